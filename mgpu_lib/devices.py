@@ -1,0 +1,105 @@
+"""Which GPUs are there: real ones, virtual ones, or none."""
+import html
+import os
+
+import torch
+
+from .virtual import current, virtual_gpus
+
+_started = None  # the machine that use_gpus has started
+
+
+def try_gpu(i=0):
+    """The torch.device of GPU `i`, or of the CPU, with a line that says so, if there is no such GPU."""
+    if 0 <= i < torch.cuda.device_count():
+        return torch.device("cuda", i)
+    print(f"There is no GPU {i} ({torch.cuda.device_count()} in all): falling back to the CPU.")
+    return torch.device("cpu")
+
+
+def try_all_gpus():
+    """The torch.devices of all GPUs, or [torch.device('cpu')] when there is none."""
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
+
+
+def use_gpus(n, gpu="V100"):
+    """`n` GPUs, as a list of torch.devices, and one line saying of which kind they are.
+
+    Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones, named
+    `gpu` (see `virtual.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of them, it adds
+    some. ValueError if n isn't at least 1, or no GPU has that name.
+    """
+    global _started
+    if current() is None and not os.environ.get("MGPU_VIRTUAL") and isinstance(n, int) and 1 <= n <= torch.cuda.device_count():
+        print(f"Using {n} real GPU{'s' * (n > 1)}: {', '.join(torch.cuda.get_device_name(i) for i in range(n))}.")
+        return [torch.device("cuda", i) for i in range(n)]
+    wanted = virtual_gpus(n, gpu)
+    machine = current()
+    if machine is _started and (machine is None or machine.spec is not wanted.spec):
+        if machine is not None:
+            machine.stop()
+        machine = _started = wanted.start()
+    machine.grow(n)
+    kind = "GPU" if n == 1 else "GPUs"
+    print(f"Using {n} virtual {kind} ({machine.spec.key}), made of this computer's memory.")
+    return machine.devices[:n]
+
+
+class Table:
+    """Rows (dicts with the same keys) that print as a table, in a terminal and in a notebook."""
+
+    def __init__(self, rows, empty):
+        self.rows, self.empty = rows, empty
+
+    def __repr__(self):
+        if not self.rows:
+            return self.empty
+        cells = [list(self.rows[0]), *([str(v) for v in row.values()] for row in self.rows)]
+        widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+    def _repr_html_(self):
+        if not self.rows:
+            return f"<p>{html.escape(self.empty)}</p>"
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.rows[0])
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
+                       for row in self.rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def gpu_table():
+    """What nvidia-smi shows, one row per GPU. `.rows` has the same as a list of dicts.
+
+    For virtual GPUs the figures come from the memory ledger; for real ones from NVIDIA's driver, as for nvidia-smi.
+    """
+    rows = real_rows() if current() is None else virtual_rows(current())
+    return Table(rows, "No NVIDIA GPU here. mgpu.use_gpus(4) makes four virtual ones.")
+
+
+def row(index, name, used, total, utilisation):
+    return {"GPU": index, "name": name, "memory used": f"{used >> 20} MiB", "memory": f"{total >> 20} MiB",
+            "utilisation": utilisation}
+
+
+def virtual_rows(machine):
+    return [row(gpu.index, f"{gpu.spec.name} (virtual)", gpu.ledger.reserved, gpu.ledger.capacity, "not modelled")
+            for gpu in machine.gpus]
+
+
+def real_rows():
+    import pynvml
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, no GPU
+        return []
+    try:
+        return [nvml_row(i, pynvml.nvmlDeviceGetHandleByIndex(i), pynvml) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def nvml_row(index, handle, nvml):
+    name = nvml.nvmlDeviceGetName(handle)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+    return row(index, name.decode() if isinstance(name, bytes) else name, memory.used, memory.total, f"{busy} %")

@@ -1,0 +1,47 @@
+"""The networks of the book: LeNet from raw tensors, and ResNet-18 for small grey images."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib.data import require_torchvision
+
+
+def lenet_params(seed=0):
+    """The eight tensors W1, b1 … W4, b4 that LeNet starts from, on the CPU and without gradients.
+
+    Shapes: W1 (20, 1, 3, 3), W2 (50, 20, 5, 5), W3 (800, 128), W4 (128, 10), one bias per output; 129,068 numbers.
+    Weights are normal with variance 2 / inputs (He et al. 2015, arXiv:1502.01852), biases 0. With d2l's 0.01 for every
+    layer the signal all but vanishes, and nothing is learned in the first 235 steps of 256 images.
+    The same `seed` gives the same values. `get_params` makes trainable copies of them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape, inputs):
+        return torch.randn(shape, generator=generator) * (2 / inputs) ** 0.5
+
+    return [weight(20, 1, 3, 3, inputs=9), torch.zeros(20),
+            weight(50, 20, 5, 5, inputs=500), torch.zeros(50),
+            weight(800, 128, inputs=800), torch.zeros(128),
+            weight(128, 10, inputs=128), torch.zeros(10)]
+
+
+def lenet(X, params):
+    """Logits (N, 10) of the images X (N, 1, 28, 28); N may be 0. X and `params` lie on one device."""
+    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    H = F.avg_pool2d(F.relu(F.conv2d(X, W1, b1)), 2)  # 28 -> 26 -> 13 pixels a side, 20 channels
+    H = F.avg_pool2d(F.relu(F.conv2d(H, W2, b2)), 2)  # 13 -> 9 -> 4 pixels a side, 50 channels
+    H = F.relu(H.flatten(1) @ W3 + b3)  # 50 * 4 * 4 = 800 numbers
+    return H @ W4 + b4
+
+
+def resnet18(num_classes=10, in_channels=1):
+    """ResNet-18 for images of 28x28: torchvision's, with a 3x3 stem of stride 1 and no max-pool, 11.2 million numbers.
+
+    Takes (N, in_channels, 28, 28), gives logits (N, num_classes). Starts from torch's global random state. The original
+    stem, made for 224x224, would leave 7x7 pixels. Raises ImportError when torchvision does not work.
+    """
+    net = require_torchvision().models.resnet18(num_classes=num_classes)
+    net.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
+    net.maxpool = nn.Identity()
+    return net

@@ -1,0 +1,83 @@
+"""The communication under nn.parallel, between virtual GPUs: what torch.nn.parallel.comm answers."""
+import torch
+from torch.cuda import comm as cuda_comm
+from torch.nn.parallel import _functions, comm
+
+from .machine import current
+from .tensor import copy_into, transfer
+
+
+def patches():
+    """(owner, name, replacement), for machine.patch_everything."""
+    for function in (broadcast, broadcast_coalesced, reduce_add, reduce_add_coalesced, scatter, gather):
+        yield comm, function.__name__, function
+        yield cuda_comm, function.__name__, function
+    yield _functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
+
+
+def place(device):
+    """The virtual GPU that an index or device means; None for the CPU, which nn.parallel writes as -1."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    return None if index in (-1, None) else current().gpu(index)
+
+
+def copy_to(tensor, gpu):
+    """`tensor` on `gpu`: itself if it is there."""
+    return tensor if getattr(tensor, "gpu", None) is gpu else transfer(tensor, gpu)
+
+
+def no_out(out):
+    if out is not None:
+        raise RuntimeError("virtual GPUs: torch.nn.parallel.comm with out= is not imitated; pass devices or destination")
+
+
+def broadcast(tensor, devices=None, *, out=None):
+    no_out(out)
+    return tuple(copy_to(tensor, place(d)) for d in devices)
+
+
+def broadcast_coalesced(tensors, devices, buffer_size=10485760):
+    gpus = [place(d) for d in devices]
+    if any(getattr(t, "gpu", None) is not gpus[0] for t in tensors):
+        raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
+    return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
+
+
+def reduce_add(inputs, destination=None):
+    gpu = place(0 if destination is None else destination)
+    root = next((i for i, t in enumerate(inputs) if t.gpu is gpu), None)
+    if root is None:
+        raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
+    if len(inputs) == 1:
+        return inputs[0]
+    others = [t for i, t in enumerate(inputs) if i != root]
+    total = inputs[root] + copy_to(others[0], gpu)
+    for other in others[1:]:
+        total += copy_to(other, gpu)
+    return total
+
+
+def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
+    return tuple(reduce_add(copies, destination) for copies in zip(*inputs, strict=True))
+
+
+def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):
+    no_out(out)
+    parts = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    return tuple(copy_to(part, place(d)) for part, d in zip(parts, devices, strict=False))
+
+
+def gather(tensors, dim=0, destination=None, *, out=None):
+    no_out(out)
+    gpu = place("cuda" if destination is None else destination) if destination is not None else current().gpu(0)
+    first = tensors[0]
+    for i, t in enumerate(tensors):
+        if t.dim() != first.dim() or any(a != b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != dim % t.dim()):
+            raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected one like "
+                               f"{list(first.shape)}, different at most in dimension {dim}")
+    shape = list(first.shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    total = torch.empty(shape, dtype=first.dtype, device="cpu" if gpu is None else gpu.device)
+    for part, t in zip(total.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):
+        copy_into(part, t)
+    return total

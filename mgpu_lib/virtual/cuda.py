@@ -1,0 +1,201 @@
+"""What torch.cuda, torch.accelerator and their like answer while virtual GPUs are on.
+
+Most of `torch.cuda` is Python on top of some functions of `torch._C`. Only those are replaced, so that the rest, its
+checks and its error messages included, is PyTorch's own.
+"""
+import functools
+import sys
+import uuid
+from dataclasses import dataclass
+
+import torch
+
+from . import streams
+from .machine import current, current_index, select
+from .memory import readable
+from .tensor import VirtualTensor
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """torch.cuda.get_device_properties(i), from the data sheet."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: uuid.UUID
+
+    def __repr__(self):
+        return (f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+                f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+                f"uuid={self.uuid})")
+
+
+@functools.cache
+def properties_of(spec, index):
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{index}")
+    return DeviceProperties(f"{spec.name} (virtual)", *spec.capability, spec.memory, spec.sm_count, identity)
+
+
+def ledger(index):
+    return current().gpu(index).ledger
+
+
+def not_imitated(what):
+    def refuse(*args, **kwargs):
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones (unset MGPU_VIRTUAL, and have "
+                           "enough of them)")
+    return refuse
+
+
+def patches():
+    """(owner, name, replacement), for machine.patch_everything."""
+    for owner, replacements in ((torch.cuda, cuda_names()), (torch._C, c_names()), (torch.amp.autocast, autocast_names())):
+        for name, value in replacements.items():
+            yield owner, name, value
+    yield torch.amp.autocast_mode, "is_autocast_available", lambda device: True
+    for name in ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "FloatTensor", "DoubleTensor", "HalfTensor",
+                 "LongTensor", "IntTensor", "ByteTensor", "BoolTensor", "ExternalStream", "caching_allocator_alloc",
+                 "memory_snapshot", "ipc_collect", "utilization", "temperature", "power_draw", "clock_rate"):
+        yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
+    yield torch, "compile", not_imitated("torch.compile for cuda")
+    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
+        yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
+    if torch.distributed.is_available():
+        yield torch.distributed, "init_process_group", init_process_group
+        yield torch.distributed, "is_nccl_available", lambda: False
+    yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
+    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+        module = sys.modules[name]
+        yield module, "_foreach_supported_types", [*module._foreach_supported_types, VirtualTensor]
+
+
+def cuda_names():
+    return {
+        "is_available": lambda: True, "device_count": lambda: len(current().gpus), "_initialized": True,
+        "_lazy_init": no_driver, "_exchange_device": select, "_maybe_exchange_device": select,
+        "_get_device_properties": get_properties, "get_device_properties": get_device_properties,
+        "default_generators": Generators(), "cudart": Runtime, "_check_stray_context": lambda index: None,
+        "Stream": streams.Stream, "Event": streams.Event, "stream": streams.stream_context,
+        "current_stream": streams.current_stream, "default_stream": streams.default_stream, "set_stream": streams.set_stream,
+        "memory_summary": memory_summary,
+        "_is_compiled": lambda: True, "is_current_stream_capturing": lambda: False,
+    }
+
+
+def c_names():
+    return {
+        "_cuda_getDeviceCount": lambda: len(current().gpus), "_cuda_getDevice": current_index, "_cuda_setDevice": select,
+        "_cuda_exchangeDevice": select, "_cuda_maybeExchangeDevice": select, "_cuda_synchronize": lambda: None,
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b, "_cuda_isInBadFork": lambda: False,
+        "_cuda_memoryStats": lambda index: ledger(index).stats(),
+        "_cuda_resetPeakMemoryStats": lambda index: ledger(index).reset_peak(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
+        "_cuda_emptyCache": lambda: [gpu.ledger.empty_cache() for gpu in current().gpus] and None,
+        "_cuda_setMemoryFraction": set_memory_fraction,
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": current_index,
+        "_accelerator_setDeviceIndex": select, "_accelerator_exchangeDevice": select,
+        "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": lambda index: None,
+        "_accelerator_getStream": streams.current_stream, "_accelerator_setStream": streams.set_stream,
+        "_group_tensors_by_device_and_dtype": group_tensors,
+    }
+
+
+def no_driver():
+    """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
+    if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+        raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of torch "
+                           "before they were on (from torch import zeros)? Write torch.zeros(…) instead.")
+
+
+def get_properties(index):
+    return properties_of(current().gpu(index).spec, index)
+
+
+def get_device_properties(device=None):
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    if index < 0 or index >= torch.cuda.device_count():
+        raise AssertionError("Invalid device id")
+    return get_properties(index)
+
+
+class Generators:
+    """torch.cuda.default_generators: one for each GPU of the machine that is on."""
+
+    def __getitem__(self, index):
+        return current().gpu(index).generator
+
+    def __len__(self):
+        return len(current().gpus)
+
+
+class Runtime:
+    """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
+
+    def cudaMemGetInfo(self, index=None):
+        held = ledger(current_index() if index is None else index)
+        return held.capacity - held.reserved, held.capacity
+
+
+def memory_summary(device=None, abbreviated=False):
+    """What the ledger knows, as a table; PyTorch's own has rows for pools and segments that a ledger has not."""
+    held = ledger(current_index() if device is None else torch.cuda._utils._get_device_index(device, optional=True))
+    rows = [("allocated", held.allocated, held.peak), ("reserved", held.reserved, held.peak_reserved)]
+    lines = [f"{name:<10}{readable(now):>12}{readable(peak):>12}" for name, now, peak in rows]
+    return "\n".join([f"cuda:{held.index} (virtual), {readable(held.capacity)}", f"{'':<10}{'now':>12}{'peak':>12}", *lines])
+
+
+def set_memory_fraction(fraction, index):
+    gpu = current().gpu(index)
+    gpu.ledger.capacity = int(fraction * gpu.spec.memory)
+
+
+def init_process_group(backend=None, *args, **kwargs):
+    if backend is None or "nccl" in str(backend):
+        not_imitated("torch.distributed with NCCL")()
+    return _init_process_group(backend, *args, **kwargs)
+
+
+def group_tensors(tensorlistlist, with_indices=False):
+    """Tensors by device and dtype, in order; C++ would find all of them on the CPU."""
+    groups = {}
+    for i, first in enumerate(tensorlistlist[0]):
+        lists, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in tensorlistlist], []))
+        for group, tensors in zip(lists, tensorlistlist, strict=True):
+            if tensors:
+                group.append(tensors[i])
+        if with_indices:
+            indices.append(i)
+    return groups
+
+
+def autocast_names():
+    """autocast('cuda') turns on the CPU's autocast, as C++ takes virtual tensors for CPU tensors.
+
+    One difference is left: some operations that CUDA's autocast runs in float32 (softmax, layer_norm, exp, sum …) stay
+    in the lower precision.
+    """
+    return {"__enter__": enter_autocast, "__exit__": exit_autocast}
+
+
+def enter_autocast(self):
+    _enter(self)
+    if self.device == "cuda":
+        self.cpu_before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        torch.set_autocast_enabled("cpu", self._enabled)
+        torch.set_autocast_dtype("cpu", self.fast_dtype)
+    return self
+
+
+def exit_autocast(self, *exc):
+    if self.device == "cuda":
+        enabled, dtype = self.cpu_before
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+    return _exit(self, *exc)
+
+
+_enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
+_init_process_group = torch.distributed.init_process_group if torch.distributed.is_available() else None

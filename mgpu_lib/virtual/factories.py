@@ -1,0 +1,216 @@
+"""Everything that names a device: torch.zeros(…, device='cuda:1'), X.to('cuda:1'), X.cuda(), torch.Generator('cuda').
+
+The functions are replaced where they live, in `torch` and `torch.Tensor`, so that every thread and every library sees
+them. A function taken out before, with `from torch import zeros`, is not; it ends in `cuda.no_driver`, which says so.
+"""
+import contextlib
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._device import _device_constructors
+
+from .machine import VirtualGenerator, current, find
+from .tensor import Base, VirtualTensor, check_generator, copy_into, move, transfer, wrap
+
+RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
+FROM_DATA = {"tensor", "as_tensor", "asarray"}
+DENSE_ONLY = {"sparse_coo_tensor", "sparse_compressed_tensor", "sparse_csr_tensor", "sparse_csc_tensor",
+              "sparse_bsr_tensor", "sparse_bsc_tensor", "nested_tensor", "empty_quantized"}
+LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+
+
+def patches():
+    """(owner, name, replacement), for machine.patch_everything."""
+    for original in _device_constructors():
+        owner, name = home_of(original)
+        yield owner, name, from_data(original) if name in FROM_DATA else placed(original, constructs=True)
+    for name in LIKE:
+        yield torch, name, placed(getattr(torch, name))
+    yield torch, "normal", placed(torch.normal)
+    for name in NEW:
+        yield Tensor, name, placed(getattr(Tensor, name))
+    for function in (to, cuda, cpu, copy_, new_tensor, pin_memory, is_pinned):
+        yield Tensor, function.__name__, function
+    yield torch, "Generator", Generator
+
+
+def home_of(function):
+    """The module that PyTorch's users take `function` from, and its name there."""
+    for owner in (torch, torch.fft, torch.nested):
+        for name in (function.__name__, function.__name__.removeprefix("fft_")):  # torch.fft.fftfreq calls itself fft_fftfreq
+            if getattr(owner, name, None) is function:
+                return owner, name
+    raise AssertionError(f"{function} is not where virtual GPUs look for it; this PyTorch is newer than they are")
+
+
+def default_device():
+    """What `with torch.device(…)` or torch.set_default_device say, if anything."""
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else None
+
+
+def placed(original, constructs=False):
+    """`original`, which makes a tensor from sizes or from a tensor's shape, made to understand device='cuda:i'."""
+    name = original.__name__
+
+    @functools.wraps(original)
+    def make(*args, **kwargs):
+        virtual = [a for a in args if type(a) is VirtualTensor]
+        device = kwargs.get("device")
+        if device is None and constructs and "out" not in kwargs:
+            device = default_device()
+        gpu = find(device)
+        if isinstance(kwargs.get("generator"), torch._C.Generator):
+            check_generator(kwargs["generator"], virtual[0].gpu if device is None and virtual else gpu)
+        if gpu is None and (device is None or not virtual):
+            return original(*args, **kwargs)
+        if name in DENSE_ONLY:
+            raise RuntimeError(f"torch.{name}: virtual GPUs hold dense tensors only")
+        requires_grad = kwargs.pop("requires_grad", False)
+        kwargs = {k: inner(v) for k, v in kwargs.items() if k != "pin_memory"}
+        kwargs["device"] = device if gpu is None else gpu.backing
+        made = on_gpu(gpu, original, [inner(a) for a in args], kwargs, random=name in RANDOM)
+        return made.requires_grad_() if requires_grad else made
+    return make
+
+
+def inner(value):
+    return value.inner if type(value) is VirtualTensor else value
+
+
+def on_gpu(gpu, original, args, kwargs, random):
+    """Make a tensor on `gpu`, or on the CPU if that is None."""
+    if gpu is None:
+        return original(*args, **kwargs)
+    if random and gpu.backing.type != "meta" and kwargs.get("generator") is None:
+        with gpu.randomness():
+            return wrap(original(*args, **kwargs), gpu)
+    if gpu.backing.type == "cpu":  # asks for the size first: too large a tensor must not fill the real memory
+        generator = {"generator": None} if "generator" in kwargs else {}
+        with contextlib.suppress(NotImplementedError):
+            gpu.ledger.check(original(*args, **{**kwargs, "device": "meta", **generator}).nbytes)
+    return wrap(gpu.run(original, args, kwargs), gpu)
+
+
+def from_data(original):
+    """torch.tensor, as_tensor and asarray: the values are made on the CPU, and then travel."""
+    copies = original is torch.tensor
+
+    @functools.wraps(original)
+    def make(data, *args, **kwargs):
+        device = kwargs.get("device")
+        if device is None:
+            device = None if isinstance(data, Tensor) and not copies else default_device()
+        gpu = find(device)
+        if isinstance(data, Tensor) and (gpu is not None or type(data) is VirtualTensor):
+            data = data.detach() if copies else data
+            made = convert(data, device, kwargs.get("dtype"), copy=copies)
+        elif gpu is None:
+            return original(plain(data), *args, **kwargs)
+        else:
+            options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+            made = move(original(plain(data), *args, **{**options, "device": "cpu"}), gpu)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+    return make
+
+
+def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+    return torch.tensor(data, dtype=dtype or self.dtype, device=self.device if device is None else device,
+                        requires_grad=requires_grad)
+
+
+def plain(data):
+    """Scalars on a virtual GPU inside a list become numbers."""
+    if isinstance(data, (list, tuple)):
+        return type(data)(plain(d) for d in data) if any(isinstance(d, (list, tuple, VirtualTensor)) for d in data) else data
+    return data.tolist() if type(data) is VirtualTensor else data
+
+
+def to(self, *args, **kwargs):
+    """Tensor.to in all its forms."""
+    if current() is None and type(self) is not VirtualTensor:
+        return Base.to(self, *args, **kwargs)
+    other = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
+    copy = kwargs.pop("copy", False)
+    flags = [a for a in args if isinstance(a, bool)]
+    if len(flags) == 2:  # (…, non_blocking, copy)
+        copy, args = flags[1], args[:-1]
+    if other is None:
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+    else:
+        device, dtype, layout = other.device, other.dtype, kwargs.get("memory_format")
+    return convert(self, device, dtype, layout, copy)
+
+
+def convert(x, device, dtype=None, memory_format=None, copy=False):
+    """`x` on `device`, with `dtype`; the same object if that changes nothing and no copy is asked for."""
+    gpu = find(device)
+    options = {"dtype": dtype or x.dtype, "memory_format": memory_format}
+    options = {k: v for k, v in options.items() if v is not None}
+    if device is None or (gpu or torch.device(device)) == (getattr(x, "gpu", None) or x.device):
+        return Base.to(x, copy=copy, **options)
+    if gpu is None and type(x) is not VirtualTensor:
+        return Base.to(x, device, copy=copy, **options)
+    if isinstance(x, UninitializedTensorMixin):
+        with torch._C.DisableTorchFunctionSubclass():
+            return transfer(Base.to(x, **options), gpu)
+    moved = move(Base.to(x, **options), gpu)
+    return moved if gpu or torch.device(device).type == "cpu" else Base.to(moved, device)
+
+
+def cuda(self, device=None, non_blocking=False, memory_format=None):
+    if current() is None and type(self) is not VirtualTensor:
+        return Base.cuda(self, device, non_blocking)
+    return convert(self, "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device,
+                   memory_format=memory_format)
+
+
+def cpu(self, memory_format=torch.preserve_format):
+    if type(self) is not VirtualTensor:
+        return Base.cpu(self, memory_format=memory_format)
+    return convert(self, "cpu", memory_format=memory_format)
+
+
+def copy_(self, source, non_blocking=False):
+    """Across devices the source moves first, so that its gradient finds the way back."""
+    if isinstance(source, Tensor) and source.requires_grad and source.device != self.device:
+        source = move(source, getattr(self, "gpu", None))
+    if type(self) is not VirtualTensor and type(source) is VirtualTensor:
+        with torch.no_grad():
+            return copy_into(self, source)
+    return Base.copy_(self, source, non_blocking)
+
+
+def pin_memory(self, device=None):
+    """A copy that says it is pinned; what that saves is the clock's business."""
+    if current() is None:
+        return Base.pin_memory(self) if device is None else Base.pin_memory(self, device)
+    if self.is_pinned():
+        return self
+    pinned = self.clone()
+    pinned.untyped_storage().pinned = True
+    return pinned
+
+
+def is_pinned(self, device=None):
+    if current() is None:
+        return Base.is_pinned(self) if device is None else Base.is_pinned(self, device)
+    return getattr(self.untyped_storage(), "pinned", False)
+
+
+class GeneratorType(type):
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, torch._C.Generator)
+
+
+class Generator(metaclass=GeneratorType):
+    """torch.Generator, for any device."""
+
+    def __new__(cls, device="cpu"):
+        gpu = find(device)
+        return torch._C.Generator(device) if gpu is None else VirtualGenerator(gpu=gpu)
+
+
+VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu = to, cuda, cpu  # its own, so that they work when the GPUs are off

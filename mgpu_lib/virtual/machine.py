@@ -1,0 +1,243 @@
+"""The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
+import contextlib
+import sys
+import threading
+from collections import Counter
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .memory import Ledger
+from .specs import find_gpu, find_link
+from .tensor import GENERATORS, Base, no_values
+
+RUNNING = []  # machines that are on; the last one answers
+_selected = threading.local()  # each thread's current GPU, as in CUDA
+_random_lock = threading.RLock()
+
+
+def current():
+    """The machine that is on, or None."""
+    return RUNNING[-1] if RUNNING else None
+
+
+def current_index():
+    return getattr(_selected, "index", 0)
+
+
+def select(index):
+    """Make GPU `index` this thread's current one, and return the one it was; an error if there is no such GPU."""
+    before = current_index()
+    if index >= 0:
+        current().gpu(index)
+        _selected.index = index
+    return before
+
+
+def find(device):
+    """The virtual GPU that `device` (a torch.device, string or index) names, or None if it names no CUDA device."""
+    machine = current()
+    if machine is None or device is None:
+        return None
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type != "cuda":
+        return None
+    return machine.gpu(current_index() if device.index is None else device.index)
+
+
+class VirtualGPU:
+    """One GPU: its number, what it holds, and its random numbers."""
+
+    def __init__(self, index, machine):
+        self.index, self.device = index, torch.device("cuda", index)
+        self.spec, self.backing, self.traffic = machine.spec, machine.backing, machine.traffic
+        self.ledger = Ledger(index, self.spec.memory)
+        self.generator = VirtualGenerator(gpu=self)
+        self.default_stream, self.chosen = None, threading.local()  # see streams.py: each thread chooses its own
+
+    def run(self, func, args, kwargs):
+        """Run an operation on inner tensors."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            raise self.explained(error, func) from None if self.backing.type == "meta" else error
+
+    def explained(self, error, func):
+        if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
+            return no_values(str(func.overloadpacket))
+        if "DefaultCPUAllocator" in str(error):
+            return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The virtual "
+                                f'GPU itself has room. Use less, or backing="meta" (shapes only).')
+        return error
+
+    @contextlib.contextmanager
+    def randomness(self):
+        """Inside, the generator behind the inner tensors is in this GPU's state."""
+        with _random_lock:
+            default = generator_of(self.backing)
+            saved = default.get_state()
+            default.set_state(self.generator.get_state())
+            try:
+                yield
+            finally:
+                self.generator.set_state(default.get_state())
+                default.set_state(saved)
+
+
+def generator_of(backing):
+    """PyTorch's default generator for the device `backing`."""
+    if backing.type == "cuda":
+        return real_cuda_generators[backing.index or 0]
+    return torch.mps._get_default_mps_generator() if backing.type == "mps" else torch.default_generator
+
+
+real_cuda_generators = ()
+
+
+class VirtualGenerator(torch._C.Generator):
+    """torch.Generator(device='cuda:i')."""
+
+    def __new__(cls, *, gpu):
+        kind = "cpu" if gpu.backing.type == "meta" else gpu.backing
+        self = super().__new__(cls, kind)
+        self.gpu = gpu
+        GENERATORS[self._cdata] = self
+        return self.manual_seed(torch.initial_seed())
+
+    device = property(lambda self: self.gpu.device)
+
+
+class Machine:
+    """`n` GPUs named `gpu`, joined by `link`, made of `backing`. A context manager; see also start() and stop().
+
+    n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best that
+    the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta" (no
+    values, only shapes: a dry run of a network of any size). ValueError for anything else.
+    """
+
+    def __init__(self, n, gpu="V100", link=None, backing="cpu"):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
+        self.spec = find_gpu(gpu)
+        self.link = find_link(link, self.spec)
+        self.backing = find_backing(backing)
+        self.traffic = Counter()  # (from, to) -> bytes, such as ("cpu", "cuda:1") -> 4096
+        self.gpus = []
+        self.grow(n)
+
+    def __repr__(self):
+        return f"<{len(self.gpus)} virtual {self.spec.key}, {self.link.name}, {'on' if self in RUNNING else 'off'}>"
+
+    @property
+    def devices(self):
+        return [gpu.device for gpu in self.gpus]
+
+    @property
+    def ledgers(self):
+        return [gpu.ledger for gpu in self.gpus]
+
+    def grow(self, n):
+        """Have at least `n` GPUs; what lies on those there are stays where it is."""
+        self.gpus += [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
+
+    def gpu(self, index):
+        if not 0 <= index < len(self.gpus):
+            raise torch.AcceleratorError(
+                f"CUDA error: invalid device ordinal\nThere are {len(self.gpus)} (virtual) GPUs, cuda:0 to "
+                f"cuda:{len(self.gpus) - 1}; cuda:{index} is not one of them.")
+        return self.gpus[index]
+
+    def bytes_moved(self, source=None, target=None):
+        """Bytes copied from `source` to `target`, each a device or its name; None: any."""
+        wanted = [None if d is None else str(d) for d in (source, target)]
+        return sum(n for ends, n in self.traffic.items() if all(w in (None, e) for w, e in zip(wanted, ends, strict=True)))
+
+    def start(self):
+        """Turn the GPUs on, and return the machine. Machines nest: the one started last answers."""
+        if self in RUNNING:
+            raise RuntimeError(f"{self} is on already; stop() it first")
+        if not RUNNING:
+            patch_everything()
+        self.outer_index, _selected.index = current_index(), 0
+        RUNNING.append(self)
+        return self
+
+    def stop(self):
+        """Turn the GPUs off: PyTorch is as it was before start(). Does nothing if they are off."""
+        if self not in RUNNING:
+            return
+        if current() is not self:
+            raise RuntimeError(f"{current()} was started after {self}: stop it first")
+        RUNNING.pop()
+        _selected.index = self.outer_index
+        if not RUNNING:
+            _patches.close()
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *exc):
+        for machine in RUNNING[:RUNNING.index(self):-1] if self in RUNNING else ():  # left on inside the block
+            machine.stop()
+        self.stop()
+
+
+def find_backing(name):
+    try:
+        backing = torch.device(name)
+        if backing.type in ("cpu", "meta"):
+            return backing
+        if backing.type in ("cuda", "mps") and not RUNNING:
+            Base.to(torch.zeros(1), backing)  # wakes the driver up, or says what is wrong
+            return backing
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"backing={name!r} can't be used here: {error}") from None
+    raise ValueError(f'backing={name!r}: use "cpu", "meta", or a real GPU such as "cuda:0" or "mps"')
+
+
+_patches = contextlib.ExitStack()
+
+
+def patch_everything():
+    """Put the replacements of factories.py, cuda.py, comm.py and checkpoint.py in place."""
+    global real_cuda_generators
+    from . import checkpoint, comm, cuda, factories, modules  # they need this module's names
+    real_cuda_generators = torch.cuda.default_generators
+    with contextlib.ExitStack() as stack:  # undone if one of them fails
+        replacements = {}
+        for module in (factories, modules, cuda, comm, checkpoint):
+            for owner, name, value in module.patches():
+                replacements[id(getattr(owner, name, None))] = value
+                patch(stack, owner, name, value)
+        checkpoint.register(stack)
+        stack.enter_context(TakenOutBefore(replacements))
+        forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
+        forget()
+        stack.callback(forget)
+        _patches.push(stack.pop_all())
+
+
+class TakenOutBefore(TorchFunctionMode):
+    """Lets a function that was taken out of torch before (from torch import zeros) end in its replacement too.
+
+    Only in the thread that starts the machine; in others such a call ends in `cuda.no_driver`, which says what to do.
+    """
+
+    def __init__(self, replacements):
+        super().__init__()
+        self.replacements = replacements
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        replacement = self.replacements.get(id(func), func)
+        if replacement is not func and sys._getframe(1).f_globals.get("__package__") == __package__:
+            replacement = func  # a replacement calls the original
+        return replacement(*args, **(kwargs or {}))
+
+
+def patch(stack, owner, name, value):
+    """Set an attribute of a module or class; `stack` puts back what was there, or nothing if nothing was."""
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, value)

@@ -1,0 +1,91 @@
+"""What each virtual GPU holds, its peak, and running out.
+
+The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. Blocks that
+are freed stay reserved, in steps of 2 MiB, until `torch.cuda.empty_cache()`. Two things are left out: fragmentation, and
+the scratch memory that a kernel takes and gives back while it runs.
+"""
+import threading
+
+import torch
+
+BLOCK = 512
+SEGMENT = 2 << 20
+
+
+def round_up(nbytes, unit):
+    """The least multiple of `unit` that holds `nbytes`."""
+    return -(-nbytes // unit) * unit
+
+
+class Block:
+    """Memory that one storage takes; it is given back when the storage, and this object with it, dies."""
+
+    __slots__ = ("ledger", "nbytes")
+
+    def __init__(self, ledger, nbytes):
+        self.ledger, self.nbytes = ledger, 0
+        ledger.change(self, nbytes)
+
+    def __del__(self):
+        self.ledger.change(self, 0)
+
+
+class Ledger:
+    """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`."""
+
+    def __init__(self, index, capacity):
+        self.index, self.capacity = index, capacity
+        self.allocated = self.peak = self.reserved = self.peak_reserved = 0
+        self.allocations = self.frees = self.out_of_memory = 0
+        self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
+
+    def change(self, block, nbytes):
+        """Let `block` hold `nbytes` from now on; raises torch.OutOfMemoryError if the GPU has no room for more."""
+        with self.lock:
+            more = round_up(nbytes, BLOCK) - block.nbytes
+            if more > 0:
+                self.check(more)
+                self.allocations += 1
+            elif more < 0:
+                self.frees += 1
+            block.nbytes += more
+            self.allocated += more
+            self.reserved = max(self.reserved, min(round_up(self.allocated, SEGMENT), self.capacity))
+            self.peak = max(self.peak, self.allocated)
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def check(self, nbytes):
+        """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
+        if self.allocated + nbytes > self.capacity:
+            self.out_of_memory += 1
+            raise torch.OutOfMemoryError(self.complaint(nbytes))
+
+    def complaint(self, nbytes):
+        free = self.capacity - self.allocated
+        return (f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
+                f"{readable(self.capacity)} of which {readable(free)} is free. Of the allocated memory "
+                f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} is "
+                "reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)")
+
+    def empty_cache(self):
+        self.reserved = round_up(self.allocated, SEGMENT)
+
+    def reset_peak(self):
+        self.peak, self.peak_reserved = self.allocated, self.reserved
+
+    def stats(self):
+        """The nested dictionary that `torch.cuda.memory_stats` flattens; no split into pools."""
+        def stat(current, peak, allocated=0, freed=0):
+            return {"all": {"current": current, "peak": peak, "allocated": allocated, "freed": freed}}
+        blocks = stat(self.allocations - self.frees, self.allocations, self.allocations, self.frees)
+        allocated, reserved = stat(self.allocated, self.peak), stat(self.reserved, self.peak_reserved)
+        return {"allocation": blocks, "allocated_bytes": allocated, "active_bytes": allocated,
+                "requested_bytes": allocated, "reserved_bytes": reserved, "num_ooms": self.out_of_memory}
+
+
+def readable(nbytes):
+    """Bytes as PyTorch writes them in its out-of-memory error: 1.50 GiB, 20.00 MiB, 512 bytes."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,392 @@
+"""A tensor that says, and insists, that it lives on a GPU.
+
+C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Every operation comes through
+`__torch_dispatch__`: it checks that all tensors are on one GPU, runs on the inner tensors, and wraps what comes out.
+"""
+import copy
+import functools
+import sys
+import weakref
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter
+
+from .memory import Block
+
+Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
+GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
+
+
+class VirtualTensor(Tensor):
+    """Values in `inner`, on the GPU `gpu` (a `machine.VirtualGPU`)."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    device = property(lambda self: self.gpu.device)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+
+    def get_device(self):
+        return self.gpu.index
+
+    def __repr__(self, *, tensor_contents=None):
+        body = "..." if self.inner.is_meta else torch._tensor_str._tensor_str(self.inner, indent=len("tensor("))
+        notes = [f"device='{self.device}'"]
+        if self.inner.is_meta or (self.numel() == 0 and self.dim() != 1):
+            notes.append(f"size={tuple(self.shape)}")
+        if self.dtype not in (torch.get_default_dtype(), torch.int64, torch.bool):
+            notes.append(f"dtype={self.dtype}")
+        if self.grad_fn is not None:
+            notes.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            notes.append("requires_grad=True")
+        text = torch._tensor_str._add_suffixes("tensor(" + body, notes, len("tensor("), force_newline=False)
+        return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
+
+    def __format__(self, spec):
+        return format(self.item(), spec) if self.dim() == 0 and not self.inner.is_meta else object.__format__(self, spec)
+
+    def tolist(self):
+        return self.inner_values().tolist()
+
+    def numpy(self, *, force=False):
+        if force:
+            return self.detach().cpu().numpy()
+        raise self.not_numpy()
+
+    def __array__(self, dtype=None):
+        raise self.not_numpy()
+
+    def not_numpy(self):
+        return TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+                         "to host memory first.")
+
+    def inner_values(self):
+        """The inner tensor on the CPU; RuntimeError where there are shapes only."""
+        if self.inner.is_meta:
+            raise no_values("reading a tensor")
+        return Base.cpu(self.inner)
+
+    def type(self, dtype=None, non_blocking=False):
+        if dtype is None:
+            return Base.type(self.inner.new_empty(0, device="cpu")).replace("torch.", "torch.cuda.")
+        return self.to(dtype) if isinstance(dtype, torch.dtype) else Base.type(self, dtype)
+
+    def pin_memory(self, device=None):
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+    def is_pinned(self, device=None):
+        return False
+
+    def is_shared(self):
+        return True  # as documented: always True for CUDA tensors
+
+    def share_memory_(self):
+        return self
+
+    def record_stream(self, stream):
+        pass  # memory is never reused while a tensor lives
+
+    def _raw_pointer(self, *args, **kwargs):
+        raise RuntimeError("a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
+                           "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first.")
+
+    data_ptr = untyped_storage = storage = __dlpack__ = _raw_pointer
+    __cuda_array_interface__ = property(_raw_pointer)
+
+    @property
+    def data(self):
+        return Base.data.__get__(self)
+
+    @data.setter
+    def data(self, value):
+        set_data(self, value)
+
+    @property
+    def grad(self):
+        return Base.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        if value is not None and value.device != self.device:
+            raise RuntimeError("assigned grad has data located on a different device")
+        Base.grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self):
+        Base.grad.__delete__(self)
+
+    def __setitem__(self, index, value):
+        if isinstance(value, Tensor) and value.device != self.device and value.dim():
+            value = move(value, self.gpu)  # a slice may be filled from another device
+        Base.__setitem__(self, index, value)
+
+    def __deepcopy__(self, memo):
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                               "at the moment.")
+        made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`, so that views stay views of one storage
+        made.requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in ("inner", "gpu")})
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
+    def __reduce_ex__(self, protocol):
+        """Pickled as PyTorch pickles a tensor on cuda:i: nothing of this library is needed to load it."""
+        if isinstance(self, Parameter):
+            return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
+        if self.inner.is_meta:
+            raise no_values("saving a tensor")
+        inner = Base.cpu(self.inner)
+        storage = inner.untyped_storage()
+        storage.saved_from = str(self.device)  # read by checkpoint.location_of
+        typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
+        args = (typed, inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict())
+        return torch._utils._rebuild_tensor_v2, args
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        rule = rule_of(func)
+        strays = []
+        inner_args, gpu = unwrap(args, None, strays)
+        inner_kwargs = {}
+        if kwargs:
+            values, gpu = unwrap(kwargs.values(), gpu, strays)
+            inner_kwargs = dict(zip(kwargs, values, strict=True))
+        if strays and not rule.mixes and not called_by_autograd(sys._getframe(1)):
+            check_strays(func, args, kwargs or {}, gpu, strays)
+        if rule.copies:
+            return copy_into(args[0], args[1])
+        if rule.random:
+            with gpu.randomness():
+                out = func(*inner_args, **inner_kwargs)
+        else:
+            out = gpu.run(func, inner_args, inner_kwargs)
+        if rule.packs:
+            return wrap(out[0], gpu), out[1]
+        if not rule.mutates:
+            return wrap_all(out, gpu)
+        given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+        for tensor in given.values():
+            if tensor.inner.shape != tensor.shape or tensor.inner.stride() != tensor.stride():
+                refresh(tensor)
+        return wrap_all(out, gpu, given)
+
+
+class Rule(NamedTuple):
+    """What is special about an operation."""
+
+    mutates: bool  # writes to an argument, and returns it
+    random: bool   # draws from the GPU's generator
+    mixes: bool    # PyTorch lets it mix devices
+    copies: bool   # it is copy_
+    packs: bool    # it is _pack_padded_sequence, whose second result stays on the CPU
+
+
+# Operations that take some of their arguments on the CPU by contract: indices, lengths.
+PACK = "_pack_padded_sequence"
+MIXING = {"index", "index_put_", "index_put", "_index_put_impl_", "copy_", PACK, "_pack_padded_sequence_backward"}
+
+
+@functools.cache
+def rule_of(func):
+    name = func.overloadpacket.__name__
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK)
+
+
+def wrap(inner, gpu):
+    """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
+    if inner.layout is not torch.strided or inner.is_quantized:
+        raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify first.")
+    if inner.is_complex():
+        inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
+    storage = inner.untyped_storage()
+    block = getattr(storage, "block", None)
+    if block is None:
+        storage.block = Block(gpu.ledger, storage.nbytes())
+    elif block.ledger is not gpu.ledger:
+        raise AssertionError("a storage belongs to one GPU")
+    self = Tensor._make_wrapper_subclass(
+        VirtualTensor, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+        device="cpu")
+    self.inner, self.gpu = inner, gpu
+    return self
+
+
+def check_generator(generator, gpu):
+    """PyTorch's error unless `generator` belongs to `gpu` (None: the CPU)."""
+    owner = getattr(GENERATORS.get(generator._cdata), "gpu", None)
+    if owner is not gpu:
+        wanted, found = (("cpu" if g is None else "cuda") for g in (gpu, owner))
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'" if wanted != found else
+                           f"Expected a '{gpu.device}' generator device but found '{owner.device}'")
+
+
+def wrap_all(out, gpu, given=None):
+    """Wrap the tensors in an operation's result; those that were arguments come back as the same objects."""
+    if isinstance(out, Tensor):
+        known = given.get(id(out)) if given else None
+        return wrap(out, gpu) if known is None else known
+    if isinstance(out, (list, tuple)):
+        return type(out)([wrap_all(o, gpu, given) for o in out])
+    return out
+
+
+PLAIN = {int, float, bool, str, type(None), torch.dtype}
+
+
+def unwrap(values, gpu, strays):
+    """The inner tensors of `values` and the first GPU met; `strays` gathers tensors that are elsewhere."""
+    out = []
+    for value in values:
+        kind = type(value)
+        if kind is VirtualTensor:
+            if value.gpu is not gpu:
+                if gpu is None:
+                    gpu = value.gpu
+                else:
+                    strays.append(value)
+            value = value.inner
+        elif kind is list or kind is tuple:
+            value, gpu = unwrap(value, gpu, strays)
+        elif kind in PLAIN:
+            pass
+        elif isinstance(value, Tensor):
+            if value.dim():  # scalars on the CPU may mix, as on real GPUs
+                strays.append(value)
+        elif kind is torch.device and gpu is not None:
+            value = gpu.backing
+        elif isinstance(value, torch._C.Generator):
+            check_generator(value, gpu)
+        out.append(value)
+    return out, gpu
+
+
+def tensors_in(values):
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+def refresh(tensor):
+    """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
+    Base.data.__set__(tensor, wrap(tensor.inner, tensor.gpu))
+    storage = tensor.inner.untyped_storage()
+    storage.block.ledger.change(storage.block, storage.nbytes())
+
+
+def set_data(tensor, value):
+    """`tensor.data = value`, where one of them or both are on a virtual GPU."""
+    if type(tensor) is type(value) is VirtualTensor:
+        Base.data.__set__(tensor, value)
+        tensor.inner, tensor.gpu = value.inner, value.gpu
+    else:  # the object changes its kind, and keeps its identity
+        fresh = value.detach()
+        fresh = Parameter(fresh) if isinstance(tensor, Parameter) else fresh
+        swap(tensor, fresh.requires_grad_(tensor.requires_grad))
+
+
+def swap(a, b):
+    """What torch.utils.swap_tensors does, also while a graph still holds them: a module on a GPU may move even so."""
+    for tensor in (a, b):
+        if tensor.is_leaf and tensor.requires_grad:
+            torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(stale_graph)
+    a.__class__, b.__class__ = b.__class__, a.__class__
+    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    torch._C._swap_tensor_impl(a, b)
+
+
+def stale_graph(grads):
+    raise RuntimeError("this graph was made before its parameters moved to another device: backward can't reach them any "
+                       "more. Move first, then run forward and backward.")
+
+
+def copy_into(target, source):
+    """copy_ across devices: the one operation that may."""
+    if isinstance(source, VirtualTensor) and source.inner.is_meta and not isinstance(target, VirtualTensor):
+        raise no_values("copying to the CPU")
+    inner = [t.inner if type(t) is VirtualTensor else t for t in (target, source)]
+    count_copy(source, target)
+    if not inner[0].is_meta:
+        inner[0].copy_(inner[1])
+    return target
+
+
+def count_copy(source, target):
+    gpus = [getattr(t, "gpu", None) for t in (source, target)]
+    if gpus[0] is not gpus[1]:
+        (gpus[0] or gpus[1]).traffic[str(source.device), str(target.device)] += source.nbytes
+
+
+class Move(torch.autograd.Function):
+    """A copy between devices; its gradient travels the same way back."""
+
+    @staticmethod
+    def forward(ctx, x, gpu):
+        ctx.source = getattr(x, "gpu", None)
+        return transfer(x, gpu)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return move(grad, ctx.source), None
+
+
+def move(x, gpu):
+    """A copy of x on `gpu` (None: the CPU), recorded by autograd if x requires a gradient."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return Move.apply(x, gpu)
+    return transfer(x, gpu)
+
+
+def transfer(x, gpu):
+    source = getattr(x, "gpu", None)
+    inner = x.detach() if source is None else x.inner
+    backing = torch.device("cpu") if gpu is None else gpu.backing
+    if inner.is_meta and backing.type != "meta":
+        raise no_values(f"copying from {x.device} to {'cpu' if gpu is None else gpu.device}")
+    if gpu is not None:
+        gpu.ledger.check(inner.numel() * inner.element_size())
+    data = Base.to(inner, backing, copy=True)
+    (gpu or source).traffic[str(x.device), "cpu" if gpu is None else str(gpu.device)] += data.nbytes
+    return data if gpu is None else wrap(data, gpu)
+
+
+def no_values(what):
+    return RuntimeError(f'{what}: there are no values here, these virtual GPUs were started with backing="meta" (shapes '
+                        'only). Use backing="cpu" for values.')
+
+
+def called_by_autograd(frame):
+    """Whether an operation is part of a derivative in C++. Those make tensors of their own like the ones they are given,
+    and take a virtual tensor for one on the CPU; what Python code does in a backward pass has a frame of its own."""
+    return frame.f_code.co_name == "_engine_run_backward"
+
+
+def check_strays(func, args, kwargs, gpu, strays):
+    """Raise PyTorch's own error for tensors on two devices."""
+    stray = strays[0]
+    name = func.overloadpacket.__name__
+    if name == "convolution" and stray.device.type == "cpu":
+        kinds = {a: t.type() for a, t in zip(("input", "weight", "bias"), args, strict=False) if t is not None}
+        other = "weight" if kinds["input"] != kinds["weight"] else "bias"
+        raise RuntimeError(f"Input type ({kinds['input']}) and {other} type ({kinds[other]}) should be the same")
+    if torch.Tag.pointwise in func.tags:
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{gpu.device} and {stray.device}!")
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    argument = next((n for n, v in named.items() if any(t is stray for t in tensors_in([v]))), "an argument")
+    raise RuntimeError(f"Expected all tensors to be on the same device, but got {argument} is on {stray.device}, different "
+                       f"from other tensors on {gpu.device} (when checking argument in method wrapper_CUDA_{name})")
+

@@ -1,0 +1,131 @@
+// What the interactive figures share: elements, labelled controls tied to a model, and redrawing.
+// base.py puts this text in front of a figure's own, so there is nothing to import, to bundle or to download.
+// `model` is what anywidget hands to `render`; a static page brings one with the same five methods.
+
+function build(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+const html = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+// JupyterLab's command mode swallows the arrow keys of inputs that do not carry this attribute.
+const KEYS_ARE_MINE = { "data-lm-suppress-shortcuts": "true" };
+
+function choose(model, key, value) {
+  model.set(key, value);
+  model.save_changes();
+}
+
+// Each control returns [element, show]; `show` brings the element up to date with the model.
+function slider(model, key, label, values, describe) {
+  const input = html("input", { type: "range", min: 0, max: values.length - 1, step: 1, ...KEYS_ARE_MINE });
+  const output = html("output");
+  input.addEventListener("input", () => choose(model, key, values[+input.value]));
+  const show = () => {
+    input.value = values.indexOf(model.get(key));
+    output.textContent = describe(model.get(key));
+    input.setAttribute("aria-valuetext", output.textContent);
+  };
+  return [html("label", { class: "mgpu-slider" }, html("span", {}, label), input, output), show];
+}
+
+function menu(model, key, label, names) {
+  const options = Object.entries(names).map(([value, name]) => html("option", { value }, name));
+  const select = html("select", KEYS_ARE_MINE, ...options);
+  select.addEventListener("change", () => choose(model, key, select.value));
+  return [
+    html("label", { class: "mgpu-menu" }, html("span", {}, label), select),
+    () => {
+      select.value = model.get(key);
+    },
+  ];
+}
+
+// `ways` is {value: [code, what it does]}.
+function radios(model, key, legend, ways) {
+  const group = html("fieldset", { class: "mgpu-radios" }, html("legend", {}, legend));
+  const inputs = Object.entries(ways).map(([value, [code, what]]) => {
+    const input = html("input", { type: "radio", name: key, value, ...KEYS_ARE_MINE });
+    input.addEventListener("change", () => choose(model, key, value));
+    group.append(html("label", {}, input, html("span", {}, html("code", {}, code), `: ${what}`)));
+    return input;
+  });
+  return [
+    group,
+    () =>
+      inputs.forEach((input) => {
+        input.checked = input.value === model.get(key);
+      }),
+  ];
+}
+
+// Put controls, picture and sentence into `el`, and draw again when a value or the width changes.
+// The picture is drawn at its real width, never scaled, so that its text keeps its size on a telephone.
+function figure({ model, el, keys, controls, caption, sentence, draw, below = [] }) {
+  const picture = svg("svg", { role: "img", class: "mgpu-picture" });
+  const status = html("p", { class: "mgpu-sentence", role: "status" });
+  // A form of its own keeps the radio buttons of two copies on one page apart.
+  const form = html("form", { autocomplete: "off", class: "mgpu-controls" }, ...controls.map(([element]) => element));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const words = html("div", { class: "mgpu-below" }, ...below, status);
+  const root = html("figure", { class: "mgpu" }, form, picture, words, html("figcaption", {}, caption));
+  el.replaceChildren(root);
+
+  let width = 0,
+    waiting;
+  const redraw = () => {
+    if (!width) return;
+    picture.replaceChildren();
+    const height = draw(picture, width);
+    build(picture, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": sentence() }, []);
+  };
+  const update = () => {
+    controls.forEach(([, show]) => show());
+    redraw();
+    // While a slider is dragged a screen reader would hear every step; it hears where the slider came to rest.
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      status.textContent = sentence();
+    }, 200);
+  };
+  const observer = new ResizeObserver(() => {
+    const now = Math.floor(words.clientWidth);
+    if (now !== width) {
+      width = now;
+      redraw();
+    }
+  });
+  update();
+  status.textContent = sentence();
+  observer.observe(words);
+  keys.forEach((key) => model.on(`change:${key}`, update));
+  return () => {
+    observer.disconnect();
+    clearTimeout(waiting);
+    keys.forEach((key) => model.off(`change:${key}`, update));
+  };
+}
+
+// Three digits, in the unit nvidia-smi uses and the next larger one. base.py's `size` says the same.
+function size(bytes) {
+  if (bytes === 0) return "0 B";
+  const [value, unit] =
+    bytes < 2 ** 20 ? [bytes / 2 ** 10, "KiB"] : bytes < 2 ** 30 ? [bytes / 2 ** 20, "MiB"] : [bytes / 2 ** 30, "GiB"];
+  return `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
+}
+
+function percent(part, whole) {
+  const value = Math.round((100 * part) / whole);
+  return value === 0 && part > 0 ? "under 1%" : `${value}%`;
+}
+
+// Text only where there is room for it, in the font that the page gives the picture.
+const pen = document.createElement("canvas").getContext("2d");
+function textWidth(picture, words, weight = 600) {
+  const { fontSize, fontFamily } = getComputedStyle(picture);
+  pen.font = `${weight} ${fontSize} ${fontFamily}`;
+  return pen.measureText(words).width;
+}

@@ -1,0 +1,208 @@
+"""The memory explorer: what fills a GPU's memory in one training step, and how that is measured."""
+
+from functools import partial
+
+import torch
+import traitlets
+
+from mgpu_lib.footprint import footprint, size_on
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.specs import find_gpu
+
+from .base import InteractiveFigure, module, percent, rect, size, text
+
+OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
+PRECISIONS = {"fp32": "FP32", "amp": "mixed precision"}
+PARTS = {
+    "parameters": ("Parameters", "#0072b2"),
+    "gradients": ("Gradients", "#e69f00"),
+    "optimizer": ("Optimizer state", "#cc79a7"),
+    "activations": ("Activations", "#009e73"),
+    "scratch": ("Input and scratch", "#a6a6a6"),
+}
+MAKE_OPTIMIZER = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.001),
+}
+DTYPES = {"fp32": None, "amp": torch.float16}
+
+
+class MemoryExplorer(InteractiveFigure):
+    """Bars of what one training step keeps in memory at its peak, against what a GPU holds.
+
+    `data` is what `memory_table` returns. Raises ValueError when a part of it is missing, and TraitError for a
+    `batch_size`, `network`, `optimizer`, `precision` or `gpu` that it doesn't have. Sizes are in bytes.
+    """
+
+    _esm = module("memory.js")
+    controls = ("batch_size", "network", "optimizer", "precision", "gpu")
+    batch_size = traitlets.Int().tag(sync=True)
+    network = traitlets.Unicode().tag(sync=True)
+    optimizer = traitlets.Enum(list(OPTIMIZERS), "sgd").tag(sync=True)
+    precision = traitlets.Enum(list(PRECISIONS), "fp32").tag(sync=True)
+    gpu = traitlets.Unicode().tag(sync=True)
+    caption = traitlets.Unicode(
+        "What fills a GPU’s memory at the peak of one training step. Move the batch size and watch which part grows. "
+        "Counted tensor by tensor on a virtual GPU, with the last step’s gradients still in place; what CUDA and its "
+        "libraries keep for themselves on a real GPU comes on top."
+    ).tag(sync=True)
+
+    def __init__(self, data, **values):
+        data = checked(data)
+        network, gpu = next(iter(data["networks"])), next(iter(data["gpus"]))
+        sizes = list(data["networks"][network]["activations"]["fp32"])
+        start = {"network": network, "gpu": gpu, "batch_size": sizes[len(sizes) // 2]}
+        super().__init__(data=data, **{**start, **values})
+
+    @traitlets.validate("batch_size", "network", "gpu")
+    def _known(self, proposal):
+        name, value = proposal["trait"].name, proposal["value"]
+        networks = self.data["networks"]
+        sizes = next(iter(networks.values()))["activations"]["fp32"]
+        known = {"batch_size": sizes, "network": networks, "gpu": self.data["gpus"]}[name]
+        if value not in known:
+            choice = ", ".join(map(repr, known))
+            raise traitlets.TraitError(f"{name}={value!r} was not measured; choose one of {choice}")
+        return value
+
+    def parts(self):
+        """Bytes of each part for the values chosen now: parameters, gradients, optimizer (state), activations."""
+        return self._parts(self.batch_size)
+
+    def _parts(self, batch_size):
+        net = self.data["networks"][self.network]
+        return {
+            "parameters": net["parameters"],
+            "gradients": net["gradients"],
+            "optimizer": net["optimizer"][self.optimizer],
+            "activations": net["activations"][self.precision][batch_size],
+            "scratch": net["scratch"][self.precision][self.optimizer][batch_size],
+        }
+
+    def largest_batch_size(self):
+        """The largest measured batch size that fits, or None."""
+        sizes = self.data["networks"][self.network]["activations"][self.precision]
+        fitting = [n for n in sizes if sum(self._parts(n).values()) <= self.data["gpus"][self.gpu]]
+        return max(fitting, default=None)
+
+    def sentence(self):
+        parts, room = self.parts(), self.data["gpus"][self.gpu]
+        total = sum(parts.values())
+        start = (
+            f"{self.network} with {OPTIMIZERS[self.optimizer]} at batch {self.batch_size} "
+            f"in {PRECISIONS[self.precision]} needs {size(total)}"
+        )
+        if total <= room:
+            share = percent(parts["activations"], total)
+            return f"{start}, {percent(total, room)} of the memory of one {self.gpu}; {share} of that is activations."
+        largest = self.largest_batch_size()
+        advice = f"the largest batch that fits is {largest}" if largest else "no batch size fits"
+        return f"{start}. That does not fit: {size(total - room)} too much for one {self.gpu}; {advice}."
+
+    def picture(self):
+        parts, room = self.parts(), self.data["gpus"][self.gpu]
+        total = sum(parts.values())
+        bar = 336 / max(total, room)
+        end = 12 + bar * room
+        anchor = "end" if end > 180 else "start"
+        elements, x, y = [rect(12, 32, bar * room, 34, "#fff", "#8a919c")], 12, 112
+        for part, n_bytes in parts.items():
+            name, color = PARTS[part]
+            elements += [
+                rect(x, 32, bar * n_bytes, 34, color),
+                rect(12, y - 13, 16, 16, color),
+                text(38, y, name),
+                text(270, y, size(n_bytes), "end"),
+                text(346, y, percent(n_bytes, total), "end"),
+            ]
+            x, y = x + bar * n_bytes, y + 24
+        elements += [
+            rect(end - 1, 28, 2, 42, "#1b1f24"),
+            text(end, 86, f"{self.gpu} holds {size(room)}", anchor, 600),
+            text(12, 22, f"{self.network}: {size(total)} needed", weight=600),
+        ]
+        return elements, y - 6
+
+
+def checked(data):
+    """`data` with numbers as batch sizes, where JSON made them text; ValueError that names what is missing."""
+    try:
+        networks = {name: _checked_network(net) for name, net in data["networks"].items()}
+        gpus = {name: int(n_bytes) for name, n_bytes in data["gpus"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"data isn't what memory_table() returns ({type(error).__name__}: {error})") from error
+    if not networks or not gpus:
+        raise ValueError(f"data has {len(networks)} networks and {len(gpus)} GPUs: at least one of each is needed")
+    sizes = {tuple(table) for net in networks.values() for table in net["activations"].values()}
+    if len(sizes) > 1 or () in sizes:
+        raise ValueError(f"every network needs the same batch sizes, one at least; data has {sorted(sizes)}")
+    return {"networks": networks, "gpus": gpus}
+
+
+def _checked_network(net):
+    def by_batch_size(table):
+        return dict(sorted((int(batch_size), int(n_bytes)) for batch_size, n_bytes in table.items()))
+
+    return {
+        "parameters": int(net["parameters"]),
+        "gradients": int(net["gradients"]),
+        "optimizer": {name: int(net["optimizer"][name]) for name in OPTIMIZERS},
+        "activations": {name: by_batch_size(net["activations"][name]) for name in PRECISIONS},
+        "scratch": {
+            name: {optimizer: by_batch_size(net["scratch"][name][optimizer]) for optimizer in OPTIMIZERS}
+            for name in PRECISIONS
+        },
+    }
+
+
+def memory_table(networks, batch_sizes, gpus):
+    """Measure what MemoryExplorer shows: training steps on a virtual GPU that holds shapes only, so in seconds.
+
+    `networks` is {name: (make_net, shape)}: `make_net()` gives a module and `shape` is that of one input, such as
+    (1, 28, 28); its outputs are logits. `gpus` are data-sheet keys such as "T4". Steps are measured with
+    `footprint`. Returns {"networks": {name: {"parameters": n, "gradients": n, "optimizer": {optimizer: n},
+    "activations": {precision: {batch_size: n}}, "scratch": {precision: {optimizer: {batch_size: n}}}}}, "gpus":
+    {key: n}}, in bytes; "amp" is autocast to float16 with float32 parameters. The five parts add up to the peak:
+    "scratch" is the rest of it, the batch itself and buffers that live for a moment.
+    """
+    with virtual_gpus(1, backing="meta") as machine:
+        machine.ledgers[0].capacity = 2**60  # steps that no GPU could hold are measured too: by how much they don't fit
+        measured = {name: _measure_network(make, shape, batch_sizes) for name, (make, shape) in networks.items()}
+    return {"networks": measured, "gpus": {key: find_gpu(key).memory for key in gpus}}
+
+
+def _measure_network(make_net, shape, batch_sizes):
+    net = make_net().to("cuda:0")
+    result = {"optimizer": {}, "activations": {}, "scratch": {}}
+    for precision, dtype in DTYPES.items():
+        scratch = result["scratch"][precision] = {}
+        for optimizer, make_optimizer in MAKE_OPTIMIZER.items():
+            plain, scratch[optimizer] = scratch.get("sgd"), {}
+            settled = False
+            for batch_size in sorted(batch_sizes):
+                # Buffers of the optimizer's step don't grow with the batch, those of the backward pass do. Once these
+                # set the peak the optimizer no longer matters, and plain SGD has been measured already.
+                if not settled:
+                    parts = _measure_step(net, shape, batch_size, make_optimizer, dtype)
+                    settled = plain is not None and parts["scratch"] == plain[batch_size]
+                scratch[optimizer][batch_size] = plain[batch_size] if settled else parts["scratch"]
+                if plain is None:
+                    result["activations"].setdefault(precision, {})[batch_size] = parts["activations"]
+            result["optimizer"][optimizer] = parts["optimizer_state"]
+    return {**result, "parameters": parts["parameters"], "gradients": parts["gradients"]}
+
+
+def _measure_step(net, shape, batch_size, make_optimizer, dtype):
+    device = torch.device("cuda", 0)
+    X = torch.zeros(batch_size, *shape, device=device)
+    y = torch.zeros(batch_size, dtype=torch.int64, device=device)
+    optimizer = make_optimizer(net.parameters())
+    # Gradients that stay from step to step are there during the forward pass too, so that the parts can be added.
+    # The net's method, not the optimizer's own: an optimizer that refers to itself would be counted in the next step.
+    optimizer.zero_grad = partial(net.zero_grad, set_to_none=False)
+    parts = footprint(net, X, y, optimizer, dtype=dtype)
+    gradients = size_on(device, [p.grad for p in net.parameters()])
+    net.zero_grad(set_to_none=True)
+    kept = parts["parameters"] + gradients + parts["optimizer_state"] + parts["activations"]
+    return {**parts, "gradients": gradients, "scratch": parts["peak"] - kept}

@@ -1,0 +1,73 @@
+"""Build the static book: python scripts/build_book.py
+
+The book goes to _build/html, with warnings as errors. Nothing is done when nothing it is made of has changed. Otherwise
+every page is written anew (some seconds; no notebook is run): a changed title shows in every page's sidebar, and Sphinx
+repeats a page's warnings only when it reads the page again, so an incremental build would call a faulty book good.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("_config.yml", "_toc.yml", "*.md", "*.bib", "assets/**/*", "chapters/**/*")
+BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "pydata-sphinx-theme", "myst-nb", "docutils")
+TIME_LIMIT = 600  # seconds
+
+
+def digest(source):
+    """SHA-256 of all that the book is made of: the sources' names and bytes, and the builders' versions."""
+    hashed = hashlib.sha256(" ".join(f"{name}={version(name)}" for name in BUILDERS).encode())
+    paths = {path for pattern in SOURCES for path in source.glob(pattern) if path.is_file()}
+    for path in sorted(paths):
+        hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
+        if not hidden:
+            hashed.update(f"\0{path.relative_to(source).as_posix()}\0".encode() + path.read_bytes())
+    return hashed.hexdigest()
+
+
+@contextmanager
+def locked(path):
+    """One build at a time: `make book` beside a test run, or two test workers."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def build(source=ROOT, quiet=False):
+    """Build the book in `source` unless it is up to date; returns the folder of the pages.
+
+    Raises RuntimeError, with what Sphinx said, when there is a warning; the next call then builds again."""
+    output = source / "_build"
+    stamp = output / "digest"
+    with locked(output / "lock"):
+        wanted = digest(source)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            stamp.unlink(missing_ok=True)
+            run_jupyter_book(source, quiet)
+            stamp.write_text(wanted)
+    return output / "html"
+
+
+def run_jupyter_book(source, quiet):
+    # -W: warnings are errors; -n: so are references to nothing; --keep-going: show all of them, not the first
+    command = ["jupyter-book", "build", str(source), "--all", "-W", "-n", "--keep-going"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if quiet else {}
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=TIME_LIMIT, **captured)
+    if done.returncode:
+        raise RuntimeError("the book has warnings, and they are errors; look above\n" + (done.stdout or ""))
+
+
+if __name__ == "__main__":
+    try:
+        pages = build()
+    except RuntimeError as error:
+        sys.exit(str(error))
+    print(f"\nThe book is ready. Open it in a browser:\n\n    {(pages / 'index.html').as_uri()}\n")

@@ -1,0 +1,361 @@
+"""The machine of virtual GPUs: starting and stopping, memory, streams, random numbers, what is refused, and backings."""
+import gc
+import threading
+from collections import Counter
+
+import pytest
+import torch
+import torch.cuda.comm
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib.virtual import current, virtual_gpus
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(2) as machine:
+        yield machine
+
+
+def pytorch():
+    """Everything that is patched lives in these."""
+    from torch.nn.parallel import _functions, comm
+    owners = [torch, torch.Tensor, torch.cuda, torch._C, torch.nn.Module, torch.nn.functional, torch.utils, torch._utils, comm,
+              torch.cuda.comm, torch.cuda.nccl, _functions, torch.amp.autocast, torch.amp.autocast_mode, torch.fft, torch.nested,
+              torch.backends.cudnn, torch.nn.parameter.UninitializedTensorMixin, torch.utils._foreach_utils, torch.distributed]
+    return [dict(vars(owner)) for owner in owners] + [list(torch.serialization._package_registry),
+                                                      torch._C._len_torch_function_stack(),
+                                                      torch.__future__.get_swap_module_params_on_conversion()]
+
+
+def same(before, after):
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, dict):
+            assert a.keys() == b.keys() and all(a[k] is b[k] for k in a)
+        else:
+            assert a == b
+
+
+def test_stop_puts_back_every_bit():
+    torch.nn.DataParallel, torch._dynamo  # noqa: B018  (modules that PyTorch loads when first asked for)
+    before = pytorch()
+    machine = virtual_gpus(2).start()
+    nn.DataParallel(nn.Linear(2, 2).to("cuda:0"), [0, 1])(torch.ones(4, 2))
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and current() is machine
+    machine.stop()
+    same(before, pytorch())
+    machine.stop()  # off already: nothing to do
+    assert current() is None
+
+
+def test_stop_also_after_an_error():
+    before = pytorch()
+    with pytest.raises(ZeroDivisionError), virtual_gpus(2):
+        1 / 0  # noqa: B018
+    same(before, pytorch())
+
+
+def test_nesting():
+    before = pytorch()
+    with virtual_gpus(4) as outer:
+        torch.cuda.set_device(3)
+        x = torch.ones(1, device="cuda:3")
+        with virtual_gpus(2, gpu="T4") as inner:
+            assert torch.cuda.device_count() == 2 and torch.cuda.current_device() == 0 and current() is inner
+            assert torch.cuda.get_device_name() == "Tesla T4 (virtual)"
+            with pytest.raises(RuntimeError, match="same device"):
+                torch.ones(1, device="cuda:1") + x  # it belongs to the outer machine
+            with pytest.raises(RuntimeError, match="stop it first"):
+                outer.stop()
+        assert torch.cuda.device_count() == 4 and torch.cuda.current_device() == 3 and (x + 1).item() == 2
+        with pytest.raises(RuntimeError, match="on already"):
+            outer.start()
+    same(before, pytorch())
+
+
+def test_a_machine_can_be_started_again_and_tensors_outlive_it():
+    machine = virtual_gpus(2)
+    with machine:
+        x = torch.ones(2, device="cuda:1")
+    assert (x + 1).cpu().tolist() == [2, 2] and x.tolist() == [1, 1] and x.to("cpu").device.type == "cpu"
+    with machine:
+        assert (x + torch.ones(2, device="cuda:1")).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", None, True])
+def test_bad_numbers_of_gpus(n):
+    with pytest.raises(ValueError, match="whole number, at least 1"):
+        virtual_gpus(n)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"gpu": "V10"}, "no GPU named 'V10'. Did you mean 'V100'"), ({"link": "nvlink9"}, "no link named 'nvlink9'"),
+    ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"), ({"backing": "cuda:5"}, "backing='cuda:5'"), ({"backing": "disk"}, "backing='disk'")])
+def test_bad_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        virtual_gpus(2, **options)
+
+
+# --- what torch.cuda answers --------------------------------------------------------------------------------------------
+
+def test_properties_come_from_the_data_sheet(gpus):
+    properties = torch.cuda.get_device_properties(1)
+    assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (7, 0)
+    assert properties.total_memory == gpus.spec.memory and properties.multi_processor_count == 80
+    assert "V100" in properties.name and "virtual" in properties.name and "total_memory=16130MB" in repr(properties)
+    assert torch.cuda.get_device_properties("cuda:0").uuid != properties.uuid
+
+
+def test_the_rest_of_torch_cuda(gpus):
+    assert torch.cuda.is_initialized() and torch.cuda.can_device_access_peer(0, 1) and not torch.cuda.is_current_stream_capturing()
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    torch.cuda.synchronize("cuda:1")
+    assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    with virtual_gpus(1, gpu="A100-80"):
+        assert torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def test_torch_accelerator(gpus):
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    torch.accelerator.set_device_index(1)
+    assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
+    with torch.accelerator.device_index(0):
+        assert torch.cuda.current_device() == 0
+    torch.accelerator.synchronize()
+
+
+REFUSED = {
+    "CUDA graphs": lambda: torch.cuda.CUDAGraph(), "graph": lambda: torch.cuda.graph(None), "compile": lambda: torch.compile(nn.Linear(1, 1)),
+    "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
+    "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
+    "process group": lambda: torch.distributed.init_process_group("nccl", rank=0, world_size=1, store=torch.distributed.HashStore()),
+    "old constructor": lambda: torch.cuda.FloatTensor(2), "utilization": lambda: torch.cuda.utilization(),
+    "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_imitated_is_refused(gpus, name):
+    with pytest.raises(RuntimeError, match="can't be imitated"):
+        REFUSED[name]()
+
+
+def test_a_call_around_the_gpus_says_so(gpus):
+    errors = []
+
+    def elsewhere(zeros=torch._C._VariableFunctions.zeros):
+        try:
+            zeros(2, device="cuda:1")
+        except RuntimeError as error:
+            errors.append(str(error))
+    thread = threading.Thread(target=elsewhere)  # in this thread it would be caught
+    thread.start()
+    thread.join()
+    assert "went around the virtual GPUs" in errors[0]
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------
+
+def test_memory_is_counted_and_freed(gpus):
+    assert torch.cuda.memory_allocated(1) == 0
+    x = torch.empty(MiB, device="cuda:1")
+    y = x[: MiB // 2]  # a view takes none
+    z = x + 1
+    assert torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB and torch.cuda.memory_allocated(0) == 0
+    del x, z
+    assert torch.cuda.memory_allocated(1) == 4 * MiB  # the view keeps its base's memory
+    del y
+    assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.max_memory_allocated(1) == gpus.ledgers[1].peak == 8 * MiB
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == 0
+    assert torch.cuda.memory_reserved(1) == gpus.ledgers[1].reserved == 8 * MiB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
+
+
+def test_blocks_are_rounded_up_to_512_bytes(gpus):
+    x = torch.empty(1, device="cuda:0")
+    y = torch.empty(129, device="cuda:0")
+    assert torch.cuda.memory_allocated(0) == 512 + 1024 and torch.cuda.memory_stats(0)["allocation.all.current"] == 2
+    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory - 2 * MiB, gpus.spec.memory)
+    assert "cuda:0 (virtual)" in torch.cuda.memory_summary(0)
+    del x, y
+
+
+def test_a_training_step_holds_what_it_should(gpus):
+    net = nn.Linear(1024, 1024, bias=False, device="cuda:0")
+    X = torch.ones(256, 1024, device="cuda:0")
+    parameters, batch = 4 * MiB, MiB
+    assert torch.cuda.memory_allocated() == parameters + batch
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = net(X).relu().sum()
+    assert torch.cuda.memory_allocated() == parameters + batch + batch + 512  # relu's output is kept, its input is not
+    loss.backward()
+    del loss
+    assert torch.cuda.memory_allocated() == parameters + batch + parameters
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.cuda.memory_allocated() == parameters + batch + 2 * parameters
+    del net, optimizer, X
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_dropout_keeps_a_mask_of_one_byte_an_element(gpus):
+    x = torch.ones(MiB, device="cuda:0", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    out = F.dropout(x)
+    assert torch.cuda.memory_allocated() - before == 4 * MiB + MiB
+    del out
+
+
+def test_running_out(gpus):
+    free = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB"):
+        torch.empty(4 << 30, device="cuda:1")
+    blocks = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0") for _ in range(free >> 30)]
+    for use in (lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), lambda: blocks[0].clone(),
+                lambda: torch.empty(1 << 30, dtype=torch.uint8).to("cuda:0")):
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1.00 GiB"):
+            use()
+    assert torch.cuda.memory_stats()["num_ooms"] == 3
+    blocks.pop()
+    blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
+
+
+def test_memory_fraction(gpus):
+    torch.cuda.set_per_process_memory_fraction(0.5, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(9 << 30, dtype=torch.uint8, device="cuda:0")
+
+
+def test_traffic_is_counted(gpus):
+    x = torch.ones(256)
+    y = x.to("cuda:0")
+    y.to("cuda:0")
+    y.to("cuda:1").cpu()
+    z = torch.zeros(256, device="cuda:1")
+    z.copy_(y)
+    assert gpus.traffic == Counter({("cuda:0", "cuda:1"): 2048, ("cpu", "cuda:0"): 1024, ("cuda:1", "cpu"): 1024})
+    assert gpus.bytes_moved() == 4096 and gpus.bytes_moved("cuda:0") == 2048 and gpus.bytes_moved(target=torch.device("cpu")) == 1024
+
+
+# --- streams, events, random numbers --------------------------------------------------------------------------------------
+
+def test_streams_and_events(gpus):
+    stream = torch.cuda.Stream(device=1)
+    assert stream.device == torch.device("cuda", 1) and stream != torch.cuda.default_stream(1)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
+        x = torch.ones(1, device="cuda:1") + 1
+        event = stream.record_event()
+    assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1) and torch.cuda.current_device() == 0
+    torch.cuda.current_stream(1).wait_stream(stream)
+    torch.cuda.current_stream(1).wait_event(event)
+    event.wait()
+    stream.synchronize()
+    event.synchronize()
+    x.record_stream(stream)
+    assert event.query() and stream.query() and x.item() == 2
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_device() == 0
+
+
+def test_event_times_wait_for_the_clock(gpus):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with pytest.raises(ValueError, match="must be recorded"):
+        start.elapsed_time(end)
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        torch.cuda.Event().elapsed_time(end)
+    start.record()
+    end.record()
+    with pytest.raises(RuntimeError, match="no clock"):
+        start.elapsed_time(end)
+
+
+def test_each_gpu_has_its_own_random_numbers(gpus):
+    torch.manual_seed(0)
+    cpu = torch.rand(3)
+    a, b = torch.rand(3, device="cuda:0"), torch.rand(3, device="cuda:1")
+    assert torch.equal(a.cpu(), b.cpu())  # manual_seed seeds all of them, with the same number
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(3), cpu)  # draws on a GPU leave the CPU's numbers alone
+    assert torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu()) and not torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu())
+    torch.cuda.set_device(1)
+    torch.cuda.manual_seed(7)
+    assert torch.cuda.initial_seed() == 7
+    c = torch.empty(5, device="cuda:1").normal_()
+    state = torch.cuda.get_rng_state("cuda:1")
+    d = torch.randn_like(c)
+    torch.cuda.set_rng_state(state, "cuda:1")
+    assert torch.equal(torch.randn_like(c), d) and not torch.equal(c, d)
+    with torch.random.fork_rng(devices=[0, 1]):
+        inside = torch.rand(2, device="cuda:1")
+    assert torch.equal(torch.rand(2, device="cuda:1"), inside)
+
+
+def test_generators(gpus):
+    generator = torch.Generator(device="cuda:1").manual_seed(3)
+    assert isinstance(generator, torch.Generator) and isinstance(torch.Generator(), torch.Generator)
+    assert generator.device == torch.device("cuda", 1) and generator.initial_seed() == 3
+    a = torch.randn(4, device="cuda:1", generator=generator)
+    b = torch.empty(4, device="cuda:1").normal_(generator=generator.manual_seed(3))
+    assert torch.equal(a, b) and a.get_device() == 1
+    assert torch.multinomial(torch.ones(4, device="cuda:1"), 2, generator=generator).get_device() == 1
+    for wrong in (lambda: torch.rand(2, device="cuda:0", generator=generator), lambda: torch.rand(2, generator=generator),
+                  lambda: torch.empty(2, device="cuda:1").normal_(generator=torch.Generator())):
+        with pytest.raises(RuntimeError, match="Expected a '.*' (device type for generator|generator device) but found"):
+            wrong()
+
+
+# --- backings -------------------------------------------------------------------------------------------------------------
+
+def test_meta_has_shapes_memory_and_no_values():
+    with virtual_gpus(2, gpu="A100-80", backing="meta") as machine:
+        net = nn.DataParallel(nn.Linear(8, 4).to("cuda:0"), [0, 1])
+        X = torch.ones(1 << 20, 8).to("cuda:0")
+        out = net(X)
+        out.sum().backward()
+        assert out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8) and machine.ledgers[1].peak > 16 << 20
+        assert repr(X) == "tensor(..., device='cuda:0', size=(1048576, 8))"
+        torch.randn(3, device="cuda:1")
+        F.dropout(X)
+        for use in (lambda: out.sum().item(), lambda: out[0].tolist(), lambda: out.cpu(), lambda: out.numpy(force=True),
+                    lambda: bool(out[0, 0] > 0), lambda: X.nonzero(), lambda: X[X > 0], lambda: f"{out.sum()}".index("?"),
+                    lambda: torch.zeros(1 << 20, 4).copy_(out)):
+            with pytest.raises((RuntimeError, ValueError), match="no values here|substring"):
+                use()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(80 << 30, dtype=torch.uint8, device="cuda:1")
+
+
+def test_meta_and_cpu_backings_count_the_same():
+    peaks = []
+    for backing in ("cpu", "meta"):
+        with virtual_gpus(1, backing=backing) as machine:
+            net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(288, 10)).cuda()
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(net(torch.ones(16, 1, 8, 8).cuda()), torch.zeros(16).long().cuda()).backward()
+                optimizer.step()
+            peaks.append((machine.ledgers[0].peak, machine.ledgers[0].allocated, machine.traffic))
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real GPU")
+def test_one_real_gpu_acts_as_several():
+    with virtual_gpus(3, backing="cuda:0"):
+        net = nn.DataParallel(nn.Linear(4, 2).to("cuda:0"), [0, 1, 2])
+        X = torch.randn(7, 4, device="cuda:0")
+        out = net(X)
+        out.sum().backward()
+        assert X.inner.is_cuda and type(X.inner) is torch.Tensor and out.shape == (7, 2)
+        torch.testing.assert_close(net.module.weight.grad.cpu(), X.cpu().sum(0).expand(2, 4))
+        with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+            torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")

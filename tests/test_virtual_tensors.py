@@ -1,0 +1,299 @@
+"""Tensors on virtual GPUs behave as PyTorch documents it for real ones: making, moving, reading, changing, refusing."""
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from mgpu_lib.virtual import virtual_gpus
+
+ZEROS = torch.zeros  # taken out of torch before any virtual GPU is on
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(4) as machine:
+        yield machine
+
+
+CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
+FACTORIES = {
+    "empty": lambda **k: torch.empty(2, 3, **k), "zeros": lambda **k: torch.zeros(2, 3, **k),
+    "ones": lambda **k: torch.ones(2, 3, **k), "full": lambda **k: torch.full((2, 3), 7.0, **k),
+    "rand": lambda **k: torch.rand(2, 3, **k), "randn": lambda **k: torch.randn(2, 3, **k),
+    "randint": lambda **k: torch.randint(0, 9, (2, 3), **k), "randperm": lambda **k: torch.randperm(6, **k),
+    "arange": lambda **k: torch.arange(6, **k), "linspace": lambda **k: torch.linspace(0, 1, 6, **k),
+    "logspace": lambda **k: torch.logspace(0, 1, 6, **k), "eye": lambda **k: torch.eye(3, **k),
+    "tensor": lambda **k: torch.tensor([[1.0, 2.0], [3.0, 4.0]], **k), "as_tensor": lambda **k: torch.as_tensor([1, 2], **k),
+    "asarray": lambda **k: torch.asarray([1.0, 2.0], **k), "scalar_tensor": lambda **k: torch.scalar_tensor(3.0, **k),
+    "empty_strided": lambda **k: torch.empty_strided((2, 3), (3, 1), **k),
+    "tril_indices": lambda **k: torch.tril_indices(3, 3, **k), "triu_indices": lambda **k: torch.triu_indices(3, 3, **k),
+    "hann_window": lambda **k: torch.hann_window(5, **k), "fftfreq": lambda **k: torch.fft.fftfreq(5, **k),
+    "from numpy": lambda **k: torch.tensor(np.arange(4.0), **k), "empty_like": lambda **k: torch.empty_like(CPU_X, **k),
+    "zeros_like": lambda **k: torch.zeros_like(CPU_X, **k), "ones_like": lambda **k: torch.ones_like(CPU_X, **k),
+    "full_like": lambda **k: torch.full_like(CPU_X, 2.0, **k), "rand_like": lambda **k: torch.rand_like(CPU_X, **k),
+    "randn_like": lambda **k: torch.randn_like(CPU_X, **k), "randint_like": lambda **k: torch.randint_like(CPU_X, 9, **k),
+    "new_tensor": lambda **k: CPU_X.new_tensor([1.0], **k), "new_zeros": lambda **k: CPU_X.new_zeros(2, **k),
+    "new_ones": lambda **k: CPU_X.new_ones(2, **k), "new_full": lambda **k: CPU_X.new_full((2,), 3.0, **k),
+    "new_empty": lambda **k: CPU_X.new_empty(2, **k),
+}
+CPU_X = torch.arange(6.0).reshape(2, 3)
+SAME_VALUES = set(FACTORIES) - {"empty", "empty_strided", "empty_like", "new_empty", "rand", "randn", "randint", "randperm",
+                                "rand_like", "randn_like", "randint_like"}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("device", ["cuda:1", GPU1, 1])
+def test_factory_makes_on_the_named_gpu(gpus, name, device):
+    made, plain = FACTORIES[name](device=device), FACTORIES[name]()
+    assert made.device == GPU1 and made.is_cuda and not made.is_cpu and made.get_device() == 1
+    assert (made.shape, made.dtype, made.is_leaf) == (plain.shape, plain.dtype, True)
+    if name in SAME_VALUES:
+        assert torch.equal(made.cpu(), plain)
+    assert plain.device == CPU
+
+
+@pytest.mark.parametrize("name", sorted(set(FACTORIES) & {"zeros", "rand", "arange", "tensor", "eye", "full", "as_tensor"}))
+def test_default_device_and_device_context(gpus, name):
+    make = FACTORIES[name]
+    with torch.device("cuda", 1):
+        assert make().device == GPU1
+        assert make(device="cpu").device == CPU
+    torch.set_default_device("cuda:1")
+    try:
+        assert make().device == GPU1 and torch.get_default_device() == GPU1
+    finally:
+        torch.set_default_device(None)
+    assert make().device == CPU
+
+
+def test_a_function_taken_out_of_torch_earlier_still_sees_the_gpus(gpus):
+    assert ZEROS(2, device="cuda:1").device == GPU1
+
+
+def test_cuda_without_an_index_is_the_current_gpu(gpus):
+    assert torch.ones(1, device="cuda").device == GPU0
+    with torch.cuda.device(2):
+        assert torch.ones(1, device="cuda").device == torch.ones(1).cuda().device == torch.device("cuda", 2)
+        assert torch.cuda.current_device() == 2
+    torch.cuda.set_device(1)
+    assert torch.cuda.current_device() == 1 and torch.ones(1, device="cuda").device == GPU1
+    with torch.cuda.device_of(torch.ones(1, device="cuda:3")):
+        assert torch.cuda.current_device() == 3
+
+
+def test_requires_grad_and_likes_of_virtual_tensors(gpus):
+    w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
+    assert w.requires_grad and w.is_leaf
+    for like in (torch.zeros_like(w), w.new_ones(2), w.new_tensor([1.0]), torch.rand_like(w), w.clone(), torch.full_like(w, 2)):
+        assert like.device == GPU1
+    assert torch.zeros_like(w, device="cpu").device == CPU and torch.zeros_like(w, device="cuda:3").get_device() == 3
+
+
+def test_same_sizes_strides_and_views(gpus):
+    x = torch.arange(24.0, device="cuda:1").reshape(2, 3, 4)
+    plain = torch.arange(24.0).reshape(2, 3, 4)
+    for change in (lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t.permute(2, 0, 1), lambda t: t[None],
+                   lambda t: t.expand(5, 2, 3, 4), lambda t: t.flatten(), lambda t: t[..., -1], lambda t: t.unfold(2, 2, 1),
+                   lambda t: t[t > 5], lambda t: t[torch.tensor([1, 0])], lambda t: t.movedim(0, 1), lambda t: t.diagonal()):
+        ours, theirs = change(x), change(plain)
+        assert (ours.shape, ours.stride(), ours.is_contiguous()) == (theirs.shape, theirs.stride(), theirs.is_contiguous())
+        assert torch.equal(ours.cpu(), theirs) and ours.device == GPU1
+
+
+def test_views_share_memory_and_in_place_changes_are_seen(gpus):
+    x = torch.zeros(2, 3, device="cuda:1")
+    row = x[0]
+    row += 1
+    x[1, 2] = 5
+    x[:, 0] = torch.tensor([7.0, 8.0])  # from the CPU, as PyTorch allows
+    assert x.tolist() == [[7, 1, 1], [8, 0, 5]]
+    before = x
+    x.mul_(2).t_()
+    assert x is before and x.shape == (3, 2) and x.device == GPU1 and row.tolist() == [14, 2, 2]
+
+
+def test_out_arguments_keep_identity_and_are_resized(gpus):
+    a = torch.ones(2, 2, device="cuda:1")
+    out = torch.empty(2, 2, device="cuda:1")
+    assert torch.add(a, a, out=out) is out and out.tolist() == [[2, 2], [2, 2]]
+    small = torch.empty(0, device="cuda:1")
+    torch.cat([a, a], out=small)
+    assert small.shape == (4, 2) and small.sum().item() == 8
+    small.resize_(2, 2)
+    assert small.shape == (2, 2)
+
+
+def test_to_in_all_its_forms(gpus):
+    x, other = torch.ones(2, 3), torch.zeros(1, dtype=torch.float64, device="cuda:1")
+    for moved in (x.to("cuda:1"), x.to(GPU1), x.to(1), x.to(device="cuda:1"), x.to("cuda:1", torch.float64), x.to(other),
+                  x.to("cuda:1", non_blocking=True), x.to("cuda:1", torch.float32, False, True), x.cuda(1), x.cuda("cuda:1"),
+                  x.cuda(device=GPU1), x.to("cuda:1", memory_format=torch.contiguous_format)):
+        assert moved.device == GPU1 and moved.sum().item() == 6
+    assert x.to(other).dtype == x.to("cuda:1", torch.float64).dtype == torch.float64
+    on_gpu = x.to("cuda:1")
+    assert on_gpu.to(torch.float16).device == GPU1 and on_gpu.half().dtype == torch.float16 and on_gpu.double().is_cuda
+    assert on_gpu.to("cuda:3").get_device() == 3 and on_gpu.cpu().device == on_gpu.to("cpu").device == CPU
+
+
+def test_to_copies_between_devices_and_only_then(gpus):
+    x = torch.zeros(3, device="cuda:1")
+    assert x.to("cuda:1") is x and x.cuda(1) is x and x.to(torch.float32) is x and x.to("cuda:1", copy=True) is not x
+    copied = x.to("cuda:2")
+    back = copied.cpu()
+    copied += 1
+    assert x.sum().item() == 0 and back.sum().item() == 0 and copied.sum().item() == 3
+    cpu = torch.zeros(3)
+    assert cpu.cpu() is cpu and cpu.to("cpu") is cpu
+
+
+def test_gradients_cross_devices_both_ways(gpus):
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    h = (w.to("cuda:0") * 3).to("cuda:1") ** 2
+    assert h.device == GPU1
+    h.sum().cpu().backward()
+    assert w.grad.device == CPU and w.grad.tolist() == [18, 36]
+    v = torch.ones(2, device="cuda:1", requires_grad=True)
+    buffer = torch.zeros(2, device="cuda:0")
+    buffer.copy_(v * 2)
+    buffer.sum().backward()
+    assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
+
+
+def test_second_derivatives(gpus):
+    x = torch.tensor(3.0, device="cuda:1", requires_grad=True)
+    (first,) = torch.autograd.grad(x.to("cuda:0") ** 3, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert first.item() == 27 and second.item() == 18
+
+
+def test_reading(gpus):
+    x = torch.tensor([[1, 2], [3, 4]], device="cuda:1")
+    assert x.tolist() == [[1, 2], [3, 4]] and x[0, 0].item() == 1 and int(x[1, 1]) == 4 and bool(x[0, 0] == 1)
+    assert f"{x.float().mean():.2f}" == "2.50" and len(x) == 2 and [int(v) for v in x[0]] == [1, 2]
+    assert x.cpu().numpy().sum() == 10 and x.numpy(force=True).sum() == 10
+    assert torch.tensor([x[0, 0], x[1, 1]]).tolist() == [1, 4]
+    with pytest.raises(TypeError, match=r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"):
+        x.numpy()
+    with pytest.raises(TypeError, match="can't convert cuda:1"):
+        np.asarray(x)
+
+
+def test_printing(gpus):
+    assert repr(torch.ones(2, device="cuda:1")) == "tensor([1., 1.], device='cuda:1')"
+    assert str(torch.tensor(3, device="cuda:0")) == "tensor(3, device='cuda:0')"
+    assert repr(torch.ones(1, device="cuda", dtype=torch.float64)) == "tensor([1.], device='cuda:0', dtype=torch.float64)"
+    w = torch.ones(1, device="cuda:1", requires_grad=True)
+    assert repr(w) == "tensor([1.], device='cuda:1', requires_grad=True)"
+    assert repr(w * 2) == "tensor([2.], device='cuda:1', grad_fn=<MulBackward0>)"
+    assert repr(torch.nn.Parameter(torch.ones(1, device="cuda:1"))) == (
+        "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)")
+    assert repr(torch.ones(2, 2, device="cuda:1")) == "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"
+    assert torch.ones(1, device="cuda").type() == "torch.cuda.FloatTensor"
+
+
+@pytest.mark.parametrize("operation", [
+    lambda a, b: a + b, lambda a, b: a.mul_(b), lambda a, b: torch.where(a > 0, a, b), lambda a, b: torch.maximum(a, b)])
+def test_two_devices_mixed_elementwise(gpus, operation):
+    on = [torch.ones(2, 2, device=d) for d in ("cuda:0", "cuda:1", "cpu")]
+    words = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
+    for a, b, named in ((0, 1, ("cuda:0", "cuda:1")), (0, 2, ("cuda:0", "cpu"))):
+        with pytest.raises(RuntimeError, match=words.format(*named)):
+            operation(on[a], on[b])
+
+
+@pytest.mark.parametrize("operation", [torch.mm, lambda a, b: torch.cat([a, b]), torch.nn.functional.linear,
+                                       lambda a, b: torch.nn.functional.embedding(a.long(), b), torch.matmul])
+@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cuda:1", "cpu"), ("cpu", "cuda:1")])
+def test_two_devices_mixed_elsewhere(gpus, operation, devices):
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device, but") as raised:
+        operation(*(torch.ones(2, 2, device=d) for d in devices))
+    assert all(d in str(raised.value) for d in devices)
+
+
+def test_convolution_says_types(gpus):
+    net = torch.nn.Conv2d(1, 2, 3).to("cuda:0")
+    words = r"Input type \(torch.FloatTensor\) and weight type \(torch.cuda.FloatTensor\) should be the same"
+    with pytest.raises(RuntimeError, match=words):
+        net(torch.ones(1, 1, 5, 5))
+
+
+def test_cpu_scalars_may_mix_and_others_may_not(gpus):
+    x = torch.ones(3, device="cuda:1")
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2.0) * x).device == GPU1
+    with pytest.raises(RuntimeError, match="cuda:1 and cpu"):
+        x + torch.ones(1)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3) + torch.tensor(2.0, device="cuda:1")
+
+
+def test_invalid_ordinal(gpus):
+    for use in (lambda: torch.ones(1, device="cuda:4"), lambda: torch.ones(1).cuda(9), lambda: torch.cuda.set_device(4),
+                lambda: torch.nn.Linear(1, 1).to("cuda:4")):
+        with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
+            use()
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(4)
+
+
+def test_raw_pointers_are_refused(gpus):
+    x = torch.ones(1, device="cuda:1")
+    for use in (x.data_ptr, x.untyped_storage, x.storage, x.__dlpack__, lambda: x.__cuda_array_interface__):
+        with pytest.raises(RuntimeError, match="no addresses"):
+            use()
+
+
+def test_sparse_is_refused(gpus):
+    with pytest.raises(RuntimeError, match="dense"):
+        torch.eye(3, device="cuda:1").to_sparse()
+    with pytest.raises(RuntimeError, match="dense"):
+        torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda:1")
+
+
+def test_data_and_grad(gpus):
+    w = torch.ones(2, device="cuda:1", requires_grad=True)
+    w.data = torch.zeros(2, device="cuda:1")
+    assert w.tolist() == [0, 0] and w.requires_grad and not w.data.requires_grad
+    w.data = torch.ones(3, device="cuda:2")
+    assert w.device == torch.device("cuda", 2) and w.shape == (3,)
+    with pytest.raises(RuntimeError, match="assigned grad has data located on a different device"):
+        w.grad = torch.ones(3)
+    w.grad = torch.ones(3, device="cuda:2")
+    p = torch.nn.Parameter(torch.ones(2))
+    p.data = p.data.cuda(1)  # an old way to move a parameter
+    assert p.device == GPU1 and isinstance(p, torch.nn.Parameter) and p.requires_grad
+    p.data = p.data.cpu()
+    assert type(p) is torch.nn.Parameter and p.device == CPU
+
+
+def test_deepcopy_and_pickle(gpus):
+    w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
+    w.sum().backward()
+    twin = copy.deepcopy(w)
+    assert twin.device == GPU1 and torch.equal(twin, w) and twin.requires_grad and torch.equal(twin.grad, w.grad)
+    with torch.no_grad():
+        twin += 1
+    assert not torch.equal(twin, w)
+    loaded = pickle.loads(pickle.dumps(w))
+    assert loaded.device == GPU1 and torch.equal(loaded, w) and loaded.requires_grad
+    x = torch.zeros(4, device="cuda:0")
+    base, view = copy.deepcopy((x, x[:2]))
+    base += 1
+    assert view.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(w * 2)
+
+
+def test_conjugates_and_complex_numbers(gpus):
+    z = torch.tensor([1 + 2j, 3 - 1j], device="cuda:1")
+    assert z.conj().tolist() == [1 - 2j, 3 + 1j] and torch.fft.ifft(torch.fft.fft(z)).cpu().allclose(z.cpu())
+
+
+def test_pinned_memory(gpus):
+    x = torch.arange(6.0)
+    pinned = x.pin_memory()
+    assert pinned.is_pinned() and not x.is_pinned() and torch.equal(pinned, x) and pinned.pin_memory() is pinned
+    assert pinned.to("cuda:1", non_blocking=True).device == GPU1
+    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
+        pinned.cuda().pin_memory()
