@@ -1,9 +1,9 @@
 """What virtual GPUs cost: training steps on them against the same code on plain CPU tensors, side by side in one run.
 
-    python -m benchmarks.virtual_overhead            # prints the ratios and the bounds they must keep; exit code 1 if one fails
+    python -m benchmarks.virtual_overhead    # prints the ratios and their bounds; exit code 1 if one is not kept
 
-One ratio is the time of a step on virtual GPUs over that of the step before it on the CPU; the median of many is quoted,
-because neighbours on a machine are slow and fast together.
+One ratio is the time of a step on virtual GPUs over that of the step before it on the CPU, because a busy machine
+slows both. The median of many is quoted.
 """
 import statistics
 import subprocess
@@ -67,9 +67,9 @@ def ratios(make_step, num_gpus, pairs):
 
 def import_seconds():
     """What importing mgpu_lib adds to importing torch: the median of five fresh processes."""
-    runs = [subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120, check=True).stdout
-            for _ in range(5)]
-    return statistics.median(map(float, runs))
+    command = [sys.executable, "-c", IMPORT]
+    runs = [subprocess.run(command, capture_output=True, text=True, timeout=120, check=True) for _ in range(5)]
+    return statistics.median(float(run.stdout) for run in runs)
 
 
 def main():

@@ -11,8 +11,8 @@ from .virtual import current as current_machine
 from .virtual import virtual_gpus
 
 __all__ = ["allreduce", "batches", "current_machine", "evaluate", "footprint", "get_params", "gpu_table", "lenet",
-           "lenet_params", "load_fashion_mnist", "max_divergence", "resnet18", "sgd", "split_batch", "train", "train_batch",
-           "try_all_gpus", "try_gpu", "use_gpus", "virtual_gpus"]
+           "lenet_params", "load_fashion_mnist", "max_divergence", "resnet18", "sgd", "split_batch", "train",
+           "train_batch", "try_all_gpus", "try_gpu", "use_gpus", "virtual_gpus"]
 
 
 def __getattr__(name):

@@ -25,20 +25,20 @@ def try_all_gpus():
 def use_gpus(n, gpu="V100"):
     """`n` GPUs, as a list of torch.devices, and one line saying of which kind they are.
 
-    Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones, named
-    `gpu` (see `virtual.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of them, it adds
-    some. ValueError if n isn't at least 1, or no GPU has that name.
+    Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones,
+    named `gpu` (see `virtual.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of them,
+    it adds some. ValueError if n isn't at least 1, or no GPU has that name.
     """
     global _started
-    if current() is None and not os.environ.get("MGPU_VIRTUAL") and isinstance(n, int) and 1 <= n <= torch.cuda.device_count():
+    wanted = virtual_gpus(n, gpu)
+    if current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= torch.cuda.device_count():
         print(f"Using {n} real GPU{'s' * (n > 1)}: {', '.join(torch.cuda.get_device_name(i) for i in range(n))}.")
         return [torch.device("cuda", i) for i in range(n)]
-    wanted = virtual_gpus(n, gpu)
+    if current() is not None and current() is _started and _started.spec is not wanted.spec:
+        _started.stop()
+    if current() is None:
+        _started = wanted.start()
     machine = current()
-    if machine is _started and (machine is None or machine.spec is not wanted.spec):
-        if machine is not None:
-            machine.stop()
-        machine = _started = wanted.start()
     machine.grow(n)
     kind = "GPU" if n == 1 else "GPUs"
     print(f"Using {n} virtual {kind} ({machine.spec.key}), made of this computer's memory.")
@@ -76,9 +76,9 @@ def gpu_table():
     return Table(rows, "No NVIDIA GPU here. mgpu.use_gpus(4) makes four virtual ones.")
 
 
-def row(index, name, used, total, utilisation):
+def row(index, name, used, total, utilization):
     return {"GPU": index, "name": name, "memory used": f"{used >> 20} MiB", "memory": f"{total >> 20} MiB",
-            "utilisation": utilisation}
+            "utilization": utilization}
 
 
 def virtual_rows(machine):

@@ -1,4 +1,5 @@
-"""The machine of virtual GPUs: starting and stopping, memory, streams, random numbers, what is refused, and backings."""
+"""The machine of virtual GPUs: starting, stopping, memory, streams, random numbers, what is refused, and backings."""
+
 import gc
 import threading
 from collections import Counter
@@ -23,12 +24,34 @@ def gpus():
 def pytorch():
     """Everything that is patched lives in these."""
     from torch.nn.parallel import _functions, comm
-    owners = [torch, torch.Tensor, torch.cuda, torch._C, torch.nn.Module, torch.nn.functional, torch.utils, torch._utils, comm,
-              torch.cuda.comm, torch.cuda.nccl, _functions, torch.amp.autocast, torch.amp.autocast_mode, torch.fft, torch.nested,
-              torch.backends.cudnn, torch.nn.parameter.UninitializedTensorMixin, torch.utils._foreach_utils, torch.distributed]
-    return [dict(vars(owner)) for owner in owners] + [list(torch.serialization._package_registry),
-                                                      torch._C._len_torch_function_stack(),
-                                                      torch.__future__.get_swap_module_params_on_conversion()]
+
+    owners = [
+        torch,
+        torch.Tensor,
+        torch.cuda,
+        torch._C,
+        torch.nn.Module,
+        torch.nn.functional,
+        torch.utils,
+        torch._utils,
+        comm,
+        torch.cuda.comm,
+        torch.cuda.nccl,
+        _functions,
+        torch.amp.autocast,
+        torch.amp.autocast_mode,
+        torch.fft,
+        torch.nested,
+        torch.backends.cudnn,
+        torch.nn.parameter.UninitializedTensorMixin,
+        torch.utils._foreach_utils,
+        torch.distributed,
+    ]
+    return [dict(vars(owner)) for owner in owners] + [
+        list(torch.serialization._package_registry),
+        torch._C._len_torch_function_stack(),
+        torch.__future__.get_swap_module_params_on_conversion(),
+    ]
 
 
 def same(before, after):
@@ -91,15 +114,23 @@ def test_bad_numbers_of_gpus(n):
         virtual_gpus(n)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"gpu": "V10"}, "no GPU named 'V10'. Did you mean 'V100'"), ({"link": "nvlink9"}, "no link named 'nvlink9'"),
-    ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"), ({"backing": "cuda:5"}, "backing='cuda:5'"), ({"backing": "disk"}, "backing='disk'")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu": "V10"}, "no GPU named 'V10'. Did you mean 'V100'"),
+        ({"link": "nvlink9"}, "no link named 'nvlink9'"),
+        ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"),
+        ({"backing": "cuda:5"}, "backing='cuda:5'"),
+        ({"backing": "disk"}, "backing='disk'"),
+    ],
+)
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
         virtual_gpus(2, **options)
 
 
-# --- what torch.cuda answers --------------------------------------------------------------------------------------------
+# --- what torch.cuda answers ----------------------------------------------------------------------------------------
+
 
 def test_properties_come_from_the_data_sheet(gpus):
     properties = torch.cuda.get_device_properties(1)
@@ -110,7 +141,11 @@ def test_properties_come_from_the_data_sheet(gpus):
 
 
 def test_the_rest_of_torch_cuda(gpus):
-    assert torch.cuda.is_initialized() and torch.cuda.can_device_access_peer(0, 1) and not torch.cuda.is_current_stream_capturing()
+    assert (
+        torch.cuda.is_initialized()
+        and torch.cuda.can_device_access_peer(0, 1)
+        and not torch.cuda.is_current_stream_capturing()
+    )
     torch.cuda.init()
     torch.cuda.synchronize()
     torch.cuda.synchronize("cuda:1")
@@ -130,11 +165,16 @@ def test_torch_accelerator(gpus):
 
 
 REFUSED = {
-    "CUDA graphs": lambda: torch.cuda.CUDAGraph(), "graph": lambda: torch.cuda.graph(None), "compile": lambda: torch.compile(nn.Linear(1, 1)),
+    "CUDA graphs": lambda: torch.cuda.CUDAGraph(),
+    "graph": lambda: torch.cuda.graph(None),
+    "compile": lambda: torch.compile(nn.Linear(1, 1)),
     "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
-    "process group": lambda: torch.distributed.init_process_group("nccl", rank=0, world_size=1, store=torch.distributed.HashStore()),
-    "old constructor": lambda: torch.cuda.FloatTensor(2), "utilization": lambda: torch.cuda.utilization(),
+    "process group": lambda: torch.distributed.init_process_group(
+        "nccl", rank=0, world_size=1, store=torch.distributed.HashStore()
+    ),
+    "old constructor": lambda: torch.cuda.FloatTensor(2),
+    "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
 }
 
@@ -153,20 +193,24 @@ def test_a_call_around_the_gpus_says_so(gpus):
             zeros(2, device="cuda:1")
         except RuntimeError as error:
             errors.append(str(error))
+
     thread = threading.Thread(target=elsewhere)  # in this thread it would be caught
     thread.start()
     thread.join()
     assert "went around the virtual GPUs" in errors[0]
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------------------------
+
 
 def test_memory_is_counted_and_freed(gpus):
     assert torch.cuda.memory_allocated(1) == 0
     x = torch.empty(MiB, device="cuda:1")
     y = x[: MiB // 2]  # a view takes none
     z = x + 1
-    assert torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB and torch.cuda.memory_allocated(0) == 0
+    assert (
+        torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB and torch.cuda.memory_allocated(0) == 0
+    )
     del x, z
     assert torch.cuda.memory_allocated(1) == 4 * MiB  # the view keeps its base's memory
     del y
@@ -216,12 +260,18 @@ def test_dropout_keeps_a_mask_of_one_byte_an_element(gpus):
 
 def test_running_out(gpus):
     free = torch.cuda.get_device_properties(0).total_memory
-    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB"):
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB",
+    ):
         torch.empty(4 << 30, device="cuda:1")
     blocks = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0") for _ in range(free >> 30)]
-    for use in (lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), lambda: blocks[0].clone(),
-                lambda: torch.empty(1 << 30, dtype=torch.uint8).to("cuda:0")):
-        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1.00 GiB"):
+    for use in (
+        lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"),
+        lambda: blocks[0].clone(),
+        lambda: torch.empty(1 << 30, dtype=torch.uint8).to("cuda:0"),
+    ):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 1\.00 GiB"):
             use()
     assert torch.cuda.memory_stats()["num_ooms"] == 3
     blocks.pop()
@@ -242,10 +292,15 @@ def test_traffic_is_counted(gpus):
     z = torch.zeros(256, device="cuda:1")
     z.copy_(y)
     assert gpus.traffic == Counter({("cuda:0", "cuda:1"): 2048, ("cpu", "cuda:0"): 1024, ("cuda:1", "cpu"): 1024})
-    assert gpus.bytes_moved() == 4096 and gpus.bytes_moved("cuda:0") == 2048 and gpus.bytes_moved(target=torch.device("cpu")) == 1024
+    assert (
+        gpus.bytes_moved() == 4096
+        and gpus.bytes_moved("cuda:0") == 2048
+        and gpus.bytes_moved(target=torch.device("cpu")) == 1024
+    )
 
 
-# --- streams, events, random numbers --------------------------------------------------------------------------------------
+# --- streams, events, random numbers --------------------------------------------------------------------------------
+
 
 def test_streams_and_events(gpus):
     stream = torch.cuda.Stream(device=1)
@@ -285,7 +340,9 @@ def test_each_gpu_has_its_own_random_numbers(gpus):
     assert torch.equal(a.cpu(), b.cpu())  # manual_seed seeds all of them, with the same number
     torch.manual_seed(0)
     assert torch.equal(torch.rand(3), cpu)  # draws on a GPU leave the CPU's numbers alone
-    assert torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu()) and not torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu())
+    assert torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu()) and not torch.equal(
+        torch.rand(3, device="cuda:0").cpu(), a.cpu()
+    )
     torch.cuda.set_device(1)
     torch.cuda.manual_seed(7)
     assert torch.cuda.initial_seed() == 7
@@ -307,13 +364,19 @@ def test_generators(gpus):
     b = torch.empty(4, device="cuda:1").normal_(generator=generator.manual_seed(3))
     assert torch.equal(a, b) and a.get_device() == 1
     assert torch.multinomial(torch.ones(4, device="cuda:1"), 2, generator=generator).get_device() == 1
-    for wrong in (lambda: torch.rand(2, device="cuda:0", generator=generator), lambda: torch.rand(2, generator=generator),
-                  lambda: torch.empty(2, device="cuda:1").normal_(generator=torch.Generator())):
-        with pytest.raises(RuntimeError, match="Expected a '.*' (device type for generator|generator device) but found"):
+    for wrong in (
+        lambda: torch.rand(2, device="cuda:0", generator=generator),
+        lambda: torch.rand(2, generator=generator),
+        lambda: torch.empty(2, device="cuda:1").normal_(generator=torch.Generator()),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"Expected a '.*' (device type for generator|generator device) but found"
+        ):
             wrong()
 
 
-# --- backings -------------------------------------------------------------------------------------------------------------
+# --- backings -------------------------------------------------------------------------------------------------------
+
 
 def test_meta_has_shapes_memory_and_no_values():
     with virtual_gpus(2, gpu="A100-80", backing="meta") as machine:
@@ -321,14 +384,24 @@ def test_meta_has_shapes_memory_and_no_values():
         X = torch.ones(1 << 20, 8).to("cuda:0")
         out = net(X)
         out.sum().backward()
-        assert out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8) and machine.ledgers[1].peak > 16 << 20
+        assert (
+            out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8) and machine.ledgers[1].peak > 16 << 20
+        )
         assert repr(X) == "tensor(..., device='cuda:0', size=(1048576, 8))"
         torch.randn(3, device="cuda:1")
         F.dropout(X)
-        for use in (lambda: out.sum().item(), lambda: out[0].tolist(), lambda: out.cpu(), lambda: out.numpy(force=True),
-                    lambda: bool(out[0, 0] > 0), lambda: X.nonzero(), lambda: X[X > 0], lambda: f"{out.sum()}".index("?"),
-                    lambda: torch.zeros(1 << 20, 4).copy_(out)):
-            with pytest.raises((RuntimeError, ValueError), match="no values here|substring"):
+        for use in (
+            lambda: out.sum().item(),
+            lambda: out[0].tolist(),
+            lambda: out.cpu(),
+            lambda: out.numpy(force=True),
+            lambda: bool(out[0, 0] > 0),
+            lambda: X.nonzero(),
+            lambda: X[X > 0],
+            lambda: f"{out.sum()}".index("?"),
+            lambda: torch.zeros(1 << 20, 4).copy_(out),
+        ):
+            with pytest.raises((RuntimeError, ValueError), match=r"no values here|substring"):
                 use()
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(80 << 30, dtype=torch.uint8, device="cuda:1")
@@ -338,7 +411,9 @@ def test_meta_and_cpu_backings_count_the_same():
     peaks = []
     for backing in ("cpu", "meta"):
         with virtual_gpus(1, backing=backing) as machine:
-            net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(288, 10)).cuda()
+            net = nn.Sequential(
+                nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(288, 10)
+            ).cuda()
             optimizer = torch.optim.Adam(net.parameters())
             for _ in range(2):
                 optimizer.zero_grad()

@@ -1,4 +1,5 @@
-"""Networks on virtual GPUs: layers, optimizers, moving modules, nn.parallel and nn.DataParallel, autocast, checkpoints."""
+"""Networks on virtual GPUs: layers, optimizers, moving modules, nn.parallel, DataParallel, autocast, checkpoints."""
+
 import copy
 import io
 import subprocess
@@ -22,7 +23,9 @@ def gpus():
 
 def small_net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
 
 
 def batch(n=10):
@@ -31,11 +34,20 @@ def batch(n=10):
 
 
 OPTIMIZERS = {
-    "SGD": torch.optim.SGD, "SGD momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
-    "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "AdamW amsgrad": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
-    "Adam fused": lambda p, lr: torch.optim.Adam(p, lr, fused=True), "RMSprop": torch.optim.RMSprop,
-    "Adagrad": torch.optim.Adagrad, "Adadelta": torch.optim.Adadelta, "Adamax": torch.optim.Adamax, "NAdam": torch.optim.NAdam,
-    "RAdam": torch.optim.RAdam, "Rprop": torch.optim.Rprop, "ASGD": torch.optim.ASGD,
+    "SGD": torch.optim.SGD,
+    "SGD momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "AdamW amsgrad": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
+    "Adam fused": lambda p, lr: torch.optim.Adam(p, lr, fused=True),
+    "RMSprop": torch.optim.RMSprop,
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Rprop": torch.optim.Rprop,
+    "ASGD": torch.optim.ASGD,
     "SGD for loop": lambda p, lr: torch.optim.SGD(p, lr, foreach=False),
 }
 
@@ -43,7 +55,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_steps_equal_those_on_the_cpu(gpus, name):
     plain = small_net().requires_grad_()
-    plain[0].bias.requires_grad_(False)  # before batch norm its gradient is rounding noise, which some optimizers blow up
+    plain[0].bias.requires_grad_(
+        False
+    )  # before batch norm its gradient is rounding noise, which some optimizers blow up
     nets = [plain, copy.deepcopy(plain).to("cuda:1")]
     for net in nets:
         X, y = (t.to(next(net.parameters()).device) for t in batch())
@@ -80,6 +94,18 @@ def test_an_optimizer_over_two_gpus(gpus):
     assert all(not torch.equal(a, b) and a.device == b.device for a, b in zip(before, after, strict=True))
 
 
+def test_optimizer_state_left_behind_on_the_cpu(gpus):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    for device in ("cpu", "cuda:0"):
+        net.to(device)
+        net(torch.ones(1, 2, device=device)).sum().backward()
+        if device == "cpu":
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="must be on the same device"):
+        optimizer.step()
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -91,12 +117,17 @@ class Attention(nn.Module):
 
 
 LAYERS = {
-    "batch norm": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)), "layer norm": (lambda: nn.LayerNorm(6), (4, 6)),
+    "batch norm": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)),
+    "layer norm": (lambda: nn.LayerNorm(6), (4, 6)),
     "RNN": (lambda: nn.RNN(6, 5, num_layers=2, batch_first=True), (2, 4, 6)),
-    "LSTM": (lambda: nn.LSTM(6, 5, bidirectional=True), (4, 2, 6)), "GRU": (lambda: nn.GRU(6, 5), (4, 2, 6)),
-    "attention": (Attention, (2, 5, 8)), "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0), (3, 2, 8)),
-    "conv transpose": (lambda: nn.ConvTranspose2d(3, 2, 3, 2), (2, 3, 4, 4)), "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
-    "average pool": (lambda: nn.AdaptiveAvgPool2d(1), (2, 3, 4, 4)), "upsample": (lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 3)),
+    "LSTM": (lambda: nn.LSTM(6, 5, bidirectional=True), (4, 2, 6)),
+    "GRU": (lambda: nn.GRU(6, 5), (4, 2, 6)),
+    "attention": (Attention, (2, 5, 8)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0), (3, 2, 8)),
+    "conv transpose": (lambda: nn.ConvTranspose2d(3, 2, 3, 2), (2, 3, 4, 4)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
+    "average pool": (lambda: nn.AdaptiveAvgPool2d(1), (2, 3, 4, 4)),
+    "upsample": (lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 3)),
     "GELU": (nn.GELU, (3, 4)),
 }
 
@@ -121,7 +152,9 @@ def test_layers_equal_those_on_the_cpu(gpus, name):
         torch.testing.assert_close(b.cpu(), a)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "dropout_p": 0.5}, {"dropout_p": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"is_causal": True, "dropout_p": 0.5}, {"dropout_p": 0.5}]
+)
 def test_scaled_dot_product_attention(gpus, options):
     q = torch.randn(2, 2, 4, 8, device="cuda:1", requires_grad=True)
     out = F.scaled_dot_product_attention(q, q, q, **options)
@@ -132,7 +165,11 @@ def test_scaled_dot_product_attention(gpus, options):
 
 
 def test_packed_sequences(gpus):
-    lstm, X, lengths = nn.LSTM(3, 4, batch_first=True).to("cuda:1"), torch.randn(2, 5, 3, device="cuda:1"), torch.tensor([5, 3])
+    lstm, X, lengths = (
+        nn.LSTM(3, 4, batch_first=True).to("cuda:1"),
+        torch.randn(2, 5, 3, device="cuda:1"),
+        torch.tensor([5, 3]),
+    )
     packed = nn.utils.rnn.pack_padded_sequence(X, lengths, batch_first=True)
     out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
     assert out.get_device() == 1 and sizes.tolist() == [5, 3]
@@ -176,7 +213,11 @@ def test_modules_move_in_place_and_keep_their_parameters(gpus):
         assert parameters[0].tolist() != before
     assert set(dict(net.named_buffers())) == set(buffers)
     net.cpu()
-    assert all(type(p) is nn.Parameter for p in net.parameters()) and net.cuda(2) is net and parameters[0].get_device() == 2
+    assert (
+        all(type(p) is nn.Parameter for p in net.parameters())
+        and net.cuda(2) is net
+        and parameters[0].get_device() == 2
+    )
     net.half()
     assert parameters[0].dtype == torch.float16 and parameters[0].get_device() == 2
 
@@ -185,7 +226,9 @@ def test_gradients_move_with_their_module(gpus):
     net = nn.Linear(2, 1)
     net(torch.ones(1, 2)).sum().backward()
     net.to("cuda:1")
-    assert net.weight.grad.device == net.weight.device == torch.device("cuda", 1) and net.weight.grad.tolist() == [[1, 1]]
+    assert net.weight.grad.device == net.weight.device == torch.device("cuda", 1) and net.weight.grad.tolist() == [
+        [1, 1]
+    ]
 
 
 def test_a_module_moved_between_forward_and_backward(gpus):
@@ -210,9 +253,14 @@ def test_modules_made_on_a_gpu(gpus):
     assert {p.get_device() for p in net.parameters()} == {2} and net[1].running_mean.get_device() == 2
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)).to("cuda:1"),
-                                  lambda: nn.Sequential(nn.LazyLinear(4, device="cuda:1"), nn.LazyLinear(2, device="cuda:1")),
-                                  lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)).cuda().to("cuda:1")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)).to("cuda:1"),
+        lambda: nn.Sequential(nn.LazyLinear(4, device="cuda:1"), nn.LazyLinear(2, device="cuda:1")),
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)).cuda().to("cuda:1"),
+    ],
+)
 def test_lazy_modules(gpus, make):
     net = make()
     optimizer_sees = net[0].weight
@@ -231,6 +279,7 @@ def test_deepcopy_of_a_module(gpus):
 
 
 # --- nn.parallel ------------------------------------------------------------------------------------------------------
+
 
 def test_scatter_and_gather_nested(gpus):
     devices = [0, 1, 2, 3]
@@ -267,7 +316,7 @@ def test_data_parallel_equals_one_device(gpus, k, n):
     plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     net = nn.DataParallel(copy.deepcopy(plain).to("cuda:0"), device_ids=list(range(k)))
     X, y = batch(n)
-    expected, loss = plain(X), None
+    expected = plain(X)
     F.cross_entropy(expected, y).backward()
     out = net(X.to("cuda:0"))
     F.cross_entropy(out, y.to("cuda:0")).backward()
@@ -305,7 +354,9 @@ def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
 
 def test_data_parallel_says_what_is_wrong(gpus):
     net = nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1])
-    with pytest.raises(RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)"):
+    with pytest.raises(
+        RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)"
+    ):
         net(torch.ones(4, 2))
     with pytest.raises(RuntimeError, match="cuda:2"):
         nn.DataParallel(nn.Linear(2, 2).to("cuda:2"), device_ids=[0, 1])(torch.ones(4, 2))
@@ -315,6 +366,7 @@ def test_data_parallel_gathers_scalars_with_its_warning(gpus):
     class Loss(nn.Linear):
         def forward(self, x):
             return super().forward(x).sum()
+
     net = nn.DataParallel(Loss(2, 2).to("cuda:0"), device_ids=[0, 1])
     with pytest.warns(UserWarning, match="Was asked to gather along dimension 0"):
         assert net(torch.ones(4, 2)).shape == (2,)
@@ -323,7 +375,9 @@ def test_data_parallel_gathers_scalars_with_its_warning(gpus):
 def test_threads_see_the_gpus_and_have_their_own_current_one(gpus):
     torch.cuda.set_device(2)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append((torch.ones(1, device="cuda:1").device, torch.cuda.current_device())))
+    thread = threading.Thread(
+        target=lambda: seen.append((torch.ones(1, device="cuda:1").device, torch.cuda.current_device()))
+    )
     thread.start()
     thread.join()
     assert seen == [(torch.device("cuda", 1), 0)] and torch.cuda.current_device() == 2
@@ -334,12 +388,15 @@ def test_data_loader_pins_memory(gpus):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for workers in (0, 1):
-            loaded = [X for (X,) in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=workers)]
+            loaded = [
+                X for (X,) in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=workers)
+            ]
             assert all(X.is_pinned() for X in loaded) and torch.cat(loaded).tolist() == list(range(8))
             assert loaded[0].to("cuda:1", non_blocking=True).get_device() == 1
 
 
 # --- autocast ---------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(gpus, dtype):
@@ -390,6 +447,7 @@ def test_activation_checkpointing(gpus):
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
+
 def saved(thing):
     file = io.BytesIO()
     torch.save(thing, file)
@@ -403,13 +461,23 @@ def load(written, **options):
 def test_state_dict_roundtrip_and_map_location(gpus):
     net = small_net().to("cuda:1")
     written = saved(net.state_dict())
-    for where, device in ((None, "cuda:1"), ("cpu", "cpu"), ("cuda:3", "cuda:3"), (torch.device("cuda", 2), "cuda:2"), ("cuda", "cuda:0"),
-                          ({"cuda:1": "cuda:0"}, "cuda:0"), (lambda storage, location: storage, "cpu")):
+    for where, device in (
+        (None, "cuda:1"),
+        ("cpu", "cpu"),
+        ("cuda:3", "cuda:3"),
+        (torch.device("cuda", 2), "cuda:2"),
+        ("cuda", "cuda:0"),
+        ({"cuda:1": "cuda:0"}, "cuda:0"),
+        (lambda storage, location: storage, "cpu"),
+    ):
         state = load(written, map_location=where)
         assert {t.device for t in state.values()} == {torch.device(device)}
         twin = small_net()
         twin.load_state_dict(state)
-        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(a.cpu(), b.cpu())
+            for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True)
+        )
 
 
 def test_a_checkpoint_for_more_gpus_than_there_are():
@@ -417,7 +485,7 @@ def test_a_checkpoint_for_more_gpus_than_there_are():
         written = saved(torch.ones(2, device="cuda:3"))
     with virtual_gpus(2), pytest.raises(RuntimeError, match=r"device 3 but torch.cuda.device_count\(\) is 2"):
         load(written)
-    with pytest.raises(RuntimeError, match="torch.cuda.is_available\\(\\) is False|device_count"):
+    with pytest.raises(RuntimeError, match=r"torch.cuda.is_available\(\) is False|device_count"):
         load(written)
 
 
@@ -452,9 +520,17 @@ except RuntimeError as error:
 
 def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
     path = tmp_path / "checkpoint.pt"
-    torch.save({"w": torch.tensor([1.0, 2.0], device="cuda:1"), "p": nn.Parameter(torch.ones(1, device="cuda:2"))}, path)
-    run = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120, check=True,
-                         env={"PATH": "/usr/bin"}, cwd=tmp_path)
+    torch.save(
+        {"w": torch.tensor([1.0, 2.0], device="cuda:1"), "p": nn.Parameter(torch.ones(1, device="cuda:2"))}, path
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"PATH": "/usr/bin"},
+        cwd=tmp_path,
+    )
     assert "Tensor cpu [1.0, 2.0] True" in run.stdout
-    if not torch.cuda._is_compiled() or not run.stdout.count("\n") == 1:
-        assert "Attempting to deserialize object on a CUDA device" in run.stdout
+    assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU

@@ -1,4 +1,5 @@
 """Tensors on virtual GPUs behave as PyTorch documents it for real ones: making, moving, reading, changing, refusing."""
+
 import copy
 import pickle
 
@@ -19,28 +20,55 @@ def gpus():
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 FACTORIES = {
-    "empty": lambda **k: torch.empty(2, 3, **k), "zeros": lambda **k: torch.zeros(2, 3, **k),
-    "ones": lambda **k: torch.ones(2, 3, **k), "full": lambda **k: torch.full((2, 3), 7.0, **k),
-    "rand": lambda **k: torch.rand(2, 3, **k), "randn": lambda **k: torch.randn(2, 3, **k),
-    "randint": lambda **k: torch.randint(0, 9, (2, 3), **k), "randperm": lambda **k: torch.randperm(6, **k),
-    "arange": lambda **k: torch.arange(6, **k), "linspace": lambda **k: torch.linspace(0, 1, 6, **k),
-    "logspace": lambda **k: torch.logspace(0, 1, 6, **k), "eye": lambda **k: torch.eye(3, **k),
-    "tensor": lambda **k: torch.tensor([[1.0, 2.0], [3.0, 4.0]], **k), "as_tensor": lambda **k: torch.as_tensor([1, 2], **k),
-    "asarray": lambda **k: torch.asarray([1.0, 2.0], **k), "scalar_tensor": lambda **k: torch.scalar_tensor(3.0, **k),
+    "empty": lambda **k: torch.empty(2, 3, **k),
+    "zeros": lambda **k: torch.zeros(2, 3, **k),
+    "ones": lambda **k: torch.ones(2, 3, **k),
+    "full": lambda **k: torch.full((2, 3), 7.0, **k),
+    "rand": lambda **k: torch.rand(2, 3, **k),
+    "randn": lambda **k: torch.randn(2, 3, **k),
+    "randint": lambda **k: torch.randint(0, 9, (2, 3), **k),
+    "randperm": lambda **k: torch.randperm(6, **k),
+    "arange": lambda **k: torch.arange(6, **k),
+    "linspace": lambda **k: torch.linspace(0, 1, 6, **k),
+    "logspace": lambda **k: torch.logspace(0, 1, 6, **k),
+    "eye": lambda **k: torch.eye(3, **k),
+    "tensor": lambda **k: torch.tensor([[1.0, 2.0], [3.0, 4.0]], **k),
+    "as_tensor": lambda **k: torch.as_tensor([1, 2], **k),
+    "asarray": lambda **k: torch.asarray([1.0, 2.0], **k),
+    "scalar_tensor": lambda **k: torch.scalar_tensor(3.0, **k),
     "empty_strided": lambda **k: torch.empty_strided((2, 3), (3, 1), **k),
-    "tril_indices": lambda **k: torch.tril_indices(3, 3, **k), "triu_indices": lambda **k: torch.triu_indices(3, 3, **k),
-    "hann_window": lambda **k: torch.hann_window(5, **k), "fftfreq": lambda **k: torch.fft.fftfreq(5, **k),
-    "from numpy": lambda **k: torch.tensor(np.arange(4.0), **k), "empty_like": lambda **k: torch.empty_like(CPU_X, **k),
-    "zeros_like": lambda **k: torch.zeros_like(CPU_X, **k), "ones_like": lambda **k: torch.ones_like(CPU_X, **k),
-    "full_like": lambda **k: torch.full_like(CPU_X, 2.0, **k), "rand_like": lambda **k: torch.rand_like(CPU_X, **k),
-    "randn_like": lambda **k: torch.randn_like(CPU_X, **k), "randint_like": lambda **k: torch.randint_like(CPU_X, 9, **k),
-    "new_tensor": lambda **k: CPU_X.new_tensor([1.0], **k), "new_zeros": lambda **k: CPU_X.new_zeros(2, **k),
-    "new_ones": lambda **k: CPU_X.new_ones(2, **k), "new_full": lambda **k: CPU_X.new_full((2,), 3.0, **k),
+    "tril_indices": lambda **k: torch.tril_indices(3, 3, **k),
+    "triu_indices": lambda **k: torch.triu_indices(3, 3, **k),
+    "hann_window": lambda **k: torch.hann_window(5, **k),
+    "fftfreq": lambda **k: torch.fft.fftfreq(5, **k),
+    "from numpy": lambda **k: torch.tensor(np.arange(4.0), **k),
+    "empty_like": lambda **k: torch.empty_like(CPU_X, **k),
+    "zeros_like": lambda **k: torch.zeros_like(CPU_X, **k),
+    "ones_like": lambda **k: torch.ones_like(CPU_X, **k),
+    "full_like": lambda **k: torch.full_like(CPU_X, 2.0, **k),
+    "rand_like": lambda **k: torch.rand_like(CPU_X, **k),
+    "randn_like": lambda **k: torch.randn_like(CPU_X, **k),
+    "randint_like": lambda **k: torch.randint_like(CPU_X, 9, **k),
+    "new_tensor": lambda **k: CPU_X.new_tensor([1.0], **k),
+    "new_zeros": lambda **k: CPU_X.new_zeros(2, **k),
+    "new_ones": lambda **k: CPU_X.new_ones(2, **k),
+    "new_full": lambda **k: CPU_X.new_full((2,), 3.0, **k),
     "new_empty": lambda **k: CPU_X.new_empty(2, **k),
 }
 CPU_X = torch.arange(6.0).reshape(2, 3)
-SAME_VALUES = set(FACTORIES) - {"empty", "empty_strided", "empty_like", "new_empty", "rand", "randn", "randint", "randperm",
-                                "rand_like", "randn_like", "randint_like"}
+SAME_VALUES = set(FACTORIES) - {
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+}
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -54,7 +82,9 @@ def test_factory_makes_on_the_named_gpu(gpus, name, device):
     assert plain.device == CPU
 
 
-@pytest.mark.parametrize("name", sorted(set(FACTORIES) & {"zeros", "rand", "arange", "tensor", "eye", "full", "as_tensor"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(FACTORIES) & {"zeros", "rand", "arange", "tensor", "eye", "full", "as_tensor"})
+)
 def test_default_device_and_device_context(gpus, name):
     make = FACTORIES[name]
     with torch.device("cuda", 1):
@@ -86,7 +116,14 @@ def test_cuda_without_an_index_is_the_current_gpu(gpus):
 def test_requires_grad_and_likes_of_virtual_tensors(gpus):
     w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
     assert w.requires_grad and w.is_leaf
-    for like in (torch.zeros_like(w), w.new_ones(2), w.new_tensor([1.0]), torch.rand_like(w), w.clone(), torch.full_like(w, 2)):
+    for like in (
+        torch.zeros_like(w),
+        w.new_ones(2),
+        w.new_tensor([1.0]),
+        torch.rand_like(w),
+        w.clone(),
+        torch.full_like(w, 2),
+    ):
         assert like.device == GPU1
     assert torch.zeros_like(w, device="cpu").device == CPU and torch.zeros_like(w, device="cuda:3").get_device() == 3
 
@@ -94,11 +131,26 @@ def test_requires_grad_and_likes_of_virtual_tensors(gpus):
 def test_same_sizes_strides_and_views(gpus):
     x = torch.arange(24.0, device="cuda:1").reshape(2, 3, 4)
     plain = torch.arange(24.0).reshape(2, 3, 4)
-    for change in (lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t.permute(2, 0, 1), lambda t: t[None],
-                   lambda t: t.expand(5, 2, 3, 4), lambda t: t.flatten(), lambda t: t[..., -1], lambda t: t.unfold(2, 2, 1),
-                   lambda t: t[t > 5], lambda t: t[torch.tensor([1, 0])], lambda t: t.movedim(0, 1), lambda t: t.diagonal()):
+    for change in (
+        lambda t: t.transpose(0, 2),
+        lambda t: t[:, 1:, ::2],
+        lambda t: t.permute(2, 0, 1),
+        lambda t: t[None],
+        lambda t: t.expand(5, 2, 3, 4),
+        lambda t: t.flatten(),
+        lambda t: t[..., -1],
+        lambda t: t.unfold(2, 2, 1),
+        lambda t: t[t > 5],
+        lambda t: t[torch.tensor([1, 0])],
+        lambda t: t.movedim(0, 1),
+        lambda t: t.diagonal(),
+    ):
         ours, theirs = change(x), change(plain)
-        assert (ours.shape, ours.stride(), ours.is_contiguous()) == (theirs.shape, theirs.stride(), theirs.is_contiguous())
+        assert (ours.shape, ours.stride(), ours.is_contiguous()) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.is_contiguous(),
+        )
         assert torch.equal(ours.cpu(), theirs) and ours.device == GPU1
 
 
@@ -127,9 +179,20 @@ def test_out_arguments_keep_identity_and_are_resized(gpus):
 
 def test_to_in_all_its_forms(gpus):
     x, other = torch.ones(2, 3), torch.zeros(1, dtype=torch.float64, device="cuda:1")
-    for moved in (x.to("cuda:1"), x.to(GPU1), x.to(1), x.to(device="cuda:1"), x.to("cuda:1", torch.float64), x.to(other),
-                  x.to("cuda:1", non_blocking=True), x.to("cuda:1", torch.float32, False, True), x.cuda(1), x.cuda("cuda:1"),
-                  x.cuda(device=GPU1), x.to("cuda:1", memory_format=torch.contiguous_format)):
+    for moved in (
+        x.to("cuda:1"),
+        x.to(GPU1),
+        x.to(1),
+        x.to(device="cuda:1"),
+        x.to("cuda:1", torch.float64),
+        x.to(other),
+        x.to("cuda:1", non_blocking=True),
+        x.to("cuda:1", torch.float32, False, True),
+        x.cuda(1),
+        x.cuda("cuda:1"),
+        x.cuda(device=GPU1),
+        x.to("cuda:1", memory_format=torch.contiguous_format),
+    ):
         assert moved.device == GPU1 and moved.sum().item() == 6
     assert x.to(other).dtype == x.to("cuda:1", torch.float64).dtype == torch.float64
     on_gpu = x.to("cuda:1")
@@ -174,7 +237,9 @@ def test_reading(gpus):
     assert f"{x.float().mean():.2f}" == "2.50" and len(x) == 2 and [int(v) for v in x[0]] == [1, 2]
     assert x.cpu().numpy().sum() == 10 and x.numpy(force=True).sum() == 10
     assert torch.tensor([x[0, 0], x[1, 1]]).tolist() == [1, 4]
-    with pytest.raises(TypeError, match=r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"):
+    with pytest.raises(
+        TypeError, match=r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"
+    ):
         x.numpy()
     with pytest.raises(TypeError, match="can't convert cuda:1"):
         np.asarray(x)
@@ -183,18 +248,28 @@ def test_reading(gpus):
 def test_printing(gpus):
     assert repr(torch.ones(2, device="cuda:1")) == "tensor([1., 1.], device='cuda:1')"
     assert str(torch.tensor(3, device="cuda:0")) == "tensor(3, device='cuda:0')"
-    assert repr(torch.ones(1, device="cuda", dtype=torch.float64)) == "tensor([1.], device='cuda:0', dtype=torch.float64)"
+    assert (
+        repr(torch.ones(1, device="cuda", dtype=torch.float64)) == "tensor([1.], device='cuda:0', dtype=torch.float64)"
+    )
     w = torch.ones(1, device="cuda:1", requires_grad=True)
     assert repr(w) == "tensor([1.], device='cuda:1', requires_grad=True)"
     assert repr(w * 2) == "tensor([2.], device='cuda:1', grad_fn=<MulBackward0>)"
     assert repr(torch.nn.Parameter(torch.ones(1, device="cuda:1"))) == (
-        "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)")
+        "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)"
+    )
     assert repr(torch.ones(2, 2, device="cuda:1")) == "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"
     assert torch.ones(1, device="cuda").type() == "torch.cuda.FloatTensor"
 
 
-@pytest.mark.parametrize("operation", [
-    lambda a, b: a + b, lambda a, b: a.mul_(b), lambda a, b: torch.where(a > 0, a, b), lambda a, b: torch.maximum(a, b)])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda a, b: a + b,
+        lambda a, b: a.mul_(b),
+        lambda a, b: torch.where(a > 0, a, b),
+        lambda a, b: torch.maximum(a, b),
+    ],
+)
 def test_two_devices_mixed_elementwise(gpus, operation):
     on = [torch.ones(2, 2, device=d) for d in ("cuda:0", "cuda:1", "cpu")]
     words = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
@@ -203,8 +278,16 @@ def test_two_devices_mixed_elementwise(gpus, operation):
             operation(on[a], on[b])
 
 
-@pytest.mark.parametrize("operation", [torch.mm, lambda a, b: torch.cat([a, b]), torch.nn.functional.linear,
-                                       lambda a, b: torch.nn.functional.embedding(a.long(), b), torch.matmul])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        torch.mm,
+        lambda a, b: torch.cat([a, b]),
+        torch.nn.functional.linear,
+        lambda a, b: torch.nn.functional.embedding(a.long(), b),
+        torch.matmul,
+    ],
+)
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cuda:1", "cpu"), ("cpu", "cuda:1")])
 def test_two_devices_mixed_elsewhere(gpus, operation, devices):
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device, but") as raised:
@@ -215,8 +298,44 @@ def test_two_devices_mixed_elsewhere(gpus, operation, devices):
 def test_convolution_says_types(gpus):
     net = torch.nn.Conv2d(1, 2, 3).to("cuda:0")
     words = r"Input type \(torch.FloatTensor\) and weight type \(torch.cuda.FloatTensor\) should be the same"
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=words + "$"):
         net(torch.ones(1, 1, 5, 5))
+    with pytest.raises(RuntimeError, match=words + " or input should be a MKLDNN tensor and weight is a dense tensor$"):
+        net(torch.ones(2, 1, 5, 5))
+    with pytest.raises(
+        RuntimeError, match=r"Input type \(torch.cuda.FloatTensor\) and weight type \(torch.FloatTensor\)"
+    ):
+        net.cpu()(torch.ones(2, 1, 5, 5, device="cuda:0"))
+    with pytest.raises(RuntimeError, match=r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)"):
+        net.cuda(1)(torch.ones(2, 1, 5, 5, device="cuda:0"))
+
+
+def test_the_first_tensor_is_the_measure(gpus):
+    """In PyTorch's words; taken from reports of people with real GPUs."""
+    cpu, gpu = torch.ones(2, 2), torch.ones(2, 2, device="cuda:0")
+    with pytest.raises(
+        RuntimeError, match=r"got mat2 is on cuda:0, different from other tensors on cpu .*wrapper_CUDA_mm\)"
+    ):
+        cpu @ gpu
+    with pytest.raises(
+        RuntimeError, match=r"got mat2 is on cpu, different from other tensors on cuda:0 .*wrapper_CUDA_mm\)"
+    ):
+        gpu @ cpu
+    words = r"got index is on cpu, different from other tensors on cuda:0 .*method wrapper_CUDA__index_select\)"
+    with pytest.raises(RuntimeError, match=words):
+        torch.nn.Embedding(3, 2, device="cuda:0")(torch.tensor([1]))
+
+
+def test_indices_may_lie_on_the_cpu_but_not_on_another_gpu(gpus):
+    x, picked = torch.arange(4.0, device="cuda:0"), torch.tensor([2, 3])
+    assert x[picked].tolist() == x[picked.cuda(0)].tolist() == [2, 3]
+    x[picked] = 7
+    x[picked] = torch.tensor([5.0, 6.0], device="cuda:0")
+    assert x.tolist() == [0, 1, 5, 6]
+    for indexed, device in ((x, "cuda:1"), (x.cpu(), "cuda:1")):
+        words = rf"indices should be either on cpu or on the same device as the indexed tensor \({indexed.device}\)"
+        with pytest.raises(RuntimeError, match=words):
+            indexed[picked.to(device)]
 
 
 def test_cpu_scalars_may_mix_and_others_may_not(gpus):
@@ -229,8 +348,12 @@ def test_cpu_scalars_may_mix_and_others_may_not(gpus):
 
 
 def test_invalid_ordinal(gpus):
-    for use in (lambda: torch.ones(1, device="cuda:4"), lambda: torch.ones(1).cuda(9), lambda: torch.cuda.set_device(4),
-                lambda: torch.nn.Linear(1, 1).to("cuda:4")):
+    for use in (
+        lambda: torch.ones(1, device="cuda:4"),
+        lambda: torch.ones(1).cuda(9),
+        lambda: torch.cuda.set_device(4),
+        lambda: torch.nn.Linear(1, 1).to("cuda:4"),
+    ):
         with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
             use()
     with pytest.raises(AssertionError, match="Invalid device id"):
@@ -295,5 +418,5 @@ def test_pinned_memory(gpus):
     pinned = x.pin_memory()
     assert pinned.is_pinned() and not x.is_pinned() and torch.equal(pinned, x) and pinned.pin_memory() is pinned
     assert pinned.to("cuda:1", non_blocking=True).device == GPU1
-    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
         pinned.cuda().pin_memory()

@@ -4,7 +4,7 @@ from torch.cuda import comm as cuda_comm
 from torch.nn.parallel import _functions, comm
 
 from .machine import current
-from .tensor import copy_into, transfer
+from .moves import copy_into, transfer
 
 
 def patches():
@@ -28,7 +28,7 @@ def copy_to(tensor, gpu):
 
 def no_out(out):
     if out is not None:
-        raise RuntimeError("virtual GPUs: torch.nn.parallel.comm with out= is not imitated; pass devices or destination")
+        raise RuntimeError("virtual GPUs: torch.nn.parallel.comm with out= is not imitated; pass devices instead")
 
 
 def broadcast(tensor, devices=None, *, out=None):
@@ -69,13 +69,14 @@ def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=
 
 def gather(tensors, dim=0, destination=None, *, out=None):
     no_out(out)
-    gpu = place("cuda" if destination is None else destination) if destination is not None else current().gpu(0)
+    gpu = place(0 if destination is None else destination)
     first = tensors[0]
-    for i, t in enumerate(tensors):
-        if t.dim() != first.dim() or any(a != b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != dim % t.dim()):
-            raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected one like "
-                               f"{list(first.shape)}, different at most in dimension {dim}")
     shape = list(first.shape)
+    for i, t in enumerate(tensors):
+        shape[dim] = t.shape[dim] if t.dim() == first.dim() else None
+        if list(t.shape) != shape:
+            raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected "
+                               f"{list(first.shape)}, different at most in dimension {dim}")
     shape[dim] = sum(t.shape[dim] for t in tensors)
     total = torch.empty(shape, dtype=first.dtype, device="cpu" if gpu is None else gpu.device)
     for part, t in zip(total.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):

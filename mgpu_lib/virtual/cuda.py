@@ -45,15 +45,15 @@ def ledger(index):
 
 def not_imitated(what):
     def refuse(*args, **kwargs):
-        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones (unset MGPU_VIRTUAL, and have "
-                           "enough of them)")
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones (unset MGPU_VIRTUAL, and "
+                           "have enough of them)")
     return refuse
 
 
 def patches():
     """(owner, name, replacement), for machine.patch_everything."""
-    for owner, replacements in ((torch.cuda, cuda_names()), (torch._C, c_names()), (torch.amp.autocast, autocast_names())):
-        for name, value in replacements.items():
+    for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names), (torch.amp.autocast, autocast_names)):
+        for name, value in names().items():
             yield owner, name, value
     yield torch.amp.autocast_mode, "is_autocast_available", lambda device: True
     for name in ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "FloatTensor", "DoubleTensor", "HalfTensor",
@@ -79,7 +79,8 @@ def cuda_names():
         "_get_device_properties": get_properties, "get_device_properties": get_device_properties,
         "default_generators": Generators(), "cudart": Runtime, "_check_stray_context": lambda index: None,
         "Stream": streams.Stream, "Event": streams.Event, "stream": streams.stream_context,
-        "current_stream": streams.current_stream, "default_stream": streams.default_stream, "set_stream": streams.set_stream,
+        "current_stream": streams.current_stream, "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
         "memory_summary": memory_summary,
         "_is_compiled": lambda: True, "is_current_stream_capturing": lambda: False,
     }
@@ -87,7 +88,8 @@ def cuda_names():
 
 def c_names():
     return {
-        "_cuda_getDeviceCount": lambda: len(current().gpus), "_cuda_getDevice": current_index, "_cuda_setDevice": select,
+        "_cuda_getDeviceCount": lambda: len(current().gpus),
+        "_cuda_getDevice": current_index, "_cuda_setDevice": select,
         "_cuda_exchangeDevice": select, "_cuda_maybeExchangeDevice": select, "_cuda_synchronize": lambda: None,
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b, "_cuda_isInBadFork": lambda: False,
         "_cuda_memoryStats": lambda index: ledger(index).stats(),
@@ -95,6 +97,7 @@ def c_names():
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": lambda: [gpu.ledger.empty_cache() for gpu in current().gpus] and None,
         "_cuda_setMemoryFraction": set_memory_fraction,
+        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*current().spec.capability),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": current_index,
         "_accelerator_setDeviceIndex": select, "_accelerator_exchangeDevice": select,
         "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": lambda index: None,
@@ -106,8 +109,8 @@ def c_names():
 def no_driver():
     """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
     if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
-        raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of torch "
-                           "before they were on (from torch import zeros)? Write torch.zeros(…) instead.")
+        raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of "
+                           "torch before they were on (from torch import zeros)? Write torch.zeros(…) instead.")
 
 
 def get_properties(index):
@@ -144,7 +147,8 @@ def memory_summary(device=None, abbreviated=False):
     held = ledger(current_index() if device is None else torch.cuda._utils._get_device_index(device, optional=True))
     rows = [("allocated", held.allocated, held.peak), ("reserved", held.reserved, held.peak_reserved)]
     lines = [f"{name:<10}{readable(now):>12}{readable(peak):>12}" for name, now, peak in rows]
-    return "\n".join([f"cuda:{held.index} (virtual), {readable(held.capacity)}", f"{'':<10}{'now':>12}{'peak':>12}", *lines])
+    head = f"cuda:{held.index} (virtual), {readable(held.capacity)}"
+    return "\n".join([head, f"{'':<10}{'now':>12}{'peak':>12}", *lines])
 
 
 def set_memory_fraction(fraction, index):
@@ -166,9 +170,16 @@ def group_tensors(tensorlistlist, with_indices=False):
         for group, tensors in zip(lists, tensorlistlist, strict=True):
             if tensors:
                 group.append(tensors[i])
+                check_same_place(first, tensors[i])
         if with_indices:
             indices.append(i)
     return groups
+
+
+def check_same_place(first, tensor):
+    if tensor is not None and tensor.device != first.device and (tensor.dim() or tensor.device.type != "cpu"):
+        raise RuntimeError("Tensors of the same index must be on the same device and the same dtype except `step` "
+                           "tensors that can be CPU and float32/64 notwithstanding")
 
 
 def autocast_names():

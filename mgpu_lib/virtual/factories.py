@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._device import _device_constructors
 
+from .errors import check_generator
 from .machine import VirtualGenerator, current, find
-from .tensor import Base, VirtualTensor, check_generator, copy_into, move, transfer, wrap
+from .moves import copy_into, move, transfer
+from .tensor import Base, VirtualTensor, wrap
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -40,7 +42,7 @@ def patches():
 def home_of(function):
     """The module that PyTorch's users take `function` from, and its name there."""
     for owner in (torch, torch.fft, torch.nested):
-        for name in (function.__name__, function.__name__.removeprefix("fft_")):  # torch.fft.fftfreq calls itself fft_fftfreq
+        for name in (function.__name__, function.__name__.removeprefix("fft_")):  # fft.fftfreq is named fft_fftfreq
             if getattr(owner, name, None) is function:
                 return owner, name
     raise AssertionError(f"{function} is not where virtual GPUs look for it; this PyTorch is newer than they are")
@@ -124,7 +126,7 @@ def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
 def plain(data):
     """Scalars on a virtual GPU inside a list become numbers."""
     if isinstance(data, (list, tuple)):
-        return type(data)(plain(d) for d in data) if any(isinstance(d, (list, tuple, VirtualTensor)) for d in data) else data
+        return [plain(d) for d in data]
     return data.tolist() if type(data) is VirtualTensor else data
 
 
@@ -149,6 +151,7 @@ def convert(x, device, dtype=None, memory_format=None, copy=False):
     gpu = find(device)
     options = {"dtype": dtype or x.dtype, "memory_format": memory_format}
     options = {k: v for k, v in options.items() if v is not None}
+    device = gpu.device if gpu is not None else device
     if device is None or (gpu or torch.device(device)) == (getattr(x, "gpu", None) or x.device):
         return Base.to(x, copy=copy, **options)
     if gpu is None and type(x) is not VirtualTensor:
@@ -163,8 +166,7 @@ def convert(x, device, dtype=None, memory_format=None, copy=False):
 def cuda(self, device=None, non_blocking=False, memory_format=None):
     if current() is None and type(self) is not VirtualTensor:
         return Base.cuda(self, device, non_blocking)
-    return convert(self, "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device,
-                   memory_format=memory_format)
+    return convert(self, "cuda" if device is None else device, memory_format=memory_format)
 
 
 def cpu(self, memory_format=torch.preserve_format):
@@ -213,4 +215,4 @@ class Generator(metaclass=GeneratorType):
         return torch._C.Generator(device) if gpu is None else VirtualGenerator(gpu=gpu)
 
 
-VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu = to, cuda, cpu  # its own, so that they work when the GPUs are off
+VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu = to, cuda, cpu  # its own: they work when the GPUs are off, too

@@ -7,9 +7,10 @@ from collections import Counter
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .errors import GENERATORS, no_values
 from .memory import Ledger
 from .specs import find_gpu, find_link
-from .tensor import GENERATORS, Base, no_values
+from .tensor import Base
 
 RUNNING = []  # machines that are on; the last one answers
 _selected = threading.local()  # each thread's current GPU, as in CUDA
@@ -66,8 +67,8 @@ class VirtualGPU:
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(func.overloadpacket))
         if "DefaultCPUAllocator" in str(error):
-            return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The virtual "
-                                f'GPU itself has room. Use less, or backing="meta" (shapes only).')
+            return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The "
+                                f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).')
         return error
 
     @contextlib.contextmanager
@@ -108,11 +109,11 @@ class VirtualGenerator(torch._C.Generator):
 
 
 class Machine:
-    """`n` GPUs named `gpu`, joined by `link`, made of `backing`. A context manager; see also start() and stop().
+    """`n` GPUs named `gpu`, joined by `link`, made of `backing`: a context manager; see also start() and stop().
 
-    n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best that
-    the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta" (no
-    values, only shapes: a dry run of a network of any size). ValueError for anything else.
+    n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
+    that the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta"
+    (no values, only shapes: a dry run of a network of any size). ValueError for anything else.
     """
 
     def __init__(self, n, gpu="V100", link=None, backing="cpu"):
@@ -150,7 +151,8 @@ class Machine:
     def bytes_moved(self, source=None, target=None):
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
         wanted = [None if d is None else str(d) for d in (source, target)]
-        return sum(n for ends, n in self.traffic.items() if all(w in (None, e) for w, e in zip(wanted, ends, strict=True)))
+        return sum(nbytes for ends, nbytes in self.traffic.items()
+                   if all(w in (None, end) for w, end in zip(wanted, ends, strict=True)))
 
     def start(self):
         """Turn the GPUs on, and return the machine. Machines nest: the one started last answers."""

@@ -1,8 +1,8 @@
 """What each virtual GPU holds, its peak, and running out.
 
-The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. Blocks that
-are freed stay reserved, in steps of 2 MiB, until `torch.cuda.empty_cache()`. Two things are left out: fragmentation, and
-the scratch memory that a kernel takes and gives back while it runs.
+The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. Blocks
+that are freed stay reserved, in steps of 2 MiB, until `torch.cuda.empty_cache()`. Two things are left out:
+fragmentation, and the scratch memory that a kernel takes and gives back while it runs.
 """
 import threading
 
@@ -64,8 +64,8 @@ class Ledger:
         free = self.capacity - self.allocated
         return (f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
                 f"{readable(self.capacity)} of which {readable(free)} is free. Of the allocated memory "
-                f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} is "
-                "reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)")
+                f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
+                "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)")
 
     def empty_cache(self):
         self.reserved = round_up(self.allocated, SEGMENT)

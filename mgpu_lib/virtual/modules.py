@@ -5,10 +5,12 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedTensorMixin
 
 from .machine import find
-from .tensor import Base, VirtualTensor, set_data, swap, transfer, wrap
+from .moves import set_data, swap, transfer
+from .tensor import Base, VirtualTensor, wrap
 
 # The originals, taken before anything is patched.
-_apply, _materialize, _swap_tensors = torch.nn.Module._apply, UninitializedTensorMixin.materialize, torch.utils.swap_tensors
+_apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
+_materialize = UninitializedTensorMixin.materialize
 _pad_packed_sequence = torch._VF._pad_packed_sequence
 _one_hot, _dropout, _attention = F.one_hot, F.dropout, F.scaled_dot_product_attention
 

@@ -1,4 +1,4 @@
-"""Streams and events. Operations on virtual GPUs are done when the call returns, so there is never anything to wait for."""
+"""Streams and events. What virtual GPUs are told to do is done at once: there is nothing to wait for."""
 import contextlib
 import itertools
 

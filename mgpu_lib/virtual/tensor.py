@@ -6,7 +6,6 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 import copy
 import functools
 import sys
-import weakref
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
+from . import moves
+from .errors import check_generator, check_strays, no_values, not_numpy, tensors_in
 from .memory import Block
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
-GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 
 
 class VirtualTensor(Tensor):
@@ -47,28 +47,19 @@ class VirtualTensor(Tensor):
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
     def __format__(self, spec):
-        return format(self.item(), spec) if self.dim() == 0 and not self.inner.is_meta else object.__format__(self, spec)
+        number = self.dim() == 0 and not self.inner.is_meta
+        return format(self.item(), spec) if number else object.__format__(self, spec)
 
     def tolist(self):
-        return self.inner_values().tolist()
+        return self.detach().cpu().tolist()
 
     def numpy(self, *, force=False):
         if force:
             return self.detach().cpu().numpy()
-        raise self.not_numpy()
+        raise not_numpy(self.device)
 
     def __array__(self, dtype=None):
-        raise self.not_numpy()
-
-    def not_numpy(self):
-        return TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
-                         "to host memory first.")
-
-    def inner_values(self):
-        """The inner tensor on the CPU; RuntimeError where there are shapes only."""
-        if self.inner.is_meta:
-            raise no_values("reading a tensor")
-        return Base.cpu(self.inner)
+        raise not_numpy(self.device)
 
     def type(self, dtype=None, non_blocking=False):
         if dtype is None:
@@ -103,7 +94,7 @@ class VirtualTensor(Tensor):
 
     @data.setter
     def data(self, value):
-        set_data(self, value)
+        moves.set_data(self, value)
 
     @property
     def grad(self):
@@ -121,16 +112,19 @@ class VirtualTensor(Tensor):
 
     def __setitem__(self, index, value):
         if isinstance(value, Tensor) and value.device != self.device and value.dim():
-            value = move(value, self.gpu)  # a slice may be filled from another device
+            value = moves.move(value, self.gpu)  # a slice may be filled from another device
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and chosen by indices on the CPU
+            index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
         Base.__setitem__(self, index, value)
 
     def __deepcopy__(self, memo):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
-                               "at the moment.")
-        made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`, so that views stay views of one storage
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                               "protocol at the moment.")
+        made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`: views stay views of one storage
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
         made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in ("inner", "gpu")})
@@ -163,7 +157,7 @@ class VirtualTensor(Tensor):
         if strays and not rule.mixes and not called_by_autograd(sys._getframe(1)):
             check_strays(func, args, kwargs or {}, gpu, strays)
         if rule.copies:
-            return copy_into(args[0], args[1])
+            return moves.copy_into(args[0], args[1])
         if rule.random:
             with gpu.randomness():
                 out = func(*inner_args, **inner_kwargs)
@@ -190,9 +184,8 @@ class Rule(NamedTuple):
     packs: bool    # it is _pack_padded_sequence, whose second result stays on the CPU
 
 
-# Operations that take some of their arguments on the CPU by contract: indices, lengths.
 PACK = "_pack_padded_sequence"
-MIXING = {"index", "index_put_", "index_put", "_index_put_impl_", "copy_", PACK, "_pack_padded_sequence_backward"}
+MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
 
 
 @functools.cache
@@ -205,7 +198,8 @@ def rule_of(func):
 def wrap(inner, gpu):
     """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
     if inner.layout is not torch.strided or inner.is_quantized:
-        raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify first.")
+        raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify "
+                           "first.")
     if inner.is_complex():
         inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
     storage = inner.untyped_storage()
@@ -219,15 +213,6 @@ def wrap(inner, gpu):
         device="cpu")
     self.inner, self.gpu = inner, gpu
     return self
-
-
-def check_generator(generator, gpu):
-    """PyTorch's error unless `generator` belongs to `gpu` (None: the CPU)."""
-    owner = getattr(GENERATORS.get(generator._cdata), "gpu", None)
-    if owner is not gpu:
-        wanted, found = (("cpu" if g is None else "cuda") for g in (gpu, owner))
-        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'" if wanted != found else
-                           f"Expected a '{gpu.device}' generator device but found '{owner.device}'")
 
 
 def wrap_all(out, gpu, given=None):
@@ -270,16 +255,6 @@ def unwrap(values, gpu, strays):
     return out, gpu
 
 
-def tensors_in(values):
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values())
-
-
 def refresh(tensor):
     """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
     Base.data.__set__(tensor, wrap(tensor.inner, tensor.gpu))
@@ -287,106 +262,10 @@ def refresh(tensor):
     storage.block.ledger.change(storage.block, storage.nbytes())
 
 
-def set_data(tensor, value):
-    """`tensor.data = value`, where one of them or both are on a virtual GPU."""
-    if type(tensor) is type(value) is VirtualTensor:
-        Base.data.__set__(tensor, value)
-        tensor.inner, tensor.gpu = value.inner, value.gpu
-    else:  # the object changes its kind, and keeps its identity
-        fresh = value.detach()
-        fresh = Parameter(fresh) if isinstance(tensor, Parameter) else fresh
-        swap(tensor, fresh.requires_grad_(tensor.requires_grad))
-
-
-def swap(a, b):
-    """What torch.utils.swap_tensors does, also while a graph still holds them: a module on a GPU may move even so."""
-    for tensor in (a, b):
-        if tensor.is_leaf and tensor.requires_grad:
-            torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(stale_graph)
-    a.__class__, b.__class__ = b.__class__, a.__class__
-    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
-    torch._C._swap_tensor_impl(a, b)
-
-
-def stale_graph(grads):
-    raise RuntimeError("this graph was made before its parameters moved to another device: backward can't reach them any "
-                       "more. Move first, then run forward and backward.")
-
-
-def copy_into(target, source):
-    """copy_ across devices: the one operation that may."""
-    if isinstance(source, VirtualTensor) and source.inner.is_meta and not isinstance(target, VirtualTensor):
-        raise no_values("copying to the CPU")
-    inner = [t.inner if type(t) is VirtualTensor else t for t in (target, source)]
-    count_copy(source, target)
-    if not inner[0].is_meta:
-        inner[0].copy_(inner[1])
-    return target
-
-
-def count_copy(source, target):
-    gpus = [getattr(t, "gpu", None) for t in (source, target)]
-    if gpus[0] is not gpus[1]:
-        (gpus[0] or gpus[1]).traffic[str(source.device), str(target.device)] += source.nbytes
-
-
-class Move(torch.autograd.Function):
-    """A copy between devices; its gradient travels the same way back."""
-
-    @staticmethod
-    def forward(ctx, x, gpu):
-        ctx.source = getattr(x, "gpu", None)
-        return transfer(x, gpu)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return move(grad, ctx.source), None
-
-
-def move(x, gpu):
-    """A copy of x on `gpu` (None: the CPU), recorded by autograd if x requires a gradient."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        return Move.apply(x, gpu)
-    return transfer(x, gpu)
-
-
-def transfer(x, gpu):
-    source = getattr(x, "gpu", None)
-    inner = x.detach() if source is None else x.inner
-    backing = torch.device("cpu") if gpu is None else gpu.backing
-    if inner.is_meta and backing.type != "meta":
-        raise no_values(f"copying from {x.device} to {'cpu' if gpu is None else gpu.device}")
-    if gpu is not None:
-        gpu.ledger.check(inner.numel() * inner.element_size())
-    data = Base.to(inner, backing, copy=True)
-    (gpu or source).traffic[str(x.device), "cpu" if gpu is None else str(gpu.device)] += data.nbytes
-    return data if gpu is None else wrap(data, gpu)
-
-
-def no_values(what):
-    return RuntimeError(f'{what}: there are no values here, these virtual GPUs were started with backing="meta" (shapes '
-                        'only). Use backing="cpu" for values.')
-
-
 def called_by_autograd(frame):
-    """Whether an operation is part of a derivative in C++. Those make tensors of their own like the ones they are given,
-    and take a virtual tensor for one on the CPU; what Python code does in a backward pass has a frame of its own."""
+    """Whether an operation is part of a derivative in C++.
+
+    Those make tensors of their own like the ones they are given, and take a virtual tensor for one on the CPU. What
+    Python code does in a backward pass has a frame of its own.
+    """
     return frame.f_code.co_name == "_engine_run_backward"
-
-
-def check_strays(func, args, kwargs, gpu, strays):
-    """Raise PyTorch's own error for tensors on two devices."""
-    stray = strays[0]
-    name = func.overloadpacket.__name__
-    if name == "convolution" and stray.device.type == "cpu":
-        kinds = {a: t.type() for a, t in zip(("input", "weight", "bias"), args, strict=False) if t is not None}
-        other = "weight" if kinds["input"] != kinds["weight"] else "bias"
-        raise RuntimeError(f"Input type ({kinds['input']}) and {other} type ({kinds[other]}) should be the same")
-    if torch.Tag.pointwise in func.tags:
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                           f"{gpu.device} and {stray.device}!")
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    argument = next((n for n, v in named.items() if any(t is stray for t in tensors_in([v]))), "an argument")
-    raise RuntimeError(f"Expected all tensors to be on the same device, but got {argument} is on {stray.device}, different "
-                       f"from other tensors on {gpu.device} (when checking argument in method wrapper_CUDA_{name})")
-

@@ -1,0 +1,81 @@
+"""PyTorch's own words for what goes wrong on real GPUs."""
+import weakref
+
+import torch
+from torch import Tensor
+
+GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+# Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
+KERNELS = {"convolution": "_cudnn_convolution", "embedding": "_index_select", "native_batch_norm": "_native_batch_norm",
+           "native_layer_norm": "_native_layer_norm"}
+ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self"}
+
+
+def no_values(what):
+    return RuntimeError(f'{what}: there are no values here, these virtual GPUs were started with backing="meta" '
+                        '(shapes only). Use backing="cpu" for values.')
+
+
+def not_numpy(device):
+    return TypeError(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                     "memory first.")
+
+
+def tensors_in(values):
+    """All tensors in nested lists, tuples and dicts, in order."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+def check_strays(func, args, kwargs, gpu, strays):
+    """Raise PyTorch's own error for tensors on two devices."""
+    name = func.overloadpacket.__name__
+    if name in INDEXING:
+        return check_indices(args[0], args[1], strays)
+    if torch.Tag.pointwise in func.tags:
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{gpu.device} and {strays[0].device}!")
+    given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]
+    named = [(argument, tensor) for argument, value in given for tensor in tensors_in([value])]
+    common = named[0][1].device
+    argument, stray = next((n, t) for n, t in named if t.device != common)
+    if name == "convolution" and "cpu" in (common.type, stray.device.type):
+        raise RuntimeError(different_types(*args[:3]))
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
+        f"{stray.device}, different from other tensors on {common} (when checking argument in method "
+        f"wrapper_CUDA_{KERNELS.get(name, name)})")
+
+
+def check_indices(indexed, indices, strays):
+    """Indices may lie on the CPU, or where the indexed tensor lies."""
+    if indexed.device.type == "cpu" or any(t.device.type != "cpu" for t in strays):
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor "
+                           f"({indexed.device})")
+    if not all(any(t is i for i in indices) for t in strays):  # the values to put there
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{indexed.device} and cpu!")
+    indexed.gpu.traffic["cpu", str(indexed.device)] += sum(t.nbytes for t in strays)
+
+
+def different_types(X, weight, bias):
+    """What convolution says about its input and its weights, one of them on the CPU."""
+    name, other = ("weight", weight) if weight.type() != X.type() else ("bias", bias)
+    onednn = " or input should be a MKLDNN tensor and weight is a dense tensor" if X.is_cpu and len(X) > 1 else ""
+    return f"Input type ({X.type()}) and {name} type ({other.type()}) should be the same{onednn}"
+
+
+def check_generator(generator, gpu):
+    """PyTorch's error unless `generator` belongs to `gpu` (None: the CPU)."""
+    owner = getattr(GENERATORS.get(generator._cdata), "gpu", None)
+    if owner is not gpu:
+        wanted, found = (("cpu" if g is None else "cuda") for g in (gpu, owner))
+        if wanted != found:
+            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+        raise RuntimeError(f"Expected a '{gpu.device}' generator device but found '{owner.device}'")

@@ -1,0 +1,92 @@
+"""Every operation of PyTorch, on PyTorch's own sample inputs: values and gradients on a virtual GPU equal the CPU's."""
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.tensor import VirtualTensor
+
+pytest.importorskip("expecttest", reason="PyTorch's list of operations needs it: pip install -r requirements-dev.txt")
+from torch.testing._internal.common_methods_invocations import op_db
+
+DTYPES = (torch.float32, torch.int64, torch.complex64)
+NOT_IMITATED = {
+    "to_sparse": "dense tensors only", "to": "takes its device from the test's own inputs",
+    # C++ makes a tensor of their own for these, and takes a virtual tensor for one on the CPU; they raise.
+    "quantile": "raises", "nanquantile": "raises", "linalg.matrix_rank": "raises",
+    "combinations": "raises on PyTorch 2.11",
+    "istft": "raises without a window", "tensor_split": "raises for indices on a GPU, as PyTorch does",
+    # The gradient is all zeros, or has no elements; C++ makes it on the CPU.
+    "sgn": "zero gradient", "copysign": "zero gradient", "nextafter": "zero gradient", "cat": "empty gradient",
+    "repeat": "empty gradient", "tile": "empty gradient", "max_pool2d_with_indices_backward": "zero gradient",
+    "normal": "without a device the numbers belong on the CPU",
+}
+
+
+def on_gpu(value):
+    return value.detach().to("cuda:1").requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def fresh(value):
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def tensors(values):
+    return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
+def run(op, sample):
+    """What the operation returns, and its gradients for all inputs that want one."""
+    outputs = tensors(op.op(sample.input, *sample.args, **sample.kwargs))
+    wanted = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
+    smooth = [t for t in outputs if t.requires_grad]
+    if not wanted or not smooth:
+        return outputs
+    total = sum(t.abs().sum() if t.is_complex() else t.sum() for t in smooth)
+    return outputs + [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+
+
+def samples_of(op):
+    dtype = next(d for d in DTYPES if d in op.dtypes)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype.is_floating_point)
+    for _, sample in zip(range(3), samples, strict=False):
+        if all(t.layout is torch.strided for t in tensors((sample.input, sample.args, sample.kwargs))):
+            yield sample
+
+
+def check(op, sample, machine):
+    try:
+        expected = seeded(run, op, sample.transform(fresh))
+    except RuntimeError:
+        return  # PyTorch itself can't, such as for want of a linear algebra library
+    with machine:
+        moved = sample.transform(on_gpu)
+        moved.kwargs = {k: "cuda:1" if k == "device" else v for k, v in moved.kwargs.items()}
+        got = seeded(run, op, moved)
+        named = "device" in moved.kwargs or any(type(t) is VirtualTensor for t in tensors((moved.input, moved.args)))
+        assert all(type(t) is VirtualTensor for t in got if named), f"{op.name} left the GPU"
+        assert [t.shape for t in got] == [t.shape for t in expected]
+        if "empty" not in op.name:
+            torch.testing.assert_close([t.detach().cpu() for t in got], [t.detach() for t in expected], equal_nan=True)
+
+
+def seeded(function, *args):
+    torch.manual_seed(0)
+    return function(*args)
+
+
+def by_letter():
+    groups = {}
+    for op in op_db:
+        if op.name not in NOT_IMITATED and not op.name.startswith("jiterator") and any(d in op.dtypes for d in DTYPES):
+            groups.setdefault(op.name.removeprefix("torch.")[0], []).append(op)
+    return groups
+
+
+@pytest.mark.parametrize("letter", sorted(by_letter()))
+@pytest.mark.filterwarnings("ignore")
+def test_operations_equal_those_on_the_cpu(letter):
+    machine = virtual_gpus(2)
+    for op in by_letter()[letter]:
+        for sample in samples_of(op):
+            check(op, sample, machine)
