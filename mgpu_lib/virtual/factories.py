@@ -1,7 +1,7 @@
 """Everything that names a device: torch.zeros(…, device='cuda:1'), X.to('cuda:1'), X.cuda(), torch.Generator('cuda').
 
 The functions are replaced where they live, in `torch` and `torch.Tensor`, so that every thread and every library sees
-them. A function taken out before, with `from torch import zeros`, is not; it ends in `cuda.no_driver`, which says so.
+the replacements. For functions taken out before, with `from torch import zeros`, see `machine.TakenOutBefore`.
 """
 import contextlib
 import functools
@@ -86,14 +86,13 @@ def on_gpu(gpu, original, args, kwargs, random):
     """Make a tensor on `gpu`, or on the CPU if that is None."""
     if gpu is None:
         return original(*args, **kwargs)
-    if random and gpu.backing.type != "meta" and kwargs.get("generator") is None:
-        with gpu.randomness():
-            return wrap(original(*args, **kwargs), gpu)
+    generator = kwargs.pop("generator", None)
     if gpu.backing.type == "cpu":  # asks for the size first: too large a tensor must not fill the real memory
-        generator = {"generator": None} if "generator" in kwargs else {}
         with contextlib.suppress(NotImplementedError):
-            gpu.ledger.check(original(*args, **{**kwargs, "device": "meta", **generator}).nbytes)
-    return wrap(gpu.run(original, args, kwargs), gpu)
+            gpu.ledger.check(original(*args, **{**kwargs, "device": "meta"}).nbytes)
+    if generator is not None:
+        kwargs["generator"] = generator
+    return wrap(gpu.run(original, args, kwargs, random and generator is None), gpu)
 
 
 def from_data(original):

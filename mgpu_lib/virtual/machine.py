@@ -13,7 +13,6 @@ from .specs import find_gpu, find_link
 from .tensor import Base
 
 RUNNING = []  # machines that are on; the last one answers
-_selected = threading.local()  # each thread's current GPU, as in CUDA
 _random_lock = threading.RLock()
 
 
@@ -23,7 +22,8 @@ def current():
 
 
 def current_index():
-    return getattr(_selected, "index", 0)
+    """The number of this thread's current GPU."""
+    return getattr(current().selected, "index", 0)
 
 
 def select(index):
@@ -31,7 +31,7 @@ def select(index):
     before = current_index()
     if index >= 0:
         current().gpu(index)
-        _selected.index = index
+        current().selected.index = index
     return before
 
 
@@ -56,16 +56,19 @@ class VirtualGPU:
         self.generator = VirtualGenerator(gpu=self)
         self.default_stream, self.chosen = None, threading.local()  # see streams.py: each thread chooses its own
 
-    def run(self, func, args, kwargs):
-        """Run an operation on inner tensors."""
+    def run(self, func, args, kwargs, random=False):
+        """Call `func` on inner tensors; if it is `random`, with this GPU's random numbers."""
         try:
+            if random:
+                with self.randomness():
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
-            raise self.explained(error, func) from None if self.backing.type == "meta" else error
+            raise self.explained(error, func) from error
 
     def explained(self, error, func):
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-            return no_values(str(func.overloadpacket))
+            return no_values(str(getattr(func, "overloadpacket", func.__name__)))
         if "DefaultCPUAllocator" in str(error):
             return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The "
                                 f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).')
@@ -123,6 +126,7 @@ class Machine:
         self.link = find_link(link, self.spec)
         self.backing = find_backing(backing)
         self.traffic = Counter()  # (from, to) -> bytes, such as ("cpu", "cuda:1") -> 4096
+        self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.gpus = []
         self.grow(n)
 
@@ -160,7 +164,7 @@ class Machine:
             raise RuntimeError(f"{self} is on already; stop() it first")
         if not RUNNING:
             patch_everything()
-        self.outer_index, _selected.index = current_index(), 0
+        self.selected = threading.local()
         RUNNING.append(self)
         return self
 
@@ -171,7 +175,6 @@ class Machine:
         if current() is not self:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
-        _selected.index = self.outer_index
         if not RUNNING:
             _patches.close()
 
@@ -201,7 +204,7 @@ _patches = contextlib.ExitStack()
 
 
 def patch_everything():
-    """Put the replacements of factories.py, cuda.py, comm.py and checkpoint.py in place."""
+    """Put the replacements that the other modules name in place."""
     global real_cuda_generators
     from . import checkpoint, comm, cuda, factories, modules  # they need this module's names
     real_cuda_generators = torch.cuda.default_generators
@@ -227,7 +230,11 @@ class TakenOutBefore(TorchFunctionMode):
 
     def __init__(self, replacements):
         super().__init__()
-        self.replacements = replacements
+        self.replacements, self.thread = replacements, threading.get_ident()
+
+    def __exit__(self, *exc):
+        if threading.get_ident() == self.thread:  # elsewhere there is nothing to leave
+            super().__exit__(*exc)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         replacement = self.replacements.get(id(func), func)

@@ -147,31 +147,32 @@ class VirtualTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        rule = rule_of(func)
-        strays = []
-        inner_args, gpu = unwrap(args, None, strays)
-        inner_kwargs = {}
-        if kwargs:
-            values, gpu = unwrap(kwargs.values(), gpu, strays)
-            inner_kwargs = dict(zip(kwargs, values, strict=True))
-        if strays and not rule.mixes and not called_by_autograd(sys._getframe(1)):
-            check_strays(func, args, kwargs or {}, gpu, strays)
-        if rule.copies:
-            return moves.copy_into(args[0], args[1])
-        if rule.random:
-            with gpu.randomness():
-                out = func(*inner_args, **inner_kwargs)
-        else:
-            out = gpu.run(func, inner_args, inner_kwargs)
-        if rule.packs:
-            return wrap(out[0], gpu), out[1]
-        if not rule.mutates:
-            return wrap_all(out, gpu)
-        given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
-        for tensor in given.values():
-            if tensor.inner.shape != tensor.shape or tensor.inner.stride() != tensor.stride():
-                refresh(tensor)
-        return wrap_all(out, gpu, given)
+        with torch._C.DisableTorchFunction():  # lean: nothing in here asks machine.TakenOutBefore
+            return run(func, args, kwargs, sys._getframe(1))
+
+
+def run(func, args, kwargs, caller):
+    rule = rule_of(func)
+    strays = []
+    inner_args, gpu = unwrap(args, None, strays)
+    inner_kwargs = {}
+    if kwargs:
+        values, gpu = unwrap(kwargs.values(), gpu, strays)
+        inner_kwargs = dict(zip(kwargs, values, strict=True))
+    if strays and not rule.mixes and not called_by_autograd(caller):
+        check_strays(func, args, kwargs or {}, gpu, strays)
+    if rule.copies:
+        return moves.copy_into(args[0], args[1])
+    out = gpu.run(func, inner_args, inner_kwargs, rule.random)
+    if rule.packs:
+        return wrap(out[0], gpu), out[1]
+    if not rule.mutates:
+        return wrap_all(out, gpu)
+    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+    for tensor in given.values():
+        if tensor.inner.shape != tensor.shape or tensor.inner.stride() != tensor.stride():
+            refresh(tensor)
+    return wrap_all(out, gpu, given)
 
 
 class Rule(NamedTuple):
