@@ -9,6 +9,7 @@ os.environ["MGPU_VIRTUAL"] = "1"  # the same machine for everybody, whatever GPU
 os.environ["MGPU_DATA"] = "digits"  # no download
 os.environ["TQDM_DISABLE"] = "1"  # stored outputs hold no timings
 os.environ.pop("MGPU_FULL", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in a loop starve the other test processes
 # A kernel chooses the inline backend only where nobody chose another one.
 os.environ.pop("MPLBACKEND", None)
 # A notebook runs in its own folder and must find the library in this one.

@@ -1,6 +1,7 @@
 """One training loop, which every chapter uses: LeNet, data-parallel, any number of GPUs."""
 
 import math
+import os
 from functools import partial
 from numbers import Integral, Real
 
@@ -83,7 +84,8 @@ def finite(number):
 def progress_bar(total):
     """A progress bar for notebook and terminal; the environment variable TQDM_DISABLE=1 hides it."""
     from tqdm.auto import tqdm
-    return tqdm(total=total, unit="step", leave=False)
+    hidden = os.environ.get("TQDM_DISABLE") == "1"  # in a notebook tqdm doesn't look
+    return tqdm(total=total, unit="step", leave=False, disable=hidden)
 
 
 def check_numbers(num_gpus, batch_size, lr, num_epochs):

@@ -129,6 +129,12 @@ def plain(data):
     return data.tolist() if type(data) is VirtualTensor else data
 
 
+def device(*args, **kwargs):
+    """torch.device; a lone number means a GPU, also for a PyTorch that was built without CUDA."""
+    lone = len(args) == 1 and type(args[0]) is int and not kwargs and current() is not None
+    return torch.device("cuda", args[0]) if lone else torch.device(*args, **kwargs)
+
+
 def to(self, *args, **kwargs):
     """Tensor.to in all its forms."""
     if current() is None and type(self) is not VirtualTensor:
@@ -139,6 +145,7 @@ def to(self, *args, **kwargs):
     if len(flags) == 2:  # (…, non_blocking, copy)
         copy, args = flags[1], args[:-1]
     if other is None:
+        args = [torch.device("cuda", a) if type(a) is int else a for a in args]  # 1 is cuda:1
         device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
     else:
         device, dtype, layout = other.device, other.dtype, kwargs.get("memory_format")

@@ -209,7 +209,7 @@ def patch_everything():
     from . import checkpoint, comm, cuda, factories, modules  # they need this module's names
     real_cuda_generators = torch.cuda.default_generators
     with contextlib.ExitStack() as stack:  # undone if one of them fails
-        replacements = {}
+        replacements = {id(torch.device): factories.device}  # a type, so it can't be replaced where it lives
         for module in (factories, modules, cuda, comm, checkpoint):
             for owner, name, value in module.patches():
                 replacements[id(getattr(owner, name, None))] = value
