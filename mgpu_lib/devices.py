@@ -64,7 +64,7 @@ class Table:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.rows[0])
         body = "".join("<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
                        for row in self.rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<table class='mgpu-table'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def gpu_table():

@@ -1,6 +1,8 @@
 """The machine of virtual GPUs: starting, stopping, memory, streams, random numbers, what is refused, and backings."""
 
 import gc
+import subprocess
+import sys
 import threading
 from collections import Counter
 
@@ -37,6 +39,8 @@ def pytorch():
         comm,
         torch.cuda.comm,
         torch.cuda.nccl,
+        torch.cuda.random,
+        torch._C._nn,
         _functions,
         torch.amp.autocast,
         torch.amp.autocast_mode,
@@ -434,3 +438,22 @@ def test_one_real_gpu_acts_as_several():
         torch.testing.assert_close(net.module.weight.grad.cpu(), X.cpu().sum(0).expand(2, 4))
         with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
             torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+
+CPU_BUILD = """
+import torch
+for name in [n for n in vars(torch._C) if n.startswith(("_cuda_", "_Cuda"))]:
+    delattr(torch._C, name)  # a PyTorch that was built without CUDA has none of these
+from mgpu_lib.virtual import virtual_gpus
+with virtual_gpus(2):
+    net = torch.nn.DataParallel(torch.nn.Linear(2, 2).to(0), [0, 1])
+    optimizer = torch.optim.Adam(net.parameters())  # loads parts of PyTorch that look for CUDA
+    net(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    print(torch.cuda.get_arch_list(), torch.cuda.memory_allocated() > 0, torch.device(1))
+"""
+
+
+def test_a_pytorch_built_without_cuda():
+    run = subprocess.run([sys.executable, "-c", CPU_BUILD], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "['sm_70'] True cuda:1\n", run.stderr

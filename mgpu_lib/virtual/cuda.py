@@ -55,6 +55,7 @@ def patches():
     for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names), (torch.amp.autocast, autocast_names)):
         for name, value in names().items():
             yield owner, name, value
+    yield torch.cuda.random, "device_count", device_count
     yield torch.amp.autocast_mode, "is_autocast_available", lambda device: True
     for name in ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "FloatTensor", "DoubleTensor", "HalfTensor",
                  "LongTensor", "IntTensor", "ByteTensor", "BoolTensor", "ExternalStream", "caching_allocator_alloc",
@@ -74,7 +75,8 @@ def patches():
 
 def cuda_names():
     return {
-        "is_available": lambda: True, "device_count": lambda: len(current().gpus), "_initialized": True,
+        "is_available": lambda: True, "device_count": device_count, "_initialized": True,
+        "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
         "_lazy_init": no_driver, "_exchange_device": select, "_maybe_exchange_device": select,
         "_get_device_properties": get_properties, "get_device_properties": get_device_properties,
         "default_generators": Generators(), "cudart": Runtime, "_check_stray_context": lambda index: None,
@@ -82,13 +84,13 @@ def cuda_names():
         "current_stream": streams.current_stream, "default_stream": streams.default_stream,
         "set_stream": streams.set_stream,
         "memory_summary": memory_summary,
-        "_is_compiled": lambda: True, "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: False,
     }
 
 
 def c_names():
+    # Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.
     return {
-        "_cuda_getDeviceCount": lambda: len(current().gpus),
         "_cuda_getDevice": current_index, "_cuda_setDevice": select,
         "_cuda_exchangeDevice": select, "_cuda_maybeExchangeDevice": select, "_cuda_synchronize": lambda: None,
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b, "_cuda_isInBadFork": lambda: False,
@@ -97,7 +99,6 @@ def c_names():
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": lambda: [gpu.ledger.empty_cache() for gpu in current().gpus] and None,
         "_cuda_setMemoryFraction": set_memory_fraction,
-        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*current().spec.capability),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": current_index,
         "_accelerator_setDeviceIndex": select, "_accelerator_exchangeDevice": select,
         "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": lambda index: None,
@@ -111,6 +112,10 @@ def no_driver():
     if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
         raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of "
                            "torch before they were on (from torch import zeros)? Write torch.zeros(…) instead.")
+
+
+def device_count():
+    return len(current().gpus)
 
 
 def get_properties(index):

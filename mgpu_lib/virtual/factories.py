@@ -37,6 +37,7 @@ def patches():
     for function in (to, cuda, cpu, copy_, new_tensor, pin_memory, is_pinned):
         yield Tensor, function.__name__, function
     yield torch, "Generator", Generator
+    yield torch._C._nn, "_parse_to", parse_to
 
 
 def home_of(function):
@@ -145,11 +146,18 @@ def to(self, *args, **kwargs):
     if len(flags) == 2:  # (…, non_blocking, copy)
         copy, args = flags[1], args[:-1]
     if other is None:
-        args = [torch.device("cuda", a) if type(a) is int else a for a in args]  # 1 is cuda:1
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, layout = parse_to(*args, **kwargs)
     else:
         device, dtype, layout = other.device, other.dtype, kwargs.get("memory_format")
     return convert(self, device, dtype, layout, copy)
+
+
+def parse_to(*args, **kwargs):
+    """What X.to(…) and net.to(…) make of their arguments; 1 is cuda:1, also for a PyTorch built without CUDA."""
+    return _parse_to(*(torch.device("cuda", a) if type(a) is int else a for a in args), **kwargs)
+
+
+_parse_to = torch._C._nn._parse_to
 
 
 def convert(x, device, dtype=None, memory_format=None, copy=False):
