@@ -413,6 +413,34 @@ def test_autocast(gpus, dtype):
         assert net(X).dtype == torch.float32
 
 
+def test_autocast_has_the_lists_of_cuda(gpus):
+    """https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior"""
+    x = torch.rand(4, 4, device="cuda:1", requires_grad=True)
+    with torch.autocast("cuda"):
+        half = x @ x
+        assert half.dtype == torch.mv(x, x[0]).dtype == F.linear(x, x).dtype == (half + half).dtype == torch.float16
+        for run in (
+            lambda t: F.softmax(t, 1),
+            lambda t: F.log_softmax(t, 1),
+            lambda t: F.layer_norm(t, (4,)),
+            torch.exp,
+            torch.log,
+            torch.sum,
+            lambda t: t.sum(0),
+            lambda t: t**2,
+            torch.norm,
+            lambda t: t.cumsum(0),
+            lambda t: F.mse_loss(t, t),
+            F.softplus,
+        ):
+            assert run(half).dtype == torch.float32
+        assert torch.exp(half.double()).dtype == torch.float64
+        F.softmax(half, 1).sum().backward()
+    assert x.grad.dtype == torch.float32 and torch.exp(half).dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
+        assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
+
+
 def test_autocast_reaches_the_replicas_of_data_parallel(gpus):
     net = nn.DataParallel(small_net().to("cuda:0"), device_ids=[0, 1])
     with torch.autocast("cuda"):

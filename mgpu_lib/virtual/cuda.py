@@ -52,11 +52,10 @@ def not_imitated(what):
 
 def patches():
     """(owner, name, replacement), for machine.patch_everything."""
-    for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names), (torch.amp.autocast, autocast_names)):
+    for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names)):
         for name, value in names().items():
             yield owner, name, value
     yield torch.cuda.random, "device_count", device_count
-    yield torch.amp.autocast_mode, "is_autocast_available", lambda device: True
     for name in ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "FloatTensor", "DoubleTensor", "HalfTensor",
                  "LongTensor", "IntTensor", "ByteTensor", "BoolTensor", "ExternalStream", "caching_allocator_alloc",
                  "memory_snapshot", "ipc_collect", "utilization", "temperature", "power_draw", "clock_rate"):
@@ -187,31 +186,4 @@ def check_same_place(first, tensor):
                            "tensors that can be CPU and float32/64 notwithstanding")
 
 
-def autocast_names():
-    """autocast('cuda') turns on the CPU's autocast, as C++ takes virtual tensors for CPU tensors.
-
-    One difference is left: some operations that CUDA's autocast runs in float32 (softmax, layer_norm, exp, sum …) stay
-    in the lower precision.
-    """
-    return {"__enter__": enter_autocast, "__exit__": exit_autocast}
-
-
-def enter_autocast(self):
-    _enter(self)
-    if self.device == "cuda":
-        self.cpu_before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        torch.set_autocast_enabled("cpu", self._enabled)
-        torch.set_autocast_dtype("cpu", self.fast_dtype)
-    return self
-
-
-def exit_autocast(self, *exc):
-    if self.device == "cuda":
-        enabled, dtype = self.cpu_before
-        torch.set_autocast_enabled("cpu", enabled)
-        torch.set_autocast_dtype("cpu", dtype)
-    return _exit(self, *exc)
-
-
-_enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
 _init_process_group = torch.distributed.init_process_group if torch.distributed.is_available() else None

@@ -206,14 +206,15 @@ _patches = contextlib.ExitStack()
 def patch_everything():
     """Put the replacements that the other modules name in place."""
     global real_cuda_generators
-    from . import checkpoint, comm, cuda, factories, modules  # they need this module's names
+    from . import autocast, checkpoint, comm, cuda, factories, modules  # they need this module's names
     real_cuda_generators = torch.cuda.default_generators
     with contextlib.ExitStack() as stack:  # undone if one of them fails
         replacements = {id(torch.device): factories.device}  # a type, so it can't be replaced where it lives
-        for module in (factories, modules, cuda, comm, checkpoint):
+        for module in (factories, modules, cuda, autocast, comm, checkpoint):
             for owner, name, value in module.patches():
                 replacements[id(getattr(owner, name, None))] = value
                 patch(stack, owner, name, value)
+        autocast.register(stack)
         checkpoint.register(stack)
         stack.enter_context(TakenOutBefore(replacements))
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
