@@ -83,6 +83,16 @@ def test_optimizers_take_their_foreach_path(gpus, monkeypatch):
     assert seen
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}])
+def test_a_step_between_two_backward_passes_is_noticed(gpus, options):
+    w = nn.Parameter(torch.ones(2, device="cuda:1"))
+    loss = (w * w).sum()
+    loss.backward(retain_graph=True)
+    torch.optim.Adam([w], 0.1, **options).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_an_optimizer_over_two_gpus(gpus):
     layers = [nn.Linear(4, 4).to("cuda:0"), nn.Linear(4, 2).to("cuda:1")]
     optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()])

@@ -76,7 +76,7 @@ def gather(tensors, dim=0, destination=None, *, out=None):
         shape[dim] = t.shape[dim] if t.dim() == first.dim() else None
         if list(t.shape) != shape:
             raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected "
-                               f"{list(first.shape)}, different at most in dimension {dim}")
+                               f"{list(first.shape)}")
     shape[dim] = sum(t.shape[dim] for t in tensors)
     total = torch.empty(shape, dtype=first.dtype, device="cpu" if gpu is None else gpu.device)
     for part, t in zip(total.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):

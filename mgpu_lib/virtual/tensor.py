@@ -169,6 +169,8 @@ def run(func, args, kwargs, caller):
     if not rule.mutates:
         return wrap_all(out, gpu)
     given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
+        torch.autograd.graph.increment_version(args[position])
     for tensor in given.values():
         if tensor.inner.shape != tensor.shape or tensor.inner.stride() != tensor.stride():
             refresh(tensor)
@@ -183,6 +185,7 @@ class Rule(NamedTuple):
     mixes: bool    # PyTorch lets it mix devices
     copies: bool   # it is copy_
     packs: bool    # it is _pack_padded_sequence, whose second result stays on the CPU
+    written_lists: list  # positions of lists of tensors that it writes to, as the optimizers' foreach functions do
 
 
 PACK = "_pack_padded_sequence"
@@ -193,7 +196,9 @@ MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of seq
 def rule_of(func):
     name = func.overloadpacket.__name__
     random = torch.Tag.nondeterministic_seeded in func.tags
-    return Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK)
+    lists = [i for i, a in enumerate(func._schema.arguments)
+             if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
+    return Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK, lists)
 
 
 def wrap(inner, gpu):
