@@ -98,6 +98,20 @@ def test_default_device_and_device_context(gpus, name):
     assert make().device == CPU
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "meta"])
+@pytest.mark.parametrize("make", [lambda: torch.zeros(2), lambda: torch.tensor([1.0]), lambda: torch.rand(2)])
+def test_any_device_can_be_the_default(gpus, device, make):
+    with torch.device(device):
+        inside = make().device
+        assert torch.get_default_device().type == inside.type
+    torch.set_default_device(device)
+    try:
+        assert make().device == inside
+    finally:
+        torch.set_default_device(None)
+    assert inside.type == torch.device(device).type and inside.index in (torch.device(device).index, 0, None)
+
+
 def test_a_function_taken_out_of_torch_earlier_still_sees_the_gpus(gpus):
     assert ZEROS(2, device="cuda:1").device == GPU1
 

@@ -9,7 +9,8 @@ import functools
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
-from torch.utils._device import _device_constructors
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
 
 from .errors import check_generator
 from .machine import VirtualGenerator, current, find
@@ -50,8 +51,10 @@ def home_of(function):
 
 
 def default_device():
-    """What `with torch.device(…)` or torch.set_default_device say, if anything."""
-    return torch.get_default_device() if torch._C._len_torch_function_stack() else None
+    """What `with torch.device(…)` or torch.set_default_device say, if anything. (torch.get_default_device would make
+    a tensor to find out, and so come back here.)"""
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def placed(original, constructs=False):
