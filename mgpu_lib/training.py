@@ -6,9 +6,9 @@ from functools import partial
 from numbers import Integral, Real
 
 import torch
-from mgpu_lib.devices import use_gpus
 
 from mgpu_lib.data import batches, load_fashion_mnist
+from mgpu_lib.devices import use_gpus
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, max_divergence, train_batch
 

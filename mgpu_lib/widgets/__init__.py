@@ -1,6 +1,8 @@
 """Interactive figures: Jupyter widgets in a live notebook, self-contained HTML on a static page."""
 
 from .memory import MemoryExplorer
+from .splits import SplitExplorer
 from .splitter import BatchSplitter
+from .stepper import AllReduceStepper
 
-__all__ = ["BatchSplitter", "MemoryExplorer"]
+__all__ = ["AllReduceStepper", "BatchSplitter", "MemoryExplorer", "SplitExplorer"]

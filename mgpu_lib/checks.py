@@ -1,0 +1,152 @@
+"""Assertions for anybody's multi-GPU program: each raises an AssertionError that says what is wrong and where to look.
+
+A *replica* is a module, a dict of tensors, or a list of tensors: one GPU's copy of the network. Everything works on
+real GPUs, virtual GPUs and CPUs. Put them into your tests, or for some steps into your training loop.
+"""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from mgpu_lib.virtual.tensor import VirtualTensor
+
+
+def assert_replicas_equal(replicas, atol=0.0):
+    """All `replicas` have the same parameters as the first, to `atol`; after each step, when all took the same one."""
+    assert_equal_by_name([tensors(replica) for replica in replicas], atol,
+                         "Before training: did they start from the same numbers? After a step: did the reduced "
+                         "gradients reach every GPU, and before it stepped?")
+
+
+def assert_buffers_equal(replicas, atol=0.0):
+    """All modules `replicas` have the same buffers as the first, such as batch norm's running means."""
+    assert_equal_by_name([dict(replica.named_buffers()) for replica in replicas], atol,
+                         "No gradient reaches a buffer, so no all-reduce of gradients does either: copy replica 0's "
+                         "to the others, average them, or use nn.SyncBatchNorm.")
+
+
+def assert_draws_agree(draws):
+    """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
+    for gpu, draw in enumerate(draws):
+        fail_if(torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
+                f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.")
+
+
+def assert_no_aliasing(replicas):
+    """No two tensors of different `replicas` share memory."""
+    owners = {}
+    for number, replica in enumerate(replicas):
+        for name, tensor in tensors(replica, buffers=True).items():
+            place = memory_of(tensor)
+            owner, other = owners.setdefault(place, (number, name))
+            fail_if(place is not None and owner != number,
+                    f"{name!r} of replica {number} is the same memory as {other!r} of replica {owner}, on "
+                    f"{tensor.device}: there are fewer copies than replicas. `.to(device)` copies only when the tensor "
+                    "is on another device; write `.to(device, copy=True)`, or clone first.")
+
+
+def assert_gradients_fresh(replicas):
+    """No parameter of `replicas` has a gradient other than zero; call it when a step is over, or before a backward.
+
+    Raises ValueError for a replica without anything that takes a gradient, such as a state_dict.
+    """
+    for number, replica in enumerate(replicas):
+        if not any(tensor.requires_grad for tensor in tensors(replica).values()):
+            raise ValueError(f"no tensor of replica {number} takes a gradient: pass modules or parameters; a "
+                             "state_dict holds detached tensors")
+        for name, tensor in tensors(replica).items():
+            fail_if(tensor.grad is not None and bool((tensor.grad != 0).any()),
+                    f"{name!r} of replica {number} still has a gradient, and the next backward will add to it. Zero "
+                    "the gradients of every replica once per step: p.grad = None, or optimizer.zero_grad().")
+
+
+def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
+    """From the parameters `before` to `after` is the step that one device takes: from `before` to `expected`.
+
+    Each of the three is a replica. Take two steps or more on batches that don't divide evenly: stale gradients show
+    from the second step on. The difference may be `rtol` of the step's length, and four roundings of the parameters.
+    """
+    start, ours, single = (flat(replica) for replica in (before, after, expected))
+    eps = max(torch.finfo(p.dtype).eps for p in tensors(before).values() if p.is_floating_point())
+    step, wanted = ours - start, single - start
+    error, length = (step - wanted).norm(), wanted.norm()
+    if error <= rtol * length + 4 * eps * start.norm():
+        return
+    ratio, cosine = step.norm() / length, nn.functional.cosine_similarity(step, wanted, dim=0)
+    wrong_length = cosine > 0.95 and abs(ratio - 1) > 0.1
+    fail_if(True, f"the step differs from a single device's by {error / length:.2g} of its length: it is {ratio:.2f} "
+                  f"times as long, and the cosine of the angle between them is {cosine:.2f}. "
+                  + ("What are loss and gradients divided by: shard or batch, once or twice?" if wrong_length else
+                     "Are the gradients of all GPUs in it, of this step only, and all rows with one weight?"))
+
+
+def assert_every_row_once(rows, total):
+    """Of the rows 0 … total - 1 each was used once. `rows` holds one sequence of row numbers per GPU or batch."""
+    seen = Counter(int(row) for part in rows for row in part)
+    never = [row for row in range(total) if row not in seen]
+    often = [row for row, times in seen.items() if times > 1]
+    strange = [row for row in seen if not 0 <= row < total]
+    fail_if(strange, f"there is no row{some(strange)} among the {total}")
+    fail_if(never or often,
+            f"of {total} rows {len(never)} were never used{some(never)}, and {len(often)} more than once{some(often)}. "
+            "Do all GPUs cut the same shuffled order, and is it filled up with duplicates?")
+
+
+def assert_every_gpu_works(step, devices):
+    """One call of `step()` uses memory on each of the `devices`. ValueError for a CPU, whose memory isn't counted."""
+    if any(torch.device(device).type != "cuda" for device in devices):
+        raise ValueError(f"devices are {devices}: pass GPUs, real or virtual; nothing counts a CPU's memory")
+    before = {}
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+        before[device] = torch.cuda.memory_allocated(device)
+    step()
+    idle = [str(device) for device in devices if torch.cuda.max_memory_allocated(device) == before[device]]
+    fail_if(idle, f"{', '.join(idle)} did nothing in this step. Did you call the network that you wrapped, and not the "
+                  "wrapper?")
+
+
+def assert_equal_by_name(replicas, atol, advice):
+    """Each dict of tensors in `replicas` has the names and, to `atol`, the values of the first."""
+    shapes = [{name: tensor.shape for name, tensor in replica.items()} for replica in replicas]
+    for number, replica in enumerate(replicas):
+        fail_if(shapes[number] != shapes[0],
+                f"replica {number} and replica 0 differ in the names or shapes of their tensors")
+        gaps = {name: largest_gap(tensor, replicas[0][name]) for name, tensor in replica.items()}
+        wrong = {name: gap for name, gap in gaps.items() if not gap <= atol}  # `not`: NaN is wrong, too
+        if wrong:
+            name, gap = next(iter(wrong.items()))
+            raise AssertionError(f"replica {number} differs from replica 0 in {len(wrong)} of {len(gaps)} tensors; the "
+                                 f"first is {name!r}, by up to {gap:.2g}. {advice}")
+
+
+def largest_gap(a, b):
+    a, b = a.detach().cpu(), b.detach().cpu()
+    return (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
+
+
+def tensors(replica, buffers=False):
+    """A replica's parameters by name, or all its tensors."""
+    if isinstance(replica, nn.Module):
+        return dict(replica.named_parameters()) | (dict(replica.named_buffers()) if buffers else {})
+    return dict(replica) if isinstance(replica, dict) else {f"parameter {i}": t for i, t in enumerate(replica)}
+
+
+def flat(replica):
+    return torch.cat([t.detach().cpu().double().flatten() for t in tensors(replica).values()])
+
+
+def memory_of(tensor):
+    """What tells a tensor's memory from all other memory; None when it has none."""
+    inner = tensor.inner if isinstance(tensor, VirtualTensor) else tensor
+    return (tensor.device, inner.untyped_storage().data_ptr()) if inner.untyped_storage().data_ptr() else None
+
+
+def some(rows):
+    return f" ({', '.join(map(str, rows[:3]))}{' …' * (len(rows) > 3)})" if rows else ""
+
+
+def fail_if(wrong, message):
+    if wrong:
+        raise AssertionError(message)

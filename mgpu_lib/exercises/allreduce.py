@@ -1,0 +1,127 @@
+"""Checks for chapter 4: all-reduces within a budget of bytes or messages, and the weights of uneven shards."""
+
+from collections import Counter
+
+import torch
+
+from mgpu_lib.collectives import bytes_per_link, tree
+from mgpu_lib.virtual import virtual_gpus
+
+from .framework import exercise, expect, filled
+
+
+class Messages(Counter):
+    """Bytes per link, as `Machine.traffic`, and the size of each single message."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __setitem__(self, link, total):
+        self.sizes.append(total - self[link])
+        super().__setitem__(link, total)
+
+
+def allreduced(answer, k, numbers):
+    """Bytes per link, {(source, target): bytes}, after `answer(data)` has all-reduced `numbers` numbers on `k` GPUs."""
+    with virtual_gpus(k) as machine:
+        data = [torch.arange(1.0, numbers + 1).to(device) * 10 ** i for i, device in enumerate(machine.devices)]
+        before, right = data[0].cpu(), torch.arange(1.0, numbers + 1) * sum(10 ** i for i in range(k))
+        given, start = list(data), Counter(machine.traffic)
+        filled(answer(data), in_place=True)
+        links = {(int(source[5:]), int(target[5:])): nbytes for (source, target), nbytes
+                 in (machine.traffic - start).items() if source != "cpu" and target != "cpu"}
+        results = [tensor.cpu() for tensor in given]
+    case = f"{k} GPUs, {numbers} numbers"
+    for gpu, result in enumerate(results):
+        if torch.equal(result, right):
+            continue
+        expect(not torch.equal(result, before * 10 ** gpu),
+               f"{case}: GPU {gpu} still has its own numbers. Write into its tensor (copy_, add_, or [:] =): "
+               "data[i] = … changes the list only")
+        done = int((result == right).sum())
+        expect(not done, f"{case}: GPU {gpu} has the sum in {done} of {numbers} places. Who brings it the others?")
+        expect(False, f"{case}: GPU {gpu} doesn't have the sum. (Is some number added twice?)")
+    return links
+
+
+@exercise
+def check_ring_allreduce(answer):
+    """ring_allreduce(data): sums one tensor per GPU, in place; each sends to the next GPU only, 2(k-1)/k tensors."""
+    for k, numbers in [(2, 4), (3, 6), (4, 10), (4, 3), (1, 4)]:
+        for (source, target), nbytes in allreduced(answer, k, numbers).items():
+            expect(target == (source + 1) % k, f"{k} GPUs: the sums are right, but GPU {source} sends to GPU {target}; "
+                                               "in a ring each sends to the next one only")
+            limit = 2 * (k - 1) * -(-numbers // k) * 4
+            expect(nbytes <= limit, f"{k} GPUs, {numbers} numbers: the sums are right, but GPU {source} sends {nbytes} "
+                                    f"bytes, and {limit} will do. Send one chunk in each round, not the whole tensor")
+    return "the sum on every GPU, and each sends 2(k-1)/k tensors to its neighbor"
+
+
+@exercise
+def check_tree_allreduce(answer):
+    """tree_allreduce(data): sums one tensor per GPU, in place; no GPU receives more than log2(k) tensors."""
+    for k in (2, 4, 8, 5, 1):
+        links = allreduced(answer, k, 3)
+        received, allowed = by_target(links), by_target(bytes_per_link(tree(k), 12, k))
+        most = max(allowed.values(), default=0)
+        for gpu, nbytes in received.items():
+            expect(nbytes <= most, f"{k} GPUs: the sums are right, but GPU {gpu} receives {nbytes // 12} tensors, and "
+                                   f"{most // 12} will do. Add in pairs, then the pairs' sums in pairs, and so on")
+        expect(sum(received.values()) <= sum(allowed.values()),
+               f"{k} GPUs: the sums are right, but {sum(received.values()) // 12} tensors travel in all, and "
+               f"{sum(allowed.values()) // 12} will do")
+    return "the sum on every GPU, and none receives more than log2(k) tensors, rounded up"
+
+
+def by_target(links):
+    received = Counter()
+    for (_, target), nbytes in links.items():
+        received[target] += nbytes
+    return received
+
+
+@exercise
+def check_bucketed_allreduce(answer):
+    """bucketed_allreduce(device_grads, bucket_bytes): sums lists of gradients, in place, many in one all-reduce."""
+    shapes, bucket_bytes = [(2, 3), (4,), (3, 2), (30,), *[(2,)] * 12], 48  # 6 + 4 numbers, 6, 30 (too large), 12 + 12
+    with virtual_gpus(2) as machine:
+        device_grads = [[torch.full(shape, float(i + 1), device=device) * (gpu + 1) for i, shape in enumerate(shapes)]
+                        for gpu, device in enumerate(machine.devices)]
+        machine.traffic = messages = Messages()
+        for gpu in machine.gpus:
+            gpu.traffic = messages
+        filled(answer([list(grads) for grads in device_grads], bucket_bytes), in_place=True)
+        sizes = list(messages.sizes)
+        results = [[grad.cpu() for grad in grads] for grads in device_grads]
+    for gpu, grads in enumerate(results):
+        for i, grad in enumerate(grads):
+            own, right = (i + 1.0) * (gpu + 1), (i + 1.0) * 3
+            expect(not bool((grad == own).all()),
+                   f"gradient {i} of GPU {gpu} still has its own numbers: copy the sums from the bucket back into it")
+            expect(bool((grad == right).all()),
+                   f"gradient {i} of GPU {gpu} isn't the sum: are the bucket's pieces in the right order?")
+    expect(max(sizes) <= 120, f"the sums are right, but one message has {max(sizes)} bytes, and a bucket holds "
+                              f"{bucket_bytes} (a larger gradient travels alone)")
+    expect(sum(size > bucket_bytes for size in sizes) <= 4,
+           f"the sums are right, but several buckets hold more than {bucket_bytes} bytes")
+    expect(len(sizes) <= 24, f"the sums are right, but {len(sizes)} messages were sent for {len(shapes)} gradients. "
+                             "Put several gradients into one bucket: six buckets will do")
+    return f"the sum of every gradient, in {len(sizes)} messages; one by one they are {2 * len(shapes)} or more"
+
+
+@exercise
+def check_uneven_weights(answer):
+    """uneven_weights(sizes): what to multiply the GPUs' mean losses with, so that they add up to the batch's mean."""
+    for sizes in ([3, 2, 2], [5], [20, 20, 20, 4], [1, 1, 0], [4, 4]):
+        weights, right = list(filled(answer(list(sizes)))), [size / sum(sizes) for size in sizes]
+        case = f"shards of {sizes} rows: {[round(float(w), 3) for w in weights]}"
+        expect(len(weights) == len(sizes), f"{case}; one weight for each shard")
+        if all(abs(weight - share) < 1e-6 for weight, share in zip(weights, right)):
+            continue
+        expect(len(set(weights)) > 1, f"{case}; equal weights are right for equal shards only: a row of a small shard "
+                                      "would count more than a row of a large one")
+        expect(abs(sum(weights) - 1) < 1e-6, f"{case}; they add up to {sum(weights):.3g}, not to 1, so losses of 1 "
+                                             "would not give a mean of 1: divide by the rows of the whole batch")
+        expect(False, f"{case}; each row should count as much as any other: {[round(share, 3) for share in right]}")
+    return "every row counts the same, wherever it is"

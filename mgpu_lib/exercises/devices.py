@@ -1,0 +1,130 @@
+"""Checks for chapters 1 and 2: choosing a GPU, its numbers, aliases, and what fits into its memory."""
+
+import torch
+from torch import nn
+
+from mgpu_lib.virtual import virtual_gpus
+
+from .framework import exercise, expect, filled
+
+
+@exercise
+def check_emptiest_gpu(answer):
+    """emptiest_gpu(devices): the one with the most free memory."""
+    for held in ([3, 1, 2], [0, 2, 3], [2, 3, 0], [1, 1, 1]):
+        with virtual_gpus(3) as machine:
+            ballast = [torch.ones(max(mib, 1), 2**18, device=f"cuda:{gpu}") for gpu, mib in enumerate(held)]
+            del ballast[held.index(min(held))]
+            torch.cuda.empty_cache()
+            found = filled(answer(list(machine.devices)))
+            expect(isinstance(found, torch.device), f"{found!r} is no device: return one of `devices`")
+            expect(found in machine.devices, f"{found} isn't among {machine.devices}")
+            free = {device: torch.cuda.mem_get_info(device)[0] for device in machine.devices}
+            del ballast
+        best = max(free.values())
+        expect(free[found] != min(free.values()) or free[found] == best,
+               f"{found} has the least free memory of all, {free[found] >> 20} MiB; the most is {best >> 20} MiB")
+        expect(free[found] == best, f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB")
+    few = [torch.device("cuda", 1), torch.device("cuda", 2)]
+    with virtual_gpus(3):
+        expect(answer(few) in few, "it must be one of the devices that were passed, and they may be some of all GPUs")
+    return "the one with the most free memory, wherever it is"
+
+
+@exercise
+def check_physical(answer):
+    """physical(i, visible): the number in nvidia-smi of cuda:i, when CUDA_VISIBLE_DEVICES is `visible`."""
+    for visible in ("3,0,2", "0,1", "5", "10,2"):
+        right = [int(number) for number in visible.split(",")]
+        for i, number in enumerate(right):
+            got = filled(answer(i, visible))
+            case = f"CUDA_VISIBLE_DEVICES={visible}: cuda:{i} is GPU {number} of nvidia-smi, you say {got!r}"
+            expect(got != str(number), f"{case}. It is a text; turn it into a number")
+            expect(got == number, f"{case}. The program numbers what it sees from 0 on, in the order of the list")
+    return "cuda:i is the i-th number of the list"
+
+
+@exercise
+def check_aliases(answer):
+    """The names of what changes with X, as a set: a tensor with X's memory, or X itself."""
+    right = {"X[:2]", "X.detach()", "X.to(devices[0])"}
+    names = right | {"X.clone()", "X.cpu()", "X.to(torch.float64)"}
+    if answer == set():
+        filled(None)
+    answer = set(answer)
+    expect(answer <= names, f"{sorted(map(str, answer - names))[:1]} isn't among the six names")
+    why = {"X[:2]": "a slice is a view: it has X's memory", "X.detach()": "detach leaves the graph, not the memory",
+           "X.to(devices[0])": "X is on that GPU already, and there .to returns X itself",
+           "X.clone()": "clone always copies", "X.cpu()": "the values had to go to another device, so they were copied",
+           "X.to(torch.float64)": "another type needs other memory"}
+    for name in sorted(answer ^ right):
+        expect(False, f"look again at {name}: {why[name]}")
+    return "all six"
+
+
+@exercise
+def check_strays(answer):
+    """strays(net, device): the names of a network's parameters and buffers that are not on `device`."""
+    def make_net():
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False))
+    with virtual_gpus(2):
+        device, net = torch.device("cuda", 0), make_net().to("cuda:0")
+        found = list(filled(answer(net, device)))
+        expect(not found, f"all of the network is on {device}, and you name {found[:1]}")
+        net[2].to("cuda:1")
+        found = list(answer(net, device))
+        expect(all(isinstance(name, str) for name in found), "return the names, not the tensors")
+        expect(found, "2.weight is on cuda:1 and not on cuda:0: compare the whole device, not its type")
+        expect(found == ["2.weight"], f"only 2.weight is on another device, and you name {found}")
+        net[1].cpu()
+        found, right = set(answer(net, device)), {name for name in net.state_dict() if name[0] in "12"}
+        buffers = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+        expect(found != right - buffers, "buffers, such as 1.running_mean, can be left behind: net.named_buffers()")
+        expect(found == right, f"expected {sorted(right)}, you name {sorted(found)}")
+    return "parameters and buffers, by name"
+
+
+@exercise
+def check_to_device(answer):
+    """to_device(nest, device): lists, tuples and dicts of tensors, moved; everything else as it is."""
+    with virtual_gpus(1):
+        device = torch.device("cuda", 0)
+        X, there = torch.ones(2), torch.ones(2, device=device)
+        expect(filled(answer(X, device)).device == device, "a single tensor was not moved")
+        expect(answer(there, device) is there, "what is on the device already needs no copy: .to returns it as it is")
+        for other in ("text", 3, None):
+            expect(answer([other], device) == [other], f"what is no tensor, such as {other!r}, must come back as it is")
+        for nest in ([X], (X, X), {"X": X}, {"a": [X, (X, "text")], "b": 3}):
+            moved = answer(nest, device)
+            expect(type(moved) is type(nest), f"a {type(nest).__name__} came back as {type(moved).__name__}")
+            expect(moved is not nest, "the caller's list or dict was changed: make a new one")
+            expect(shape(moved) == shape(nest), f"{shape(nest)} came back as {shape(moved)}")
+            expect(all(t.device == device for t in leaves(moved)), f"a tensor in {shape(nest)} was not moved")
+            expect(all(tensor is X for tensor in leaves(nest)), "the caller's list or dict was changed: make a new one")
+    return "every tensor on the GPU, everything else as it was"
+
+
+def leaves(nest):
+    """All tensors in lists, tuples and dicts inside each other."""
+    if isinstance(nest, torch.Tensor):
+        return [nest]
+    parts = nest.values() if isinstance(nest, dict) else nest if isinstance(nest, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in leaves(part)]
+
+
+def shape(nest):
+    """`nest` with X in place of each tensor."""
+    if isinstance(nest, dict):
+        return {key: shape(value) for key, value in nest.items()}
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(shape(value) for value in nest)
+    return "X" if isinstance(nest, torch.Tensor) else nest
+
+
+@exercise
+def check_largest(answer, fits):
+    """The largest power of two that is a batch for which `fits(batch_size)` holds."""
+    expect(isinstance(answer, int) and answer > 0 and answer & (answer - 1) == 0, f"{answer!r} is no power of two")
+    expect(fits(answer), f"{answer:,} is too large")
+    expect(not fits(2 * answer), f"twice that, {2 * answer:,}, fits too")
+    return f"{answer:,} fits, and {2 * answer:,} doesn't"

@@ -1,0 +1,43 @@
+"""The check for the museum's exercise."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib import checks
+from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.parallel import get_params, max_divergence
+from mgpu_lib.virtual import virtual_gpus
+
+from .framework import exercise, expect, filled
+
+LR = 0.01
+
+
+@exercise
+def check_clipped_step(answer):
+    """clipped_step(X, y, replicas, devices, lr, length): clips the gradient of the whole batch, on all GPUs."""
+    start = [p.double() for p in lenet_params()]
+    X, y = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7)
+    with virtual_gpus(2) as machine:
+        replicas = [get_params(start, device) for device in machine.devices]
+        filled(answer(X, y, replicas, machine.devices, LR, 1.0), in_place=True)
+        expect(max_divergence(replicas) == 0, "the replicas differ after the step: all must clip the same gradient, by "
+                                              "the same factor")
+        expect(distance(replicas[0], single_device(X, y, start, 1e9)) > 1e-9,
+               "nothing was clipped: it must happen before the GPUs step")
+        checks.assert_step_matches_single_device(start, replicas[0], single_device(X, y, start, 1.0))
+        checks.assert_gradients_fresh(replicas)
+    return "clipped once, after the all-reduce: the step of a single device"
+
+
+def single_device(X, y, start, length):
+    params = get_params(start, "cpu")
+    F.cross_entropy(lenet(X, params), y, reduction="sum").backward()
+    nn.utils.clip_grad_norm_(params, length)
+    torch.optim.SGD(params, LR / len(X)).step()
+    return params
+
+
+def distance(params, others):
+    return max((p.detach().cpu() - q.detach()).abs().max().item() for p, q in zip(params, others))
