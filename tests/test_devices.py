@@ -58,7 +58,8 @@ def test_use_gpus_makes_virtual_ones_otherwise(three_real, monkeypatch, capsys):
 
 
 def test_use_gpus_again_keeps_what_is_there():
-    x = torch.ones(1, device=mgpu.use_gpus(1)[0])
+    (device,) = mgpu.use_gpus(1)
+    x = torch.ones(1, device=device)
     first = mgpu.current_machine()
     mgpu.use_gpus(3)
     assert mgpu.current_machine() is first and torch.cuda.device_count() == 3

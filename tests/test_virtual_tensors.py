@@ -434,3 +434,47 @@ def test_pinned_memory(gpus):
     assert pinned.to("cuda:1", non_blocking=True).device == GPU1
     with pytest.raises(RuntimeError, match=r"cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
         pinned.cuda().pin_memory()
+
+
+def test_a_gpu_never_writes_into_a_scalar_on_the_cpu(gpus):
+    loss, total = torch.tensor(1.0, device="cuda:1"), torch.tensor(0.0)
+    for wrong in (
+        lambda: total.add_(loss),
+        lambda: torch.add(loss, loss, out=torch.empty(())),
+        lambda: torch.stack([loss, total]),
+        lambda: torch.nn.functional.cross_entropy(torch.ones(3, device="cuda:1"), torch.tensor(1)),
+        lambda: torch.nn.functional.embedding(torch.tensor(1), torch.ones(3, 2, device="cuda:1")),
+    ):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            wrong()
+    total += loss.cpu()
+
+
+def test_copies_into_a_cpu_tensor_know_their_gradient(gpus):
+    a = torch.ones(3, requires_grad=True)
+    t = a * 1
+    t.copy_(torch.zeros(3, device="cuda:1"))
+    t.sum().backward()
+    assert a.grad.tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        a.copy_(torch.zeros(3, device="cuda:1"))
+
+
+def test_type_as_moves(gpus):
+    x = torch.ones(2, dtype=torch.float64, device="cuda:1")
+    assert torch.ones(2).type_as(x).device == GPU1 and torch.ones(2).type_as(x).dtype == torch.float64
+    assert x.type_as(torch.ones(1)).device == CPU
+
+
+def test_what_reads_memory_directly_is_refused(gpus):
+    x = torch.ones(2, device="cuda:1")
+    for use in (lambda: x.apply_(lambda v: v), x.const_data_ptr, lambda: torch.utils.dlpack.to_dlpack(x),
+                lambda: torch.utils.dlpack.from_dlpack(x), lambda: torch.from_dlpack(x)):  # fmt: skip
+        with pytest.raises((RuntimeError, TypeError), match=r"no addresses|only implemented on CPU"):
+            use()
+
+
+def test_memory_formats_survive_a_move(gpus):
+    x = torch.ones(2, 3, device="cuda:0").t()
+    assert x.to("cuda:1").stride() == (1, 3)
+    assert x.to("cuda:1", memory_format=torch.contiguous_format).stride() == (2, 1)

@@ -13,12 +13,22 @@ def patches():
         yield comm, function.__name__, function
         yield cuda_comm, function.__name__, function
     yield _functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
+    yield _functions, "torch", Torch()
+
+
+class Torch:
+    """The module torch, as nn.parallel's functions see it: for them device(1) is cuda:1 in every build of PyTorch."""
+
+    device = staticmethod(lambda index: torch.device("cuda", index))
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
 
 
 def place(device):
-    """The virtual GPU that an index or device means; None for the CPU, which nn.parallel writes as -1."""
-    index = device if isinstance(device, int) else torch.device(device).index
-    return None if index in (-1, None) else current().gpu(index)
+    """The virtual GPU that an index or device means (None: the current one); None for the CPU, also written -1."""
+    index = torch.cuda._utils._get_device_index(device, optional=True, allow_cpu=True)
+    return None if index == -1 else current().gpu(index)
 
 
 def copy_to(tensor, gpu):
@@ -44,7 +54,7 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
 
 
 def reduce_add(inputs, destination=None):
-    gpu = place(0 if destination is None else destination)
+    gpu = place(destination)
     root = next((i for i, t in enumerate(inputs) if t.gpu is gpu), None)
     if root is None:
         raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
@@ -69,7 +79,7 @@ def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=
 
 def gather(tensors, dim=0, destination=None, *, out=None):
     no_out(out)
-    gpu = place(0 if destination is None else destination)
+    gpu = place(destination)
     first = tensors[0]
     shape = list(first.shape)
     for i, t in enumerate(tensors):

@@ -60,6 +60,8 @@ def patches():
                  "LongTensor", "IntTensor", "ByteTensor", "BoolTensor", "ExternalStream", "caching_allocator_alloc",
                  "memory_snapshot", "ipc_collect", "utilization", "temperature", "power_draw", "clock_rate"):
         yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
+    for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
+        yield owner, name, dlpack(getattr(owner, name))
     yield torch, "compile", not_imitated("torch.compile for cuda")
     for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
@@ -70,6 +72,13 @@ def patches():
     for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
         module = sys.modules[name]
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, VirtualTensor]
+
+
+def dlpack(original):
+    """DLPack hands over raw pointers: for tensors on the CPU only."""
+    def hand_over(tensor, *args, **kwargs):
+        return tensor.data_ptr() if type(tensor) is VirtualTensor else original(tensor, *args, **kwargs)
+    return hand_over
 
 
 def cuda_names():
@@ -110,7 +119,7 @@ def no_driver():
     """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
     if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
         raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of "
-                           "torch before they were on (from torch import zeros)? Write torch.zeros(…) instead.")
+                           "torch before they were on, and kept in a list, say? Take torch.zeros when you call it.")
 
 
 def device_count():

@@ -9,6 +9,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
 KERNELS = {"convolution": "_cudnn_convolution", "embedding": "_index_select", "native_batch_norm": "_native_batch_norm",
            "native_layer_norm": "_native_layer_norm"}
+STRICT = {"cat", "stack", "nll_loss_forward", "embedding", "index_select", "gather", "addmm", "mm", "bmm"}
 ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self"}
 
 
@@ -34,7 +35,10 @@ def tensors_in(values):
 
 
 def check_strays(func, args, kwargs, gpu, strays):
-    """Raise PyTorch's own error for tensors on two devices."""
+    """Raise PyTorch's own error for tensors on two devices, unless they may mix."""
+    strays = [stray for stray in strays if not forgiven(func, args, kwargs, stray)]
+    if not strays:
+        return None
     name = func.overloadpacket.__name__
     if name in INDEXING:
         return check_indices(args[0], args[1], strays)
@@ -51,6 +55,15 @@ def check_strays(func, args, kwargs, gpu, strays):
         f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
         f"{stray.device}, different from other tensors on {common} (when checking argument in method "
         f"wrapper_CUDA_{KERNELS.get(name, name)})")
+
+
+def forgiven(func, args, kwargs, stray):
+    """Whether `stray` is a scalar on the CPU that may go into this operation; a GPU's result never goes into one."""
+    if stray.dim() or stray.device.type != "cpu" or func.overloadpacket.__name__ in STRICT:
+        return False
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    written = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return not any(stray is tensor for name in written for tensor in tensors_in([given.get(name)]))
 
 
 def check_indices(indexed, indices, strays):

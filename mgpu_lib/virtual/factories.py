@@ -1,7 +1,7 @@
 """Everything that names a device: torch.zeros(…, device='cuda:1'), X.to('cuda:1'), X.cuda(), torch.Generator('cuda').
 
 The functions are replaced where they live, in `torch` and `torch.Tensor`, so that every thread and every library sees
-the replacements. For functions taken out before, with `from torch import zeros`, see `machine.TakenOutBefore`.
+the replacements. For functions taken out before, with `from torch import zeros`, see `machine.taken_out_before`.
 """
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from .errors import check_generator
 from .machine import VirtualGenerator, current, find
-from .moves import copy_into, move, transfer
+from .moves import move, transfer
 from .tensor import Base, VirtualTensor, wrap
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
@@ -35,7 +35,7 @@ def patches():
     yield torch, "normal", placed(torch.normal)
     for name in NEW:
         yield Tensor, name, placed(getattr(Tensor, name))
-    for function in (to, cuda, cpu, copy_, new_tensor, pin_memory, is_pinned):
+    for function in (to, cuda, cpu, copy_, type_as, new_tensor, pin_memory, is_pinned):
         yield Tensor, function.__name__, function
     yield torch, "Generator", Generator
     yield torch._C._nn, "_parse_to", parse_to
@@ -133,12 +133,6 @@ def plain(data):
     return data.tolist() if type(data) is VirtualTensor else data
 
 
-def device(*args, **kwargs):
-    """torch.device; a lone number means a GPU, also for a PyTorch that was built without CUDA."""
-    lone = len(args) == 1 and type(args[0]) is int and not kwargs and current() is not None
-    return torch.device("cuda", args[0]) if lone else torch.device(*args, **kwargs)
-
-
 def to(self, *args, **kwargs):
     """Tensor.to in all its forms."""
     if current() is None and type(self) is not VirtualTensor:
@@ -177,6 +171,8 @@ def convert(x, device, dtype=None, memory_format=None, copy=False):
         with torch._C.DisableTorchFunctionSubclass():
             return transfer(Base.to(x, **options), gpu)
     moved = move(Base.to(x, **options), gpu)
+    if memory_format not in (None, torch.preserve_format):
+        moved = moved.contiguous(memory_format=memory_format)
     return moved if gpu or torch.device(device).type == "cpu" else Base.to(moved, device)
 
 
@@ -194,12 +190,13 @@ def cpu(self, memory_format=torch.preserve_format):
 
 def copy_(self, source, non_blocking=False):
     """Across devices the source moves first, so that its gradient finds the way back."""
-    if isinstance(source, Tensor) and source.requires_grad and source.device != self.device:
+    if isinstance(source, Tensor) and source.device != self.device and VirtualTensor in (type(self), type(source)):
         source = move(source, getattr(self, "gpu", None))
-    if type(self) is not VirtualTensor and type(source) is VirtualTensor:
-        with torch.no_grad():
-            return copy_into(self, source)
     return Base.copy_(self, source, non_blocking)
+
+
+def type_as(self, other):
+    return convert(self, other.device, other.dtype)
 
 
 def pin_memory(self, device=None):

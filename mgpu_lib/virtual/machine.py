@@ -2,10 +2,10 @@
 import contextlib
 import sys
 import threading
+import types
 from collections import Counter
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .errors import GENERATORS, no_values
 from .memory import Ledger
@@ -64,15 +64,19 @@ class VirtualGPU:
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
-            raise self.explained(error, func) from error
+            better = self.explained(error, func)
+            if better is None:
+                raise
+            raise better from error
 
     def explained(self, error, func):
+        """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(getattr(func, "overloadpacket", func.__name__)))
         if "DefaultCPUAllocator" in str(error):
             return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The "
                                 f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).')
-        return error
+        return None
 
     @contextlib.contextmanager
     def randomness(self):
@@ -182,9 +186,8 @@ class Machine:
         return self.start()
 
     def __exit__(self, *exc):
-        for machine in RUNNING[:RUNNING.index(self):-1] if self in RUNNING else ():  # left on inside the block
-            machine.stop()
-        self.stop()
+        while self in RUNNING:  # machines that were left on inside the block go first
+            current().stop()
 
 
 def find_backing(name):
@@ -209,39 +212,34 @@ def patch_everything():
     from . import autocast, checkpoint, comm, cuda, factories, modules  # they need this module's names
     real_cuda_generators = torch.cuda.default_generators
     with contextlib.ExitStack() as stack:  # undone if one of them fails
-        replacements = {id(torch.device): factories.device}  # a type, so it can't be replaced where it lives
+        replacements = {}
         for module in (factories, modules, cuda, autocast, comm, checkpoint):
             for owner, name, value in module.patches():
-                replacements[id(getattr(owner, name, None))] = value
+                original = getattr(owner, name, None)
+                if callable(original):
+                    replacements[id(original)] = value
                 patch(stack, owner, name, value)
+        for module, name, value in taken_out_before(replacements):
+            patch(stack, module, name, value)
         autocast.register(stack)
         checkpoint.register(stack)
-        stack.enter_context(TakenOutBefore(replacements))
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)
         _patches.push(stack.pop_all())
 
 
-class TakenOutBefore(TorchFunctionMode):
-    """Lets a function that was taken out of torch before (from torch import zeros) end in its replacement too.
+def taken_out_before(replacements):
+    """(module, name, replacement) for what modules took out of PyTorch before, as in `from torch import zeros`.
 
-    Only in the thread that starts the machine; in others such a call ends in `cuda.no_driver`, which says what to do.
+    `replacements` is {id of the original: replacement}. PyTorch's own modules keep theirs, and so does this package.
     """
-
-    def __init__(self, replacements):
-        super().__init__()
-        self.replacements, self.thread = replacements, threading.get_ident()
-
-    def __exit__(self, *exc):
-        if threading.get_ident() == self.thread:  # elsewhere there is nothing to leave
-            super().__exit__(*exc)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        replacement = self.replacements.get(id(func), func)
-        if replacement is not func and sys._getframe(1).f_globals.get("__package__") == __package__:
-            replacement = func  # a replacement calls the original
-        return replacement(*args, **(kwargs or {}))
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__name__", "")
+        if isinstance(module, types.ModuleType) and not name.startswith(("torch", __package__)):
+            for key, value in list(vars(module).items()):
+                if id(value) in replacements:
+                    yield module, key, replacements[id(value)]
 
 
 def patch(stack, owner, name, value):

@@ -43,16 +43,18 @@ class Ledger:
         """Let `block` hold `nbytes` from now on; raises torch.OutOfMemoryError if the GPU has no room for more."""
         with self.lock:
             more = round_up(nbytes, BLOCK) - block.nbytes
-            if more > 0:
+            if more < 0:
+                self.frees += 1
+            elif more > 0:
                 self.check(more)
                 self.allocations += 1
-            elif more < 0:
-                self.frees += 1
             block.nbytes += more
             self.allocated += more
-            self.reserved = max(self.reserved, min(round_up(self.allocated, SEGMENT), self.capacity))
-            self.peak = max(self.peak, self.allocated)
-            self.peak_reserved = max(self.peak_reserved, self.reserved)
+            if self.allocated > self.peak:
+                self.peak = self.allocated
+            if self.allocated > self.reserved:
+                self.reserved = min(round_up(self.allocated, SEGMENT), self.capacity)
+                self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def check(self, nbytes):
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""

@@ -85,10 +85,10 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention; the mask that is_causal stands for is made here, and not in C++."""
-    if is_causal and type(query) is VirtualTensor:
+    if is_causal and attn_mask is None and type(query) is VirtualTensor:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    return _attention(query, key, value, attn_mask, dropout_p, is_causal and attn_mask is None, scale=scale,
-                      enable_gqa=enable_gqa)
+        is_causal = False
+    return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
@@ -99,5 +99,5 @@ def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_len
     padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
     for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):
         padded[i, :size] = step
-    lengths = (batch_sizes[:, None] > torch.arange(rows)).sum(0)
+    lengths = (batch_sizes[:, None] > torch.arange(rows, device="cpu")).sum(0)
     return padded.transpose(0, 1) if batch_first else padded, lengths

@@ -14,6 +14,7 @@ class Stream:
         self.gpu = machine.find("cuda" if device is None else device)
         self.device, self.device_index, self.priority = self.gpu.device, self.gpu.index, priority
         self.stream_id = next(_numbers)
+        self.entered = []  # what was current before each `with` that is open
 
     def __repr__(self):
         return f"<torch.cuda.Stream device={self.device} (virtual)>"
@@ -45,12 +46,12 @@ class Stream:
         return event
 
     def __enter__(self):
-        self.before = (machine.select(self.gpu.index), current_stream(self.gpu.index))
+        self.entered.append((machine.select(self.gpu.index), current_stream(self.gpu.index)))
         set_stream(self)
         return self
 
     def __exit__(self, *exc):
-        index, stream = self.before
+        index, stream = self.entered.pop()
         set_stream(stream)
         machine.select(index)
 

@@ -4,7 +4,6 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 `__torch_dispatch__`: it checks that all tensors are on one GPU, runs on the inner tensors, and wraps what comes out.
 """
 import copy
-import functools
 import sys
 from collections import OrderedDict
 from typing import NamedTuple
@@ -85,7 +84,12 @@ class VirtualTensor(Tensor):
         raise RuntimeError("a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
                            "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first.")
 
-    data_ptr = untyped_storage = storage = __dlpack__ = _raw_pointer
+    data_ptr = const_data_ptr = untyped_storage = storage = __dlpack__ = __dlpack_device__ = _raw_pointer
+
+    def apply_(self, function):
+        raise TypeError("apply_ is only implemented on CPU tensors")
+
+    map_ = apply_
     __cuda_array_interface__ = property(_raw_pointer)
 
     @property
@@ -147,12 +151,11 @@ class VirtualTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunction():  # lean: nothing in here asks machine.TakenOutBefore
-            return run(func, args, kwargs, sys._getframe(1))
+        return run(func, args, kwargs, sys._getframe(1))
 
 
 def run(func, args, kwargs, caller):
-    rule = rule_of(func)
+    rule = RULES.get(id(func)) or learn(func)
     strays = []
     inner_args, gpu = unwrap(args, None, strays)
     inner_kwargs = {}
@@ -192,13 +195,17 @@ PACK = "_pack_padded_sequence"
 MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
 
 
-@functools.cache
-def rule_of(func):
+RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
+
+
+def learn(func):
+    """The rule of an operation, found out when it is met for the first time."""
     name = func.overloadpacket.__name__
     random = torch.Tag.nondeterministic_seeded in func.tags
     lists = [i for i, a in enumerate(func._schema.arguments)
              if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
-    return Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK, lists)
+    RULES[id(func)] = Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK, lists)
+    return RULES[id(func)]
 
 
 def wrap(inner, gpu):
@@ -251,8 +258,7 @@ def unwrap(values, gpu, strays):
         elif kind in PLAIN:
             pass
         elif isinstance(value, Tensor):
-            if value.dim():  # scalars on the CPU may mix, as on real GPUs
-                strays.append(value)
+            strays.append(value)
         elif kind is torch.device and gpu is not None:
             value = gpu.backing
         elif isinstance(value, torch._C.Generator):
