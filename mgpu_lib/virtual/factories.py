@@ -190,8 +190,9 @@ def cpu(self, memory_format=torch.preserve_format):
 
 def copy_(self, source, non_blocking=False):
     """Across devices the source moves first, so that its gradient finds the way back."""
-    if isinstance(source, Tensor) and source.device != self.device and VirtualTensor in (type(self), type(source)):
-        source = move(source, getattr(self, "gpu", None))
+    elsewhere = isinstance(source, Tensor) and source.device != self.device
+    if elsewhere and VirtualTensor in (type(self), type(source)) and (source.requires_grad or self.is_cpu):
+        source = move(source, getattr(self, "gpu", None))  # only then: on a GPU the second copy would take room
     return Base.copy_(self, source, non_blocking)
 
 
