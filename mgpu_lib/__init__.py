@@ -6,14 +6,17 @@ from .devices import gpu_table, try_all_gpus, try_gpu, use_gpus
 from .footprint import footprint
 from .models import SimpleCNN, lenet, lenet_params, resnet18
 from .parallel import allreduce, get_params, max_divergence, sgd, split_batch, train_batch
+from .prediction import predict
 from .primitives import data_parallel
+from .timing import Timer
 from .training import evaluate, train
 from .virtual import current as current_machine
 from .virtual import virtual_gpus
 
-__all__ = ["SimpleCNN", "allreduce", "batches", "current_machine", "data_parallel", "evaluate", "footprint",
-           "get_params", "gpu_table", "lenet", "lenet_params", "load_fashion_mnist", "max_divergence", "resnet18",
-           "sgd", "split_batch", "train", "train_batch", "try_all_gpus", "try_gpu", "use_gpus", "virtual_gpus"]
+__all__ = ["allreduce", "batches", "current_machine", "data_parallel", "evaluate", "footprint", "get_params",
+           "gpu_table", "lenet", "lenet_params", "load_fashion_mnist", "max_divergence", "predict", "resnet18", "sgd",
+           "split_batch", "train", "train_batch", "try_all_gpus", "try_gpu", "use_gpus", "virtual_gpus", "SimpleCNN",
+           "Timer"]
 
 MODULES = ("checkpoints", "checks", "collectives", "exercises", "plots", "splitting", "traffic", "widgets")
 

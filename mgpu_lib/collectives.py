@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from mgpu_lib.virtual.costs import link_seconds
+
 
 class Send(NamedTuple):
     """GPU `source` sends piece `chunk` of its tensor to GPU `target`, which adds it to its own or puts it in its place.
@@ -112,6 +114,15 @@ def bytes_per_link(schedule, nbytes, k, itemsize=4):
     for send in (send for sends in schedule for send in sends):
         links[send.source, send.target] += nbytes if send.chunk is None else sizes[send.chunk]
     return dict(links)
+
+
+def seconds(schedule, nbytes, k, link, itemsize=4):
+    """Modelled seconds that `schedule` takes over `link` (a specs.Link, such as `machine.link`), a round at a time.
+
+    Each of `k` GPUs holds `nbytes`; a round takes as long as its largest piece. Raises as `bytes_per_link` does.
+    """
+    sizes = dict(enumerate(chunk_sizes(nbytes, k, itemsize))) | {None: nbytes}
+    return sum(link_seconds(max(sizes[send.chunk] for send in sends), link, "collective") for sends in schedule)
 
 
 def chunk_sizes(nbytes, k, itemsize=4):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from mgpu_lib import parallel
+from mgpu_lib import collectives, parallel
 from mgpu_lib.collectives import (
     Send,
     bucketed_allreduce,
@@ -26,6 +26,8 @@ from mgpu_lib.collectives import (
 )
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.costs import link_seconds, ring_seconds
+from mgpu_lib.virtual.specs import LINKS
 
 SCHEDULES = {"star": star, "ring": ring, "tree": tree}
 ALLREDUCES = {"star": star_allreduce, "ring": ring_allreduce, "tree": tree_allreduce}
@@ -236,3 +238,25 @@ def test_bucketed_allreduce_returns_its_buckets_and_refuses_bad_input():
         bucketed_allreduce([grads[0], [grads[1][0], None, grads[1][2]]], 100)
     with pytest.raises(ValueError, match=r"lists of \[\]"):
         bucketed_allreduce([], 100)
+
+
+# Seconds, modelled
+
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
+@pytest.mark.parametrize("key", ["pcie3", "nvlink2", "nvlink4"])
+def test_seconds_of_schedules(k, key):
+    link, nbytes = LINKS[key], 4 * 10**7 * k
+    star, ring, tree = (collectives.seconds(way(k), nbytes, k, link)
+                        for way in (collectives.star, collectives.ring, collectives.tree))
+    assert ring == pytest.approx(ring_seconds(nbytes, k, link))
+    assert star == pytest.approx(2 * (k - 1) * link_seconds(nbytes, link, "collective"))
+    assert tree == pytest.approx(star * math.ceil(math.log2(k)) / (k - 1))
+    assert ring <= tree <= star and (k == 2 or ring < tree)
+
+
+def test_for_little_data_the_tree_is_faster_than_the_ring():
+    link = LINKS["pcie3"]
+    assert collectives.seconds(collectives.tree(8), 32, 8, link) < collectives.seconds(collectives.ring(8), 32, 8, link)
+    assert collectives.seconds(collectives.ring(1), 32, 1, link) == 0
+    with pytest.raises(ValueError, match="no whole number"):
+        collectives.seconds(collectives.ring(2), 7, 2, link)

@@ -10,7 +10,9 @@ from mgpu_lib import devices
 
 
 @pytest.fixture(autouse=True)
-def off():
+def off(monkeypatch):
+    """Virtual GPUs are off again before `monkeypatch` puts back what they stood in for."""
+    monkeypatch.setenv("MGPU_VIRTUAL", "1")  # whatever GPUs this computer has
     yield
     while mgpu.current_machine():
         mgpu.current_machine().stop()

@@ -232,6 +232,39 @@ def test_modules_move_in_place_and_keep_their_parameters(gpus):
     assert parameters[0].dtype == torch.float16 and parameters[0].get_device() == 2
 
 
+def test_modules_move_in_inference_mode(gpus):
+    net, X = small_net().eval(), batch()[0]
+    expected = net(X)
+    with torch.inference_mode():
+        for device in ("cuda:0", "cuda:3", "cpu", "cuda:1"):
+            net.to(device)
+            assert {p.device for p in net.parameters()} == {torch.device(device)}
+            torch.testing.assert_close(net(X.to(device)).cpu(), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(net(X.to("cuda:1")).cpu(), expected)
+
+
+def test_modules_that_move_in_several_threads(gpus):
+    nets, wrong = [nn.Sequential(*[nn.Linear(2, 2) for _ in range(20)]) for _ in range(4)], []
+
+    def shuttle(net):
+        before = list(net.parameters())
+        try:
+            for i in range(12):
+                net.to(f"cuda:{i % 4}" if i % 2 else "cpu")
+                net(torch.ones(1, 2, device=before[0].device)).sum().backward()
+            assert all(a is b and a.grad.get_device() == 3 for a, b in zip(before, net.parameters(), strict=True))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=shuttle, args=(net,)) for net in nets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and not torch.__future__.get_swap_module_params_on_conversion()
+
+
 def test_gradients_move_with_their_module(gpus):
     net = nn.Linear(2, 1)
     net(torch.ones(1, 2)).sum().backward()
@@ -516,6 +549,36 @@ def test_state_dict_roundtrip_and_map_location(gpus):
             torch.equal(a.cpu(), b.cpu())
             for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True)
         )
+
+
+@pytest.mark.parametrize("move", [lambda s: s.cuda(1), lambda s: s.cuda(device=1), lambda s: s.to(device="cuda:1")])
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_a_map_location_that_moves_storages(gpus, move, options):
+    x, file = torch.arange(6.0), io.BytesIO()
+    torch.save({"x": x, "view": x[1:3], "y": torch.ones(2, device="cuda:3")}, file, **options)
+    file.seek(0)
+    seen = []
+    loaded = torch.load(file, map_location=lambda storage, where: seen.append(where) or move(storage))
+    assert all(t.get_device() == 1 for t in loaded.values()) and sorted(set(seen)) == ["cpu", "cuda:3"]
+    loaded["x"][1] = 9
+    assert loaded["view"].tolist() == [9, 2] and x[1] == 1
+    file.seek(0)
+    assert torch.load(file, map_location=lambda storage, where: storage)["y"].device.type == "cpu"
+    with pytest.raises(RuntimeError, match="no addresses"):
+        x.untyped_storage().cuda(1)  # outside of torch.load there is nothing like it
+
+
+def test_later_types_are_saved(gpus):
+    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.bfloat16):
+        x, file = torch.tensor([1.0, 2.0, 3.0], device="cuda:1").to(dtype), io.BytesIO()
+        torch.save([x, x[1:]], file)
+        for where, device in ((None, "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")):
+            file.seek(0)
+            whole, part = torch.load(file, map_location=where)
+            assert whole.device == part.device == torch.device(device) and whole.dtype == dtype
+            assert whole.float().tolist() == [1, 2, 3] and part.float().tolist() == [2, 3]
+            same = (whole.cpu() if whole.is_cuda else whole).dtype == dtype
+            assert same and copy.deepcopy(x).float().tolist() == [1, 2, 3]
 
 
 def test_a_checkpoint_for_more_gpus_than_there_are():

@@ -1,4 +1,6 @@
 """Every operation of PyTorch, on PyTorch's own sample inputs: values and gradients on a virtual GPU equal the CPU's."""
+import functools
+
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
@@ -12,16 +14,18 @@ from torch.testing._internal.common_methods_invocations import op_db
 DTYPES = (torch.float32, torch.int64, torch.complex64)
 NOT_IMITATED = {
     "to_sparse": "dense tensors only", "to": "takes its device from the test's own inputs",
-    # C++ makes a tensor of their own for these, and takes a virtual tensor for one on the CPU; they raise.
-    "quantile": "raises", "nanquantile": "raises", "linalg.matrix_rank": "raises",
     "combinations": "raises on PyTorch 2.11",
-    "nn.functional.one_hot": "is replaced in torch.nn.functional; see test_virtual_nn.py",
     "istft": "raises without a window", "tensor_split": "raises for indices on a GPU, as PyTorch does",
-    # The gradient is all zeros, or has no elements; C++ makes it on the CPU.
-    "sgn": "zero gradient", "copysign": "zero gradient", "nextafter": "zero gradient", "cat": "empty gradient",
-    "repeat": "empty gradient", "tile": "empty gradient", "max_pool2d_with_indices_backward": "zero gradient",
     "normal": "without a device the numbers belong on the CPU",
 }
+
+
+REPLACED = {"quantile", "nanquantile", "linalg.matrix_rank", "nn.functional.one_hot"}
+
+
+def public(name):
+    """torch.….name"""
+    return functools.reduce(getattr, name.split("."), torch)
 
 
 def on_gpu(value):
@@ -39,8 +43,8 @@ def tensors(values):
 def run(op, sample):
     """What the operation returns, and its gradients for all inputs that want one."""
     function = op.op
-    if "device" in sample.kwargs:  # op.op is the original, and these are replaced in torch
-        function = getattr(torch, op.name, None) or getattr(torch.Tensor, op.name, op.op)
+    if "device" in sample.kwargs or op.name in REPLACED:  # op.op is the original, and these are replaced in torch
+        function = getattr(torch.Tensor, op.name, op.op) if op.name.startswith("new_") else public(op.name)
     outputs = tensors(function(sample.input, *sample.args, **sample.kwargs))
     wanted = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
     smooth = [t for t in outputs if t.requires_grad]
@@ -66,7 +70,9 @@ def check(op, sample, machine):
     with machine:
         moved = sample.transform(on_gpu)
         moved.kwargs = {k: "cuda:1" if k == "device" else v for k, v in moved.kwargs.items()}
+        numbers = seeded(torch.get_rng_state)
         got = seeded(run, op, moved)
+        assert torch.equal(torch.get_rng_state(), numbers), f"{op.name} drew from the CPU's generator"
         named = "device" in moved.kwargs or any(type(t) is VirtualTensor for t in tensors((moved.input, moved.args)))
         assert all(type(t) is VirtualTensor for t in got if named), f"{op.name} left the GPU"
         assert [t.shape for t in got] == [t.shape for t in expected]

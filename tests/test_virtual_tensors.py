@@ -188,7 +188,7 @@ def test_out_arguments_keep_identity_and_are_resized(gpus):
     torch.cat([a, a], out=small)
     assert small.shape == (4, 2) and small.sum().item() == 8
     small.resize_(2, 2)
-    assert small.shape == (2, 2)
+    assert small.shape == (2, 2) and small.copy_(3).tolist() == [[3, 3], [3, 3]]
 
 
 def test_to_in_all_its_forms(gpus):
@@ -425,6 +425,8 @@ def test_deepcopy_and_pickle(gpus):
 def test_conjugates_and_complex_numbers(gpus):
     z = torch.tensor([1 + 2j, 3 - 1j], device="cuda:1")
     assert z.conj().tolist() == [1 - 2j, 3 + 1j] and torch.fft.ifft(torch.fft.fft(z)).cpu().allclose(z.cpu())
+    x = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.linalg.pinv(x.to("cuda:1")).cpu(), torch.linalg.pinv(x))  # conjugates inside C++
 
 
 def test_pinned_memory(gpus):
@@ -458,6 +460,73 @@ def test_copies_into_a_cpu_tensor_know_their_gradient(gpus):
     assert a.grad.tolist() == [0, 0, 0]
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         a.copy_(torch.zeros(3, device="cuda:1"))
+
+
+def test_old_names_of_types(gpus):
+    x = torch.tensor([1.5, 2.0])
+    with torch.cuda.device(2):
+        moved = x.type("torch.cuda.DoubleTensor")
+    assert moved.device == torch.device("cuda", 2) and moved.dtype == torch.float64
+    assert moved.type("torch.cuda.IntTensor").device == moved.device  # stays where it is
+    assert moved.type("torch.cuda.IntTensor").type() == "torch.cuda.IntTensor"
+    for back in (moved.type("torch.FloatTensor"), moved.type(torch.FloatTensor), x.type(torch.float32)):
+        assert back.device == CPU and torch.equal(back, x) and back.type() == "torch.FloatTensor"
+    assert moved.type(torch.float16).device == moved.device
+    with pytest.raises(ValueError, match=r"invalid type: 'torch.cuda.FooTensor'"):
+        x.type("torch.cuda.FooTensor")
+
+
+def test_meta_tensors_have_nothing_to_copy(gpus):
+    for move in (lambda x: x.to("cuda:1"), lambda x: x.cuda(), lambda x: x.to("cuda", torch.float64)):
+        with pytest.raises(NotImplementedError, match=r"^Cannot copy out of meta tensor; no data!$"):
+            move(torch.ones(2, device="meta"))
+    with pytest.raises(NotImplementedError, match=r"use torch.nn.Module.to_empty"):
+        torch.nn.Linear(2, 2, device="meta").to("cuda:1")
+    net = torch.nn.Linear(2, 2, device="meta").to_empty(device="cuda:1")
+    assert net.weight.device == GPU1 and net(torch.ones(1, 2, device=GPU1)).shape == (1, 2)
+
+
+def test_functions_that_make_tensors_in_cpp(gpus):
+    x = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+    for function in (
+        lambda x: torch.vander(x.detach()),
+        lambda x: torch.vander(x.detach(), 2),
+        lambda x: torch.vander(x.detach(), N=5, increasing=True),
+        lambda x: torch.vander(x.detach(), 0),
+        lambda x: torch.vander(x.long()),
+        lambda x: torch.quantile(x, 0.3),
+        lambda x: x.quantile(q=0.3, dim=0, keepdim=True),
+        lambda x: torch.nanquantile(x, 0.3, interpolation="lower"),
+        lambda x: torch.quantile(x, x.detach() / 4),
+        lambda x: torch.linalg.matrix_rank(torch.outer(x, x)),
+        lambda x: torch.linalg.matrix_rank(torch.outer(x, x) + torch.eye(3, device=x.device), tol=1.5, hermitian=True),
+    ):
+        y = x.detach().to("cuda:1").requires_grad_()
+        ours, theirs = function(y), function(x)
+        assert ours.device == GPU1 and ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours.cpu(), theirs)
+        assert ours.requires_grad == theirs.requires_grad
+        if ours.requires_grad:
+            ours.sum().backward()
+            torch.testing.assert_close(y.grad.cpu(), torch.autograd.grad(theirs.sum(), x)[0])
+
+
+@pytest.mark.parametrize("where", ["cuda:1", "cpu", None])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_loss_takes_lengths_from_anywhere(gpus, where, reduction):
+    losses, gradients = [], []
+    for device in ("cpu", "cuda:1"):
+        X = torch.linspace(-1, 1, 100).reshape(10, 2, 5).to(device).requires_grad_()
+        lengths = [(10, 9), (2, 1)] if where is None else [torch.tensor(n, device=where) for n in ([10, 9], [2, 1])]
+        if device == "cpu" and where:
+            lengths = [n.cpu() for n in lengths]
+        y = torch.tensor([[1, 2], [1, 3]], device=device)
+        losses.append(torch.nn.functional.ctc_loss(X.log_softmax(2), y, *lengths, reduction=reduction))
+        losses[-1].sum().backward()
+        gradients.append(X.grad)
+    assert losses[1].device == gradients[1].device == GPU1
+    torch.testing.assert_close(losses[1].cpu(), losses[0])
+    torch.testing.assert_close(gradients[1].cpu(), gradients[0])
 
 
 def test_type_as_moves(gpus):

@@ -1,16 +1,23 @@
 """Saving and loading: a file written on virtual GPUs is the file that real ones would write."""
-import torch
-from torch import serialization
+import functools
+import sys
 
+import torch
+from torch import _weights_only_unpickler, serialization
+
+from .errors import no_addresses
 from .machine import current, find
 from .tensor import Base, wrap
 
-_rebuild_tensor = torch._utils._rebuild_tensor
+_rebuild_tensor, _rebuild_tensor_v3 = torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v3
+_storage_to = torch.UntypedStorage.to
 
 
 def patches():
     """(owner, name, replacement), for machine.patch_everything."""
     yield torch._utils, "_rebuild_tensor", rebuild_tensor
+    yield torch._utils, "_rebuild_tensor_v3", rebuild_tensor_v3
+    yield torch.UntypedStorage, "to", storage_to
 
 
 def register(stack):
@@ -18,6 +25,9 @@ def register(stack):
     before = list(serialization._package_registry)
     serialization.register_package(0, location_of, restore)
     stack.callback(serialization._package_registry.__setitem__, slice(None), before)
+    forget = _weights_only_unpickler._get_allowed_globals.cache_clear  # it holds functions that are replaced
+    forget()
+    stack.callback(forget)
 
 
 def location_of(storage):
@@ -34,15 +44,39 @@ def restore(storage, location):
     return storage
 
 
+def storage_to(self, *, device, non_blocking=False):
+    """UntypedStorage.to, under its .cuda: what a map_location such as `lambda storage, _: storage.cuda(1)` calls."""
+    if find(device) is None:
+        return _storage_to(self, device=device, non_blocking=non_blocking)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != serialization.__name__:
+        frame = frame.f_back
+    if frame is None:
+        raise no_addresses()
+    return restore(self, device)
+
+
 def rebuild_tensor(storage, offset, size, stride):
     """torch._utils._rebuild_tensor, for marked storages too."""
-    untyped = storage._untyped_storage
-    gpu = getattr(untyped, "loaded_to", None)
-    if gpu is None:
+    if not hasattr(storage._untyped_storage, "loaded_to"):
         return _rebuild_tensor(storage, offset, size, stride)
-    if not hasattr(untyped, "on_backing"):  # once, so that tensors that share a storage in the file share it again
-        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped)
+    return on_gpu(storage._untyped_storage, storage.dtype, offset, size, stride)
+
+
+@functools.wraps(_rebuild_tensor_v3)
+def rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
+    """torch._utils._rebuild_tensor_v3, for types that came later, such as float8."""
+    if not hasattr(storage._untyped_storage, "loaded_to"):
+        return _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata)
+    return on_gpu(storage._untyped_storage, dtype, offset, size, stride).requires_grad_(requires_grad)
+
+
+def on_gpu(storage, dtype, offset, size, stride):
+    """A tensor in the marked `storage`, on the GPU that it was loaded to."""
+    gpu = storage.loaded_to
+    if not hasattr(storage, "on_backing"):  # once, so that tensors that share a storage in the file share it again
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         gpu.ledger.check(whole.nbytes)
-        untyped.on_backing = Base.to(whole, gpu.backing)
-    whole = untyped.on_backing
-    return wrap(whole.new_empty(0, dtype=storage.dtype).set_(whole.untyped_storage(), offset, size, stride), gpu)
+        storage.on_backing = Base.to(whole, gpu.backing)
+    whole = storage.on_backing
+    return wrap(whole.new_empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, size, stride), gpu)

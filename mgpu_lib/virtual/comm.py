@@ -1,10 +1,16 @@
 """The communication under nn.parallel, between virtual GPUs: what torch.nn.parallel.comm answers."""
+import sys
+import threading
+
 import torch
 from torch.cuda import comm as cuda_comm
 from torch.nn.parallel import _functions, comm
 
+from . import costs
+from .clock import ReplicaThread
 from .machine import current
 from .moves import copy_into, transfer
+from .rates import REPLICATE, UNPACK
 
 
 def patches():
@@ -14,6 +20,8 @@ def patches():
         yield cuda_comm, function.__name__, function
     yield _functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
     yield _functions, "torch", Torch()
+    yield sys.modules["torch.nn.parallel.parallel_apply"], "threading", Threading()
+    yield torch.nn.Module, "_replicate_for_data_parallel", replicate_module
 
 
 class Torch:
@@ -23,6 +31,23 @@ class Torch:
 
     def __getattr__(self, name):
         return getattr(torch, name)
+
+
+class Threading:
+    """The module threading, as parallel_apply sees it: its threads have a time on the clock."""
+
+    Lock = threading.Lock
+
+    def Thread(self, target, args):
+        return ReplicaThread(current().clock, target, args)
+
+
+_replicate_module = torch.nn.Module._replicate_for_data_parallel
+
+
+def replicate_module(self):
+    current().clock.host().spend(REPLICATE, None)
+    return _replicate_module(self)
 
 
 def place(device):
@@ -50,7 +75,9 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
     gpus = [place(d) for d in devices]
     if any(getattr(t, "gpu", None) is not gpus[0] for t in tensors):
         raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
-    return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
+    book("broadcast", tensors, gpus)
+    with current().clock.off():
+        return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
 
 
 def reduce_add(inputs, destination=None):
@@ -68,7 +95,18 @@ def reduce_add(inputs, destination=None):
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
-    return tuple(reduce_add(copies, destination) for copies in zip(*inputs, strict=True))
+    book("reduce", inputs[0], [t.gpu for t, *_ in inputs])
+    with current().clock.off():
+        return tuple(reduce_add(copies, destination) for copies in zip(*inputs, strict=True))
+
+
+def book(name, tensors, gpus):
+    """On the clock: NCCL's operation on all the `tensors` of one GPU, which are packed into one buffer first."""
+    if len(gpus) > 1 and tensors:
+        clock, nbytes = current().clock, sum(t.nbytes for t in tensors)
+        clock.host().spend(UNPACK * len(tensors) * len(gpus), gpus[0].index)
+        seconds = costs.packing_seconds(nbytes, clock.spec) + costs.pipeline_seconds(nbytes, len(gpus), clock.link)
+        clock.collective(name, gpus, nbytes, seconds)
 
 
 def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from . import streams
+from .errors import bad_fork
 from .machine import current, current_index, select
 from .memory import readable
 from .tensor import VirtualTensor
@@ -56,12 +57,16 @@ def patches():
         for name, value in names().items():
             yield owner, name, value
     yield torch.cuda.random, "device_count", device_count
+    yield torch, "Stream", streams.AnyStream
+    yield torch, "Event", streams.AnyEvent
     for name in ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "FloatTensor", "DoubleTensor", "HalfTensor",
                  "LongTensor", "IntTensor", "ByteTensor", "BoolTensor", "ExternalStream", "caching_allocator_alloc",
                  "memory_snapshot", "ipc_collect", "utilization", "temperature", "power_draw", "clock_rate"):
         yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
     for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
         yield owner, name, dlpack(getattr(owner, name))
+    for name, function in (("range_push", range_push), ("range_pop", range_pop), ("mark", lambda message: None)):
+        yield torch.cuda.nvtx, name, function
     yield torch, "compile", not_imitated("torch.compile for cuda")
     for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
@@ -85,7 +90,8 @@ def cuda_names():
     return {
         "is_available": lambda: True, "device_count": device_count, "_initialized": True,
         "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
-        "_lazy_init": no_driver, "_exchange_device": select, "_maybe_exchange_device": select,
+        "_is_in_bad_fork": lambda: current().forked, "_lazy_init": no_driver,
+        "_exchange_device": select, "_maybe_exchange_device": select,
         "_get_device_properties": get_properties, "get_device_properties": get_device_properties,
         "default_generators": Generators(), "cudart": Runtime, "_check_stray_context": lambda index: None,
         "Stream": streams.Stream, "Event": streams.Event, "stream": streams.stream_context,
@@ -100,23 +106,46 @@ def c_names():
     # Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.
     return {
         "_cuda_getDevice": current_index, "_cuda_setDevice": select,
-        "_cuda_exchangeDevice": select, "_cuda_maybeExchangeDevice": select, "_cuda_synchronize": lambda: None,
-        "_cuda_canDeviceAccessPeer": lambda a, b: a != b, "_cuda_isInBadFork": lambda: False,
+        "_cuda_exchangeDevice": select, "_cuda_maybeExchangeDevice": select,
+        "_cuda_synchronize": lambda: synchronize(current_index()),
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
         "_cuda_memoryStats": lambda index: ledger(index).stats(),
         "_cuda_resetPeakMemoryStats": lambda index: ledger(index).reset_peak(),
-        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
+        "_cuda_resetAccumulatedMemoryStats": lambda index: ledger(index).reset_accumulated(),
         "_cuda_emptyCache": lambda: [gpu.ledger.empty_cache() for gpu in current().gpus] and None,
-        "_cuda_setMemoryFraction": set_memory_fraction,
+        "_cuda_setMemoryFraction": set_memory_fraction, "_cuda_getMemoryFraction": lambda index: ledger(index).fraction,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": current_index,
         "_accelerator_setDeviceIndex": select, "_accelerator_exchangeDevice": select,
-        "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": lambda index: None,
+        "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": synchronize,
         "_accelerator_getStream": streams.current_stream, "_accelerator_setStream": streams.set_stream,
         "_group_tensors_by_device_and_dtype": group_tensors,
     }
 
 
+def range_push(message):
+    """torch.cuda.nvtx.range_push: what follows is the phase `message` on the timeline."""
+    ranges = current().clock.host().ranges
+    ranges.append(message)
+    return len(ranges) - 1
+
+
+def range_pop():
+    ranges = current().clock.host().ranges
+    depth = len(ranges) - 1  # of the range that ends; NVTX, too, says something negative if there is none
+    del ranges[-1:]
+    return depth
+
+
+def synchronize(index):
+    """The host waits for all streams of GPU `index`, and of no other."""
+    gpu = current().gpu(index)
+    gpu.clock.synchronize(gpu, gpu.streams)
+
+
 def no_driver():
     """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
+    if current().forked:
+        raise bad_fork()
     if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
         raise RuntimeError("this call went around the virtual GPUs to a CUDA driver. Was the function taken out of "
                            "torch before they were on, and kept in a list, say? Take torch.zeros when you call it.")
@@ -165,8 +194,7 @@ def memory_summary(device=None, abbreviated=False):
 
 
 def set_memory_fraction(fraction, index):
-    gpu = current().gpu(index)
-    gpu.ledger.capacity = int(fraction * gpu.spec.memory)
+    ledger(index).fraction = fraction
 
 
 def init_process_group(backend=None, *args, **kwargs):

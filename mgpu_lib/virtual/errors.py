@@ -18,6 +18,20 @@ def no_values(what):
                         '(shapes only). Use backing="cpu" for values.')
 
 
+def bad_fork():
+    return RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+                        "use the 'spawn' start method")
+
+
+def no_addresses():
+    return RuntimeError("a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
+                        "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first.")
+
+
+def no_data():
+    return NotImplementedError("Cannot copy out of meta tensor; no data!")
+
+
 def not_numpy(device):
     return TypeError(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
                      "memory first.")
@@ -35,13 +49,17 @@ def tensors_in(values):
 
 
 def check_strays(func, args, kwargs, gpu, strays):
-    """Raise PyTorch's own error for tensors on two devices, unless they may mix."""
+    """Raise PyTorch's own error for tensors on two devices, unless they may mix; return those that it copies to `gpu`.
+
+    (It hands over scalars with the call, and copies indices.)
+    """
     strays = [stray for stray in strays if not forgiven(func, args, kwargs, stray)]
     if not strays:
-        return None
+        return []
     name = func.overloadpacket.__name__
     if name in INDEXING:
-        return check_indices(args[0], args[1], strays)
+        check_indices(args[0], args[1], strays)
+        return strays
     if torch.Tag.pointwise in func.tags:
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                            f"{gpu.device} and {strays[0].device}!")
@@ -74,7 +92,6 @@ def check_indices(indexed, indices, strays):
     if not all(any(t is i for i in indices) for t in strays):  # the values to put there
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                            f"{indexed.device} and cpu!")
-    indexed.gpu.traffic["cpu", str(indexed.device)] += sum(t.nbytes for t in strays)
 
 
 def different_types(X, weight, bias):

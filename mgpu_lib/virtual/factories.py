@@ -15,13 +15,16 @@ from torch.utils._device import DeviceContext, _device_constructors
 from .errors import check_generator
 from .machine import VirtualGenerator, current, find
 from .moves import move, transfer
-from .tensor import Base, VirtualTensor, wrap
+from .tensor import Base, VirtualTensor, inner_of, wrap
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
 DENSE_ONLY = {"sparse_coo_tensor", "sparse_compressed_tensor", "sparse_csr_tensor", "sparse_csc_tensor",
               "sparse_bsr_tensor", "sparse_bsc_tensor", "nested_tensor", "empty_quantized"}
 LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+DRAWS = {Tensor: ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial",
+                  "normal_", "random_", "uniform_"),
+         torch: ("bernoulli", "multinomial", "poisson")}
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
@@ -35,8 +38,12 @@ def patches():
     yield torch, "normal", placed(torch.normal)
     for name in NEW:
         yield Tensor, name, placed(getattr(Tensor, name))
+    for owner, names in DRAWS.items():
+        for name in names:
+            yield owner, name, drawing(getattr(owner, name))
     for function in (to, cuda, cpu, copy_, type_as, new_tensor, pin_memory, is_pinned):
         yield Tensor, function.__name__, function
+    yield Tensor, "type", type_
     yield torch, "Generator", Generator
     yield torch._C._nn, "_parse_to", parse_to
 
@@ -75,15 +82,23 @@ def placed(original, constructs=False):
         if name in DENSE_ONLY:
             raise RuntimeError(f"torch.{name}: virtual GPUs hold dense tensors only")
         requires_grad = kwargs.pop("requires_grad", False)
-        kwargs = {k: inner(v) for k, v in kwargs.items() if k != "pin_memory"}
+        kwargs = {k: inner_of(v) for k, v in kwargs.items() if k != "pin_memory"}
         kwargs["device"] = device if gpu is None else gpu.backing
-        made = on_gpu(gpu, original, [inner(a) for a in args], kwargs, random=name in RANDOM)
+        made = on_gpu(gpu, original, [inner_of(a) for a in args], kwargs, random=name in RANDOM)
         return made.requires_grad_() if requires_grad else made
     return make
 
 
-def inner(value):
-    return value.inner if type(value) is VirtualTensor else value
+def drawing(original):
+    """`original`, which draws numbers for a tensor; for one on the CPU only a generator of the CPU will do."""
+    @functools.wraps(original)
+    def draw(tensor, *args, **kwargs):
+        if type(tensor) is not VirtualTensor:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch._C.Generator):
+                    check_generator(value, None)
+        return original(tensor, *args, **kwargs)
+    return draw
 
 
 def on_gpu(gpu, original, args, kwargs, random):
@@ -94,9 +109,9 @@ def on_gpu(gpu, original, args, kwargs, random):
     if gpu.backing.type == "cpu":  # asks for the size first: too large a tensor must not fill the real memory
         with contextlib.suppress(NotImplementedError):
             gpu.ledger.check(original(*args, **{**kwargs, "device": "meta"}).nbytes)
-    if generator is not None:
-        kwargs["generator"] = generator
-    return wrap(gpu.run(original, args, kwargs, random and generator is None), gpu)
+    if random:
+        kwargs["generator"] = generator or gpu.generator
+    return wrap(gpu.run(original, args, kwargs), gpu)
 
 
 def from_data(original):
@@ -143,10 +158,11 @@ def to(self, *args, **kwargs):
     if len(flags) == 2:  # (…, non_blocking, copy)
         copy, args = flags[1], args[:-1]
     if other is None:
-        device, dtype, _, layout = parse_to(*args, **kwargs)
+        device, dtype, non_blocking, layout = parse_to(*args, **kwargs)
     else:
         device, dtype, layout = other.device, other.dtype, kwargs.get("memory_format")
-    return convert(self, device, dtype, layout, copy)
+        non_blocking = flags[:1] == [True] or kwargs.get("non_blocking", False)
+    return convert(self, device, dtype, layout, copy, non_blocking)
 
 
 def parse_to(*args, **kwargs):
@@ -157,7 +173,7 @@ def parse_to(*args, **kwargs):
 _parse_to = torch._C._nn._parse_to
 
 
-def convert(x, device, dtype=None, memory_format=None, copy=False):
+def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=False):
     """`x` on `device`, with `dtype`; the same object if that changes nothing and no copy is asked for."""
     gpu = find(device)
     options = {"dtype": dtype or x.dtype, "memory_format": memory_format}
@@ -169,8 +185,8 @@ def convert(x, device, dtype=None, memory_format=None, copy=False):
         return Base.to(x, device, copy=copy, **options)
     if isinstance(x, UninitializedTensorMixin):
         with torch._C.DisableTorchFunctionSubclass():
-            return transfer(Base.to(x, **options), gpu)
-    moved = move(Base.to(x, **options), gpu)
+            return transfer(Base.to(x, **options), gpu, non_blocking)
+    moved = move(Base.to(x, **options), gpu, non_blocking)
     if memory_format not in (None, torch.preserve_format):
         moved = moved.contiguous(memory_format=memory_format)
     return moved if gpu or torch.device(device).type == "cpu" else Base.to(moved, device)
@@ -179,7 +195,7 @@ def convert(x, device, dtype=None, memory_format=None, copy=False):
 def cuda(self, device=None, non_blocking=False, memory_format=None):
     if current() is None and type(self) is not VirtualTensor:
         return Base.cuda(self, device, non_blocking)
-    return convert(self, "cuda" if device is None else device, memory_format=memory_format)
+    return convert(self, "cuda" if device is None else device, memory_format=memory_format, non_blocking=non_blocking)
 
 
 def cpu(self, memory_format=torch.preserve_format):
@@ -190,10 +206,30 @@ def cpu(self, memory_format=torch.preserve_format):
 
 def copy_(self, source, non_blocking=False):
     """Across devices the source moves first, so that its gradient finds the way back."""
+    if type(self) is VirtualTensor and not isinstance(source, Tensor):
+        return self.fill_(source)
     elsewhere = isinstance(source, Tensor) and source.device != self.device
     if elsewhere and VirtualTensor in (type(self), type(source)) and (source.requires_grad or self.is_cpu):
-        source = move(source, getattr(self, "gpu", None))  # only then: on a GPU the second copy would take room
+        # Only then: on a GPU the second copy would take room.
+        source = move(source, getattr(self, "gpu", None), non_blocking)
     return Base.copy_(self, source, non_blocking)
+
+
+def type_(self, dtype=None, non_blocking=False):
+    """Tensor.type: the type's name, or the tensor as another type; also by an old name, as "torch.cuda.FloatTensor"."""
+    virtual = type(self) is VirtualTensor
+    if dtype is None:
+        name = Base.type(self.inner.new_empty(0, device="cpu") if virtual else self)
+        return name.replace("torch.", "torch.cuda.") if virtual else name
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype)
+    kind, _, name = (dtype if isinstance(dtype, str) else f"torch.{dtype.__name__}").rpartition(".")
+    if not (virtual or kind == "torch.cuda"):
+        return Base.type(self, dtype)
+    if not name.endswith("Tensor") or not hasattr(torch, name):
+        raise ValueError(f"invalid type: {dtype!r}")
+    device = "cpu" if kind == "torch" else self.device if virtual else "cuda"
+    return convert(self, device, getattr(torch, name).dtype)
 
 
 def type_as(self, other):
@@ -230,4 +266,5 @@ class Generator(metaclass=GeneratorType):
         return torch._C.Generator(device) if gpu is None else VirtualGenerator(gpu=gpu)
 
 
-VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu = to, cuda, cpu  # its own: they work when the GPUs are off, too
+# Its own: they work when the GPUs are off, too.
+VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu, VirtualTensor.type = to, cuda, cpu, type_

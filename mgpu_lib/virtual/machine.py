@@ -1,5 +1,6 @@
 """The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
 import contextlib
+import os
 import sys
 import threading
 import types
@@ -7,13 +8,16 @@ from collections import Counter
 
 import torch
 
-from .errors import GENERATORS, no_values
+from . import streams
+from .clock import Clock
+from .errors import GENERATORS, bad_fork, no_values
 from .memory import Ledger
-from .specs import find_gpu, find_link
+from .shapes import Shapes, call
+from .specs import LINKS, find_gpu, find_link
 from .tensor import Base
+from .timeline import Timeline
 
 RUNNING = []  # machines that are on; the last one answers
-_random_lock = threading.RLock()
 
 
 def current():
@@ -50,24 +54,27 @@ class VirtualGPU:
     """One GPU: its number, what it holds, and its random numbers."""
 
     def __init__(self, index, machine):
-        self.index, self.device = index, torch.device("cuda", index)
+        self.index, self.device, self.machine = index, torch.device("cuda", index), machine
         self.spec, self.backing, self.traffic = machine.spec, machine.backing, machine.traffic
+        self.clock = machine.clock
         self.ledger = Ledger(index, self.spec.memory)
         self.generator = VirtualGenerator(gpu=self)
-        self.default_stream, self.chosen = None, threading.local()  # see streams.py: each thread chooses its own
+        self.streams, self.chosen = [], threading.local()  # each thread chooses its own
+        streams.Stream(gpu=self)  # the default one enters itself as the first
 
-    def run(self, func, args, kwargs, random=False):
-        """Call `func` on inner tensors; if it is `random`, with this GPU's random numbers."""
+    def run(self, func, args, kwargs):
+        """Call `func` on inner tensors."""
+        if self.machine.forked:
+            raise bad_fork()
         try:
-            if random:
-                with self.randomness():
-                    return func(*args, **kwargs)
-            return func(*args, **kwargs)
+            out = self.machine.call(func, args, kwargs)
         except RuntimeError as error:
             better = self.explained(error, func)
             if better is None:
                 raise
             raise better from error
+        self.clock.book(self, func, args, kwargs, out)
+        return out
 
     def explained(self, error, func):
         """An error that says more than `error` about a virtual GPU, or None."""
@@ -77,29 +84,6 @@ class VirtualGPU:
             return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The "
                                 f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).')
         return None
-
-    @contextlib.contextmanager
-    def randomness(self):
-        """Inside, the generator behind the inner tensors is in this GPU's state."""
-        with _random_lock:
-            default = generator_of(self.backing)
-            saved = default.get_state()
-            default.set_state(self.generator.get_state())
-            try:
-                yield
-            finally:
-                self.generator.set_state(default.get_state())
-                default.set_state(saved)
-
-
-def generator_of(backing):
-    """PyTorch's default generator for the device `backing`."""
-    if backing.type == "cuda":
-        return real_cuda_generators[backing.index or 0]
-    return torch.mps._get_default_mps_generator() if backing.type == "mps" else torch.default_generator
-
-
-real_cuda_generators = ()
 
 
 class VirtualGenerator(torch._C.Generator):
@@ -113,6 +97,16 @@ class VirtualGenerator(torch._C.Generator):
         return self.manual_seed(torch.initial_seed())
 
     device = property(lambda self: self.gpu.device)
+
+    def clone_state(self):
+        return generator_on(self.device, self.get_state())
+
+    def __reduce__(self):
+        return generator_on, (self.device, self.get_state())
+
+
+def generator_on(device, state):
+    return torch.Generator(device).set_state(state)
 
 
 class Machine:
@@ -129,8 +123,11 @@ class Machine:
         self.spec = find_gpu(gpu)
         self.link = find_link(link, self.spec)
         self.backing = find_backing(backing)
+        self.call = Shapes() if self.backing.type == "meta" else call
+        self.clock, self.started = Clock(self.spec, self.link, LINKS[self.spec.pcie]), 0.0
         self.traffic = Counter()  # (from, to) -> bytes, such as ("cpu", "cuda:1") -> 4096
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
+        self.forked = False  # whether this process is a copy, made by os.fork(), of the one that started the machine
         self.gpus = []
         self.grow(n)
 
@@ -154,6 +151,8 @@ class Machine:
             raise torch.AcceleratorError(
                 f"CUDA error: invalid device ordinal\nThere are {len(self.gpus)} (virtual) GPUs, cuda:0 to "
                 f"cuda:{len(self.gpus) - 1}; cuda:{index} is not one of them.")
+        if self.forked:
+            raise bad_fork()
         return self.gpus[index]
 
     def bytes_moved(self, source=None, target=None):
@@ -162,13 +161,35 @@ class Machine:
         return sum(nbytes for ends, nbytes in self.traffic.items()
                    if all(w in (None, end) for w, end in zip(wanted, ends, strict=True)))
 
+    def elapsed(self):
+        """Seconds on this thread's modelled clock since the machine was started.
+
+        The GPUs may still be at work: torch.cuda.synchronize(device) waits for one of them.
+        """
+        return self.clock.host().now - self.started
+
+    @property
+    def timeline(self):
+        """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
+        return Timeline(self.clock.since(self.started), self.spec, self.link)
+
+    def loading(self, batches, seconds, workers=0):
+        """Iterate over `batches`, each of which costs the host `seconds` of modelled time to prepare.
+
+        With workers=0 this thread prepares them, when they are asked for. More workers prepare them beside it, at most
+        two batches ahead each, as a DataLoader's do. ValueError for negative numbers.
+        """
+        if seconds < 0 or workers < 0:
+            raise ValueError(f"loading(seconds={seconds}, workers={workers}): neither can be negative")
+        return self.clock.load(batches, seconds, workers)
+
     def start(self):
         """Turn the GPUs on, and return the machine. Machines nest: the one started last answers."""
         if self in RUNNING:
             raise RuntimeError(f"{self} is on already; stop() it first")
         if not RUNNING:
             patch_everything()
-        self.selected = threading.local()
+        self.selected, self.started = threading.local(), self.clock.host().now
         RUNNING.append(self)
         return self
 
@@ -190,6 +211,15 @@ class Machine:
             current().stop()
 
 
+def mark_fork():
+    for machine in RUNNING:
+        machine.forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=mark_fork)
+
+
 def find_backing(name):
     try:
         backing = torch.device(name)
@@ -208,16 +238,15 @@ _patches = contextlib.ExitStack()
 
 def patch_everything():
     """Put the replacements that the other modules name in place."""
-    global real_cuda_generators
-    from . import autocast, checkpoint, comm, cuda, factories, modules  # they need this module's names
-    real_cuda_generators = torch.cuda.default_generators
+    # They need this module's names.
+    from . import autocast, checkpoint, comm, cuda, factories, functions, gradients, modules
     with contextlib.ExitStack() as stack:  # undone if one of them fails
         replacements = {}
-        for module in (factories, modules, cuda, autocast, comm, checkpoint):
+        for module in (factories, functions, modules, gradients, cuda, autocast, comm, checkpoint):
             for owner, name, value in module.patches():
                 original = getattr(owner, name, None)
                 if callable(original):
-                    replacements[id(original)] = value
+                    replacements[id(original)] = original, value  # kept, so that nothing else gets its id
                 patch(stack, owner, name, value)
         for module, name, value in taken_out_before(replacements):
             patch(stack, module, name, value)
@@ -232,14 +261,15 @@ def patch_everything():
 def taken_out_before(replacements):
     """(module, name, replacement) for what modules took out of PyTorch before, as in `from torch import zeros`.
 
-    `replacements` is {id of the original: replacement}. PyTorch's own modules keep theirs, and so does this package.
+    `replacements` is {id of the original: (original, replacement)}. PyTorch's own modules keep theirs, and so does
+    this package.
     """
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", "")
         if isinstance(module, types.ModuleType) and not name.startswith(("torch", __package__)):
             for key, value in list(vars(module).items()):
                 if id(value) in replacements:
-                    yield module, key, replacements[id(value)]
+                    yield module, key, replacements[id(value)][1]
 
 
 def patch(stack, owner, name, value):

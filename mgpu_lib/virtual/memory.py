@@ -31,41 +31,52 @@ class Block:
 
 
 class Ledger:
-    """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`."""
+    """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`.
+
+    This process may take `fraction` of the capacity.
+    """
 
     def __init__(self, index, capacity):
-        self.index, self.capacity = index, capacity
+        self.index, self.capacity, self.fraction = index, capacity, 1.0
         self.allocated = self.peak = self.reserved = self.peak_reserved = 0
-        self.allocations = self.frees = self.out_of_memory = 0
+        self.blocks = self.peak_blocks = 0
+        self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
 
     def change(self, block, nbytes):
         """Let `block` hold `nbytes` from now on; raises torch.OutOfMemoryError if the GPU has no room for more."""
         with self.lock:
             more = round_up(nbytes, BLOCK) - block.nbytes
-            if more < 0:
-                self.frees += 1
-            elif more > 0:
+            if more > 0:
                 self.check(more)
-                self.allocations += 1
+                self.ever_allocated += more
+                if not block.nbytes:
+                    self.blocks += 1
+                    self.ever_blocks += 1
+                    self.peak_blocks = max(self.peak_blocks, self.blocks)
+            elif more < 0 and block.nbytes == -more:
+                self.blocks -= 1
             block.nbytes += more
             self.allocated += more
             if self.allocated > self.peak:
                 self.peak = self.allocated
             if self.allocated > self.reserved:
-                self.reserved = min(round_up(self.allocated, SEGMENT), self.capacity)
-                self.peak_reserved = max(self.peak_reserved, self.reserved)
+                wanted = min(round_up(self.allocated, SEGMENT), self.capacity)
+                self.ever_reserved += wanted - self.reserved
+                self.reserved = wanted
+                self.peak_reserved = max(self.peak_reserved, wanted)
 
     def check(self, nbytes):
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
-        if self.allocated + nbytes > self.capacity:
+        if self.allocated + nbytes > self.fraction * self.capacity:
             self.out_of_memory += 1
             raise torch.OutOfMemoryError(self.complaint(nbytes))
 
     def complaint(self, nbytes):
         free = self.capacity - self.allocated
+        allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
         return (f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
-                f"{readable(self.capacity)} of which {readable(free)} is free. Of the allocated memory "
+                f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
                 f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
                 "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)")
 
@@ -73,15 +84,22 @@ class Ledger:
         self.reserved = round_up(self.allocated, SEGMENT)
 
     def reset_peak(self):
-        self.peak, self.peak_reserved = self.allocated, self.reserved
+        self.peak, self.peak_reserved, self.peak_blocks = self.allocated, self.reserved, self.blocks
+
+    def reset_accumulated(self):
+        """Count anew what is taken and given back from now on."""
+        self.ever_blocks = self.ever_allocated = self.ever_reserved = self.out_of_memory = 0
+        self.at_reset = self.blocks, self.allocated, self.reserved
 
     def stats(self):
         """The nested dictionary that `torch.cuda.memory_stats` flattens; no split into pools."""
-        def stat(current, peak, allocated=0, freed=0):
-            return {"all": {"current": current, "peak": peak, "allocated": allocated, "freed": freed}}
-        blocks = stat(self.allocations - self.frees, self.allocations, self.allocations, self.frees)
-        allocated, reserved = stat(self.allocated, self.peak), stat(self.reserved, self.peak_reserved)
-        return {"allocation": blocks, "allocated_bytes": allocated, "active_bytes": allocated,
+        def stat(current, peak, taken, at_reset):
+            freed = at_reset + taken - current
+            return {"all": {"current": current, "peak": peak, "allocated": taken, "freed": freed}}
+        blocks = stat(self.blocks, self.peak_blocks, self.ever_blocks, self.at_reset[0])
+        allocated = stat(self.allocated, self.peak, self.ever_allocated, self.at_reset[1])
+        reserved = stat(self.reserved, self.peak_reserved, self.ever_reserved, self.at_reset[2])
+        return {"allocation": blocks, "active": blocks, "allocated_bytes": allocated, "active_bytes": allocated,
                 "requested_bytes": allocated, "reserved_bytes": reserved, "num_ooms": self.out_of_memory}
 
 

@@ -1,18 +1,20 @@
-"""What nn.Module and nn.functional do differently with parameters and tensors on a virtual GPU."""
+"""What nn.Module does differently with parameters on a virtual GPU."""
+import threading
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.parameter import UninitializedTensorMixin
 
 from .machine import find
 from .moves import set_data, swap, transfer
-from .tensor import Base, VirtualTensor, wrap
+from .tensor import Base, VirtualTensor
 
 # The originals, taken before anything is patched.
 _apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
+_swaps_parameters = torch.__future__.get_swap_module_params_on_conversion
 _materialize = UninitializedTensorMixin.materialize
-_pad_packed_sequence = torch._VF._pad_packed_sequence
-_one_hot, _dropout, _attention = F.one_hot, F.dropout, F.scaled_dot_product_attention
+
+_moving = threading.local()
 
 
 def patches():
@@ -21,11 +23,8 @@ def patches():
     yield Tensor, "_make_subclass", staticmethod(make_subclass)
     yield UninitializedTensorMixin, "materialize", materialize
     yield torch.nn.Module, "_apply", apply_to_module
+    yield torch.__future__, "get_swap_module_params_on_conversion", swaps_parameters
     yield torch.utils, "swap_tensors", swap_tensors
-    yield F, "one_hot", one_hot
-    yield F, "dropout", dropout
-    yield F, "scaled_dot_product_attention", attention
-    yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
 
 
 def assign_data(self, value):
@@ -56,48 +55,19 @@ def materialize(self, shape, device=None, dtype=None):
 
 def apply_to_module(self, fn, recurse=True):
     """module.to(…): parameters are swapped in place, so that they keep their identity; lazy ones can't be yet."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    lazy = any(isinstance(p, UninitializedTensorMixin) for p in self._parameters.values())
-    torch.__future__.set_swap_module_params_on_conversion(not lazy)
+    before = getattr(_moving, "swap", None)
+    _moving.swap = not any(isinstance(p, UninitializedTensorMixin) for p in self._parameters.values())
     try:
         return _apply(self, fn, recurse)
     finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+        _moving.swap = before
+
+
+def swaps_parameters():
+    """torch.__future__.get_swap_module_params_on_conversion: in a thread that is moving a module, what that needs."""
+    swap = getattr(_moving, "swap", None)
+    return _swaps_parameters() if swap is None else swap
 
 
 def swap_tensors(a, b):
     return swap(a, b) if VirtualTensor in (type(a), type(b)) else _swap_tensors(a, b)
-
-
-def one_hot(tensor, num_classes=-1):
-    """F.one_hot makes a tensor inside C++, which takes it for one on the CPU."""
-    if type(tensor) is VirtualTensor:
-        return wrap(_one_hot(tensor.inner, num_classes), tensor.gpu)
-    return _one_hot(tensor, num_classes)
-
-
-def dropout(input, p=0.5, training=True, inplace=False):
-    """As CUDA does it: the mask that is kept for backward takes one byte an element, not four."""
-    if type(input) is VirtualTensor and training and 0 < p < 1 and not inplace:
-        return torch.native_dropout(input, p, training)[0]
-    return _dropout(input, p, training, inplace)
-
-
-def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """F.scaled_dot_product_attention; the mask that is_causal stands for is made here, and not in C++."""
-    if is_causal and attn_mask is None and type(query) is VirtualTensor:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        is_causal = False
-    return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
-    """Under nn.utils.rnn.pad_packed_sequence; C++ would make the padded tensor on the CPU."""
-    if type(data) is not VirtualTensor:
-        return _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length)
-    rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
-    padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
-    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):
-        padded[i, :size] = step
-    lengths = (batch_sizes[:, None] > torch.arange(rows, device="cpu")).sum(0)
-    return padded.transpose(0, 1) if batch_first else padded, lengths

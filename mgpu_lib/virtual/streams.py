@@ -1,19 +1,31 @@
-"""Streams and events. What virtual GPUs are told to do is done at once: there is nothing to wait for."""
+"""Streams and events: the order of things on a GPU. Values are there at once; on the clock they take their time."""
 import contextlib
-import itertools
+from collections import deque
+
+import torch
 
 from . import machine
+from .rates import QUERY
 
-_numbers = itertools.count(1)
+_Stream, _Event = torch.Stream, torch.Event
+
+
+def gpu_of(device):
+    """The virtual GPU that `device` names (None: the current one); PyTorch's error if it names none."""
+    return machine.current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
 
 
 class Stream:
-    """torch.cuda.Stream, and torch.Stream for a GPU: a place in the order of things, and a context manager."""
+    """torch.cuda.Stream: a place in the order of things, and a context manager."""
 
-    def __init__(self, device=None, priority=0, **kwargs):
-        self.gpu = machine.find("cuda" if device is None else device)
+    def __init__(self, device=None, priority=0, gpu=None):
+        self.gpu = gpu or gpu_of(device)
         self.device, self.device_index, self.priority = self.gpu.device, self.gpu.index, priority
-        self.stream_id = next(_numbers)
+        self.stream_id = len(self.gpu.streams)
+        self.name = f"stream {self.stream_id}" if self.stream_id else "default"
+        self.gpu.streams.append(self)
+        self.free = 0.0  # when all that it was given is done
+        self.recent = deque(maxlen=256)  # (start, end) of its last kernels
         self.entered = []  # what was current before each `with` that is open
 
     def __repr__(self):
@@ -26,19 +38,20 @@ class Stream:
         return hash((self.gpu, self.stream_id))
 
     def query(self):
-        return True
+        return done(self.gpu, self.free)
 
     def is_capturing(self):
         return False
 
     def synchronize(self):
-        pass
+        self.gpu.clock.synchronize(self.gpu, [self])
 
     def wait_event(self, event):
-        pass
+        self.free = max(self.free, event.time or 0.0)
 
     def wait_stream(self, stream):
-        pass
+        if stream is not None:  # nn.parallel's scatter has no stream of its own here
+            self.free = max(self.free, stream.free)
 
     def record_event(self, event=None):
         event = event or Event()
@@ -57,43 +70,80 @@ class Stream:
 
 
 class Event:
-    """torch.cuda.Event; it will carry times when virtual GPUs have a clock."""
+    """torch.cuda.Event: it happens when its stream has done what lies before it."""
 
     def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
         if interprocess:
             raise RuntimeError("virtual GPUs: events shared between processes are not imitated")
-        self.enable_timing, self.stream = enable_timing, None
+        self.enable_timing, self.stream, self.time = enable_timing, None, None
 
     def record(self, stream=None):
         self.stream = stream or current_stream()
+        gpu = self.stream.gpu
+        self.time = max(self.stream.free, gpu.clock.host().time(gpu.index))
 
     def query(self):
-        return True
+        return self.stream is None or done(self.stream.gpu, self.time)
 
     def wait(self, stream=None):
-        pass
+        (stream or current_stream()).wait_event(self)
 
     def synchronize(self):
-        pass
+        if self.stream is not None:
+            self.stream.gpu.clock.wait(self.stream.gpu, self.time)
 
     def elapsed_time(self, end_event):
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.stream is None or end_event.stream is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        raise RuntimeError("virtual GPUs have no clock yet: elapsed_time would be this computer's time, not a GPU's")
+        if not (self.query() and end_event.query()):
+            raise ValueError("Both events must be completed before calculating elapsed time.")
+        return 1e3 * (end_event.time - self.time)
+
+
+def done(gpu, time):
+    """Whether `time` is over for the host; asking takes a moment of its own."""
+    host = gpu.clock.host()
+    host.spend(QUERY, gpu.index)
+    return host.time(gpu.index) >= time
+
+
+class AnyDevice(type):
+    """torch.Stream and torch.Event: of a virtual GPU unless they are made for another kind of device."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, cls.kinds)
+
+
+class AnyStream(metaclass=AnyDevice):
+    kinds = Stream, _Stream
+
+    def __new__(cls, device=None, *, priority=0):
+        if device is None or machine.find(device) is not None:
+            return Stream(device, priority)
+        return _Stream(device, priority=priority)
+
+
+class AnyEvent(metaclass=AnyDevice):
+    kinds = Event, _Event
+
+    def __new__(cls, device=None, **options):
+        if device is None or machine.find(device) is not None:
+            return Event(**options)
+        return _Event(device, **options)
 
 
 def default_stream(device=None):
-    gpu = machine.find("cuda" if device is None else device)
-    if gpu.default_stream is None:
-        gpu.default_stream = Stream(gpu.device)
-    return gpu.default_stream
+    return gpu_of(device).streams[0]
 
 
 def current_stream(device=None):
-    gpu = machine.find("cuda" if device is None else device)
-    return getattr(gpu.chosen, "stream", None) or default_stream(gpu.device)
+    return current_stream_of(gpu_of(device))
+
+
+def current_stream_of(gpu):
+    return getattr(gpu.chosen, "stream", None) or gpu.streams[0]
 
 
 def set_stream(stream):

@@ -6,6 +6,7 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 import copy
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from . import moves
-from .errors import check_generator, check_strays, no_values, not_numpy, tensors_in
+from .errors import check_generator, check_strays, no_addresses, no_values, not_numpy, tensors_in
 from .memory import Block
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
@@ -60,11 +61,6 @@ class VirtualTensor(Tensor):
     def __array__(self, dtype=None):
         raise not_numpy(self.device)
 
-    def type(self, dtype=None, non_blocking=False):
-        if dtype is None:
-            return Base.type(self.inner.new_empty(0, device="cpu")).replace("torch.", "torch.cuda.")
-        return self.to(dtype) if isinstance(dtype, torch.dtype) else Base.type(self, dtype)
-
     def pin_memory(self, device=None):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
@@ -81,8 +77,7 @@ class VirtualTensor(Tensor):
         pass  # memory is never reused while a tensor lives
 
     def _raw_pointer(self, *args, **kwargs):
-        raise RuntimeError("a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
-                           "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first.")
+        raise no_addresses()
 
     data_ptr = const_data_ptr = untyped_storage = storage = __dlpack__ = __dlpack_device__ = _raw_pointer
 
@@ -102,6 +97,10 @@ class VirtualTensor(Tensor):
 
     @property
     def grad(self):
+        grad = Base.grad.__get__(self)
+        if grad is None or type(grad) is VirtualTensor:
+            return grad
+        Base.grad.__set__(self, brought_home(grad, self.gpu))
         return Base.grad.__get__(self)
 
     @grad.setter
@@ -145,9 +144,11 @@ class VirtualTensor(Tensor):
         inner = Base.cpu(self.inner)
         storage = inner.untyped_storage()
         storage.saved_from = str(self.device)  # read by checkpoint.location_of
+        where = inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict()
+        if self.dtype in torch.storage._new_dtypes():  # which no typed storage has
+            return torch._utils._rebuild_tensor_v3, (storage, *where, self.dtype)
         typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
-        args = (typed, inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict())
-        return torch._utils._rebuild_tensor_v2, args
+        return torch._utils._rebuild_tensor_v2, (typed, *where)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -156,6 +157,8 @@ class VirtualTensor(Tensor):
 
 def run(func, args, kwargs, caller):
     rule = RULES.get(id(func)) or learn(func)
+    if rule.composite:
+        return func.decompose(*args, **(kwargs or {}))
     strays = []
     inner_args, gpu = unwrap(args, None, strays)
     inner_kwargs = {}
@@ -163,10 +166,19 @@ def run(func, args, kwargs, caller):
         values, gpu = unwrap(kwargs.values(), gpu, strays)
         inner_kwargs = dict(zip(kwargs, values, strict=True))
     if strays and not rule.mixes and not called_by_autograd(caller):
-        check_strays(func, args, kwargs or {}, gpu, strays)
+        for stray in check_strays(func, args, kwargs or {}, gpu, strays):
+            moves.count(stray.nbytes, None, gpu)
     if rule.copies:
-        return moves.copy_into(args[0], args[1])
-    out = gpu.run(func, inner_args, inner_kwargs, rule.random)
+        return moves.copy_into(*args)
+    if rule.random and not any(isinstance(a, torch._C.Generator) for a in (*inner_args, *inner_kwargs.values())):
+        inner_kwargs["generator"] = gpu.generator
+    if inner_args and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
+        with conjugation():
+            out = gpu.run(rule.call, inner_args, inner_kwargs)
+    else:
+        out = gpu.run(rule.call, inner_args, inner_kwargs)
+    if rule.reads:
+        moves.count(args[0].element_size(), gpu, None)
     if rule.packs:
         return wrap(out[0], gpu), out[1]
     if not rule.mutates:
@@ -180,11 +192,22 @@ def run(func, args, kwargs, caller):
     return wrap_all(out, gpu, given)
 
 
+def conjugation():
+    """Inside, C++ sees the bit that says "conjugate", as it does outside of __torch_dispatch__."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 class Rule(NamedTuple):
     """What is special about an operation."""
 
+    call: Callable  # what runs on the inner tensors
+    composite: bool  # it is made of others; autograd takes these apart, and in inference mode there is no autograd
     mutates: bool  # writes to an argument, and returns it
-    random: bool   # draws from the GPU's generator
+    random: bool   # draws from a generator
+    reads: bool    # it is what .item() does: a number travels to the CPU
     mixes: bool    # PyTorch lets it mix devices
     copies: bool   # it is copy_
     packs: bool    # it is _pack_padded_sequence, whose second result stays on the CPU
@@ -201,11 +224,36 @@ RULES = {}  # by the operation's id: operations live for ever, and hashing one i
 def learn(func):
     """The rule of an operation, found out when it is met for the first time."""
     name = func.overloadpacket.__name__
-    random = torch.Tag.nondeterministic_seeded in func.tags
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    draw = with_generator(func)
     lists = [i for i, a in enumerate(func._schema.arguments)
              if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
-    RULES[id(func)] = Rule(func._schema.is_mutable, random, name in MIXING, name == "copy_", name == PACK, lists)
+    RULES[id(func)] = Rule(draw or func, composite, func._schema.is_mutable, draw is not None,
+                           name == "_local_scalar_dense", name in MIXING, name == "copy_", name == PACK, lists)
     return RULES[id(func)]
+
+
+def with_generator(func):
+    """What `func` does, with numbers from a generator; None if it draws none."""
+    packet = func.overloadpacket
+    if packet.__name__ == "native_dropout":
+        return native_dropout
+    variants = [getattr(packet, name) for name in packet.overloads()]
+    able = [f for f in variants if any(a.name == "generator" for a in f._schema.arguments)]
+    return (func if func in able else packet) if able else None
+
+
+def native_dropout(x, p, train, generator):
+    """What PyTorch's own does on the CPU, with numbers from `generator` (that takes none)."""
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = Base.bernoulli_(Base.new_empty(x, x.shape, dtype=torch.bool), 1 - p, generator=generator)
+    return x.mul(mask).mul_(0 if p == 1 else 1 / (1 - p)), mask
+
+
+def inner_of(value):
+    """The tensor inside a virtual one; anything else as it is."""
+    return value.inner if type(value) is VirtualTensor else value
 
 
 def wrap(inner, gpu):
@@ -226,6 +274,13 @@ def wrap(inner, gpu):
         device="cpu")
     self.inner, self.gpu = inner, gpu
     return self
+
+
+def brought_home(grad, gpu):
+    """A gradient for a tensor on `gpu` (None: on the CPU). C++ makes those that are zero on the CPU."""
+    if gpu is None or type(grad) is VirtualTensor or not isinstance(grad, Tensor):
+        return grad
+    return wrap(Base.to(Base.clone(grad), gpu.backing), gpu)
 
 
 def wrap_all(out, gpu, given=None):
@@ -263,15 +318,23 @@ def unwrap(values, gpu, strays):
             value = gpu.backing
         elif isinstance(value, torch._C.Generator):
             check_generator(value, gpu)
+            value = None if gpu.backing.type == "meta" else value
         out.append(value)
     return out, gpu
 
 
 def refresh(tensor):
     """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
-    Base.data.__set__(tensor, wrap(tensor.inner, tensor.gpu))
     storage = tensor.inner.untyped_storage()
-    storage.block.ledger.change(storage.block, storage.nbytes())
+    block = getattr(storage, "block", None)
+    try:
+        if block is not None:
+            block.ledger.change(block, storage.nbytes())
+    except torch.OutOfMemoryError:  # the tensor stays as it was
+        storage.resize_(block.nbytes)
+        tensor.inner.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        raise
+    Base.data.__set__(tensor, wrap(tensor.inner, tensor.gpu))
 
 
 def called_by_autograd(frame):

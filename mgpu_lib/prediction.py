@@ -1,0 +1,227 @@
+"""How long a training step would take on GPUs that nobody has here: a dry run on virtual GPUs that hold shapes only."""
+
+import copy
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib.collectives import buckets
+from mgpu_lib.parallel import allreduce
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds
+from mgpu_lib.virtual.timeline import Timeline
+
+PRECISIONS = ("fp32", "tf32", "amp")
+BUCKET = 25 * 2**20  # bytes: DistributedDataParallel's default, bucket_cap_mb=25
+
+
+class Prediction(NamedTuple):
+    """What `predict` returns. All times are modelled."""
+
+    seconds: float            # per step
+    samples_per_second: float
+    peak_memory: list         # bytes, per GPU
+    timeline: Timeline        # of one step
+
+    def __repr__(self):
+        return (f"<{1e3 * self.seconds:.2f} ms per step, {self.samples_per_second:.0f} samples per second, at most "
+                f"{max(self.peak_memory) / 2**30:.2f} GiB per GPU (modelled, {self.timeline.spec.key})>")
+
+
+def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", precision="fp32", link=None, training=True):
+    """The time and memory of one training step of `model` on `n_gpus` GPUs: a Prediction.
+
+    model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
+    example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
+    gpu, link      names as `virtual_gpus` takes them
+    strategy       "manual": as `train_batch` does it, one process, a star all-reduce for each parameter;
+                   "data_parallel": the real nn.DataParallel; "ddp": a process per GPU, ring all-reduces of 25 MiB of
+                   gradients each, which run during the backward pass, as DistributedDataParallel does it
+    precision      "fp32", "tf32" (convolutions and matrix products), or "amp" (autocast to FP16)
+    training       False: the forward pass only, in eval mode and without gradients
+
+    The batch lies on the GPUs already, as behind a good input pipeline. The loss is the cross-entropy of outputs
+    (N, classes), or else the mean of the output; the optimizer is SGD with momentum. ValueError or TypeError, naming
+    what was passed, for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
+    """
+    check(model, example_batch, n_gpus, strategy, precision)
+    with virtual_gpus(n_gpus, gpu, link, backing="meta") as machine:
+        if precision != "fp32" and getattr(machine.spec, {"tf32": "tf32", "amp": "fp16"}[precision]) is None:
+            raise ValueError(f'precision={precision!r}: the {gpu} has no tensor cores for it; "fp32" would do')
+        machine.clock.tf32 = (precision == "tf32",) * 2
+        casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
+        X = torch.empty_like(example_batch, device="meta", requires_grad=False)
+        step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting)
+        with torch.set_grad_enabled(training):
+            step()  # the first step makes the optimizer's state
+            start = synchronized(machine)
+            step()
+        seconds = synchronized(machine) - start
+        timeline, peaks = machine.timeline.since(start), [ledger.peak for ledger in machine.ledgers]
+        if strategy == "ddp":
+            timeline, peaks = on_every_rank(timeline, n_gpus), peaks[:1] * n_gpus
+    return Prediction(seconds, len(X) / seconds, peaks, timeline)
+
+
+def check(model, example_batch, n_gpus, strategy, precision):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module")
+    if not isinstance(example_batch, torch.Tensor) or example_batch.dim() == 0:
+        raise TypeError(f"example_batch is {example_batch!r}: pass a tensor whose first dimension counts the samples")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r}: use {', '.join(map(repr, STRATEGIES))}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: use {', '.join(map(repr, PRECISIONS))}")
+    if isinstance(n_gpus, int) and n_gpus > len(example_batch):
+        raise ValueError(f"n_gpus={n_gpus} for a batch of {len(example_batch)}: each GPU needs at least one sample")
+
+
+def bare(model):
+    """A copy of `model` on the meta device; nothing of its values is touched."""
+    memo = {}
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+    for b in model.buffers():
+        memo[id(b)] = torch.empty_like(b, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def synchronized(machine):
+    """The time when all GPUs have done what they were given."""
+    for device in machine.devices:
+        torch.cuda.synchronize(device)
+    return machine.elapsed()
+
+
+def optimizer_of(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_of(output):
+    """Labels and values don't matter for the time; "sum" because a shard's mean would not be the batch's."""
+    if output.dim() == 2 and output.is_floating_point():
+        return F.cross_entropy(output, torch.empty(len(output), dtype=torch.long, device=output.device),
+                               reduction="sum")
+    return output.float().mean()
+
+
+def forward(net, X, casting):
+    """The loss of `net` on X, or its output when nobody wants gradients."""
+    with torch.cuda.nvtx.range("forward"), casting:
+        return loss_of(net(X)) if torch.is_grad_enabled() else net(X)
+
+
+def manual(net, X, machine, casting):
+    """A step of one process that drives all GPUs, one after the other."""
+    replicas = [copy.deepcopy(net).to_empty(device=device) for device in machine.devices]
+    optimizers = [optimizer_of(replica) for replica in replicas]
+    shards = [torch.empty_like(shard, device=device)
+              for shard, device in zip(X.tensor_split(len(replicas)), machine.devices)]
+
+    def step():
+        outputs = [forward(replica, shard, casting) for replica, shard in zip(replicas, shards)]
+        if torch.is_grad_enabled():
+            for replica in replicas:
+                replica.zero_grad()
+            with torch.cuda.nvtx.range("backward"):
+                for loss in outputs:
+                    loss.backward()
+            if len(replicas) > 1:
+                with torch.cuda.nvtx.range("all-reduce"):
+                    for params in zip(*(replica.parameters() for replica in replicas)):
+                        allreduce([p.grad for p in params if p.grad is not None])
+            with torch.cuda.nvtx.range("update"):
+                for optimizer in optimizers:
+                    optimizer.step()
+    return step
+
+
+def data_parallel(net, X, machine, casting):
+    """A step of nn.DataParallel; the batch lies on GPU 0."""
+    device = machine.devices[0]
+    net = nn.DataParallel(net.to_empty(device=device), machine.devices)
+    X, optimizer = torch.empty_like(X, device=device), optimizer_of(net)
+    return lambda: one_process(net, X, optimizer, casting)
+
+
+def one_process(net, X, optimizer, casting):
+    """A step of training as on one GPU, or a forward pass."""
+    output = forward(net, X, casting)
+    if torch.is_grad_enabled():
+        optimizer.zero_grad()
+        with torch.cuda.nvtx.range("backward"):
+            output.backward()
+        with torch.cuda.nvtx.range("update"):
+            optimizer.step()
+
+
+def ddp(net, X, machine, casting):
+    """A step of rank 0, which has the largest shard; the others do the same at the same time."""
+    device, k = machine.devices[0], len(machine.gpus)
+    net = net.to_empty(device=device)
+    X, optimizer = torch.empty_like(X.tensor_split(k)[0], device=device), optimizer_of(net)
+    if k == 1:
+        return lambda: one_process(net, X, optimizer, casting)
+    reducer = Reducer([p for p in net.parameters() if p.requires_grad], machine)
+    buffers = sum(b.nbytes for b in net.buffers())
+
+    def step():
+        if buffers and torch.is_grad_enabled():  # rank 0's batch statistics hold for all
+            reducer.collective("broadcast buffers", buffers, pipeline_seconds(buffers, k, machine.link))
+        one_process(net, X, optimizer, casting)
+    optimizer.register_step_pre_hook(lambda *args: reducer.finish())
+    return step
+
+
+class Reducer:
+    """DistributedDataParallel's reducer on one rank: gradients are gathered in buckets while the backward pass runs.
+
+    A full bucket is all-reduced in a stream of its own, so that the backward pass goes on meanwhile.
+    """
+
+    def __init__(self, params, machine):
+        self.params, self.machine = params, machine
+        self.stream = torch.cuda.Stream(params[0].device)
+        self.places = buckets(params, BUCKET)
+        self.flat = [torch.empty(sum(params[i].numel() for i in places), dtype=params[places[0]].dtype,
+                                 device=params[0].device) for places in self.places]
+        self.views = {}
+        for places, flat in zip(self.places, self.flat):
+            pieces = flat.split([params[i].numel() for i in places])
+            self.views.update({i: piece.view_as(params[i]) for i, piece in zip(places, pieces)})
+        self.missing = [len(places) for places in self.places]
+        for bucket, places in enumerate(self.places):
+            for i in places:
+                params[i].register_post_accumulate_grad_hook(lambda p, i=i, bucket=bucket: self.ready(p, i, bucket))
+
+    def ready(self, p, i, bucket):
+        """The gradient of parameter `i` is there."""
+        self.views[i].copy_(p.grad)
+        self.missing[bucket] -= 1
+        if self.missing[bucket] == 0:
+            self.missing[bucket] = len(self.places[bucket])
+            self.stream.wait_stream(torch.cuda.current_stream(p.device))
+            nbytes = self.flat[bucket].nbytes
+            with torch.cuda.stream(self.stream):
+                self.collective("all-reduce", nbytes, ring_seconds(nbytes, len(self.machine.gpus), self.machine.link))
+
+    def collective(self, name, nbytes, seconds):
+        self.machine.clock.collective(name, self.machine.gpus[:1], nbytes, seconds)
+
+    def finish(self):
+        """Before the update: all sums are there, and are copied back into the gradients."""
+        torch.cuda.current_stream(self.params[0].device).wait_stream(self.stream)
+        with torch.no_grad():
+            torch._foreach_copy_([p.grad for p in self.params], [self.views[i] for i in range(len(self.params))])
+
+
+def on_every_rank(timeline, k):
+    """The timeline of rank 0 with the same events on the other ranks' GPUs: each has a process and a host's thread."""
+    events = [e._replace(gpu=rank, thread=f"rank {rank} {e.thread}") for e in timeline for rank in range(k)]
+    return Timeline(events, timeline.spec, timeline.link)
+
+
+STRATEGIES = {"manual": manual, "data_parallel": data_parallel, "ddp": ddp}

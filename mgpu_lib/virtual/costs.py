@@ -1,0 +1,234 @@
+"""What an operation asks of a GPU, and how long a GPU takes for it: a roofline for every kernel.
+
+A kernel takes the longer of two times, that of its arithmetic and that of its memory traffic, and a fixed time beside.
+FLOPs come from PyTorch's own registry, bytes from the tensors. The rates that a GPU reaches stand in `rates.py`.
+"""
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import tensors_in
+from .rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, TENSOR, generation
+
+aten = torch.ops.aten
+
+
+class Work(NamedTuple):
+    """What one operation asks of a GPU."""
+
+    name: str       # the operation's
+    kind: str       # a key of rates.HOST
+    flops: int
+    results: int    # numbers that the arithmetic makes: they are shared out among a GPU's multiprocessors
+    nbytes: int     # read from and written to the GPU's memory
+    layout: int     # what kernels before and after it move on tensor cores, which want channels last, see `relaid`
+    relaid: int     # how many tensors these are
+    kernels: int    # launched one after another; 0: nothing runs on the GPU
+    tensors: int    # in its lists, for the optimizers' foreach operations: the host looks at each
+    precision: str  # of the arithmetic: "fp32", "tf32", "fp16" or "bf16"
+
+
+class Price(NamedTuple):
+    """What an operation costs on one kind of GPU, in seconds."""
+
+    work: Work
+    seconds: float   # of its kernels
+    bound: str       # what those spend most of their time on: "compute", "memory" or "fixed"
+    forward: float   # of the host's time, called by Python
+    backward: float  # the same, called by autograd's engine
+
+
+NOTHING_RUNS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh",
+                "_local_scalar_dense", "resize_", "set_", "_reshape_alias", "empty_permuted"}
+KINDS = {
+    "matmul": {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm"},
+    "norm": {"native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit"},
+    "pool": {"max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+             "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"},
+    "reduce": {"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "norm", "linalg_vector_norm",
+               "_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+               "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "var", "std",
+               "cumsum", "sort", "topk", "all", "any", "native_layer_norm", "native_layer_norm_backward",
+               "native_group_norm", "native_group_norm_backward"},
+    "gather": {"embedding", "embedding_dense_backward", "index", "index_put_", "index_select", "gather", "scatter_",
+               "scatter_add_", "index_add_"},
+}
+KIND = {name: kind for kind, names in KINDS.items() for name in names}
+WRITES_ONLY = {"zero_", "fill_", "normal_", "uniform_", "bernoulli_", "zeros", "ones", "full", "zeros_like",
+               "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "select_backward", "slice_backward"}
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def work(func, args, kwargs, out, tf32):
+    """What calling `func` (an operation, or a function that makes a tensor) asks of a GPU; `out` is its result.
+
+    `tf32`: whether FP32 convolutions, and whether FP32 matrix products, are done in TF32 (see `tf32_allowed`).
+    """
+    name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
+    inputs, outputs = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((out,)))
+    if name in NOTHING_RUNS or is_view(func) or not any(t.numel() for t in (*inputs, *outputs)):
+        return Work(name, "view", 0, 0, 0, 0, 0, 0, 0, "fp32")
+    kind, nbytes = kind_of(name, args), memory(name, args, inputs, outputs)
+    if kind.startswith("conv"):
+        return Work(name, kind, flops(func, args, kwargs, out), results(name, args, out), nbytes,
+                    *relaid(name, args, inputs, outputs), kernels(name, args), 0, precision(inputs[0].dtype, tf32[0]))
+    if kind in ("matmul", "attention"):
+        return Work(name, kind, flops(func, args, kwargs, out), outputs[0].numel(), nbytes, 0, 0, 1, 0, precision(inputs[0].dtype, tf32[1]))
+    if name.startswith("_foreach"):
+        launched = max(-(-len(args[0]) // 64), -(-sum(t.numel() for t in args[0]) // (320 * 65536)))
+        return Work(name, "foreach", 0, 0, nbytes, 0, 0, launched, len(args[0]), "fp32")
+    return Work(name, kind, 0, 0, nbytes, 0, 0, 1, 0, "fp32")
+
+
+def is_view(func):
+    """Whether `func` only looks at its argument in another way."""
+    returns = func._schema.returns if hasattr(func, "_schema") else ()
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def kind_of(name, args):
+    if name == "convolution":
+        return kind_of_convolution(args[1], args[3], args[5], args[8])
+    if name == "convolution_backward":
+        return kind_of_convolution(args[2], args[4], args[6], args[9])
+    if "scaled_dot_product" in name:
+        return "attention"
+    return KIND.get(name, "pointwise")
+
+
+def kind_of_convolution(W, stride, dilation, groups):
+    """cuDNN has other algorithms for some: a 1x1 convolution is a matrix product, for 3x3 there is Winograd's way."""
+    if groups > 1 and W.shape[1] < 16:
+        return "conv_depthwise" if W.shape[1] == 1 else "conv_grouped"
+    if W[0, 0].numel() == 1:
+        return "conv1x1"
+    return "conv3x3" if W.shape[2:] == (3, 3) and {*stride, *dilation} == {1} else "conv"
+
+
+def precision(dtype, tf32):
+    """Of a convolution's or a matrix product's arithmetic."""
+    return TYPES.get(dtype) or ("tf32" if tf32 and dtype == torch.float32 else "fp32")
+
+
+def tf32_allowed():
+    """Whether convolutions, and whether matrix products, of FP32 tensors may use TF32: PyTorch's own switches."""
+    allowed = torch._C._get_fp32_precision_getter  # knows both the older and the newer switches
+    return allowed("cuda", "conv") == "tf32", allowed("cuda", "matmul") == "tf32"
+
+
+def flops(func, args, kwargs, out):
+    """By PyTorch's registry. A convolution's backward takes as many as its forward for each gradient that is wanted."""
+    from torch.utils.flop_counter import flop_registry  # imports much: only when it is needed
+    if func.overloadpacket is aten.convolution_backward:
+        grad, X, W, _, *options, mask = args
+        return sum(mask[:2]) * flop_registry[aten.convolution](X, W, None, *options, out_val=grad)
+    count = flop_registry.get(func.overloadpacket)
+    return count(*args, **(kwargs or {}), out_val=out) if count else 2 * max(t.numel() for t in tensors_in(args))
+
+
+def results(name, args, out):
+    """Numbers that a convolution makes. For its backward these are gradients of the input, or sums over the output."""
+    return max(args[0].numel(), args[1].numel()) if name == "convolution_backward" else out.numel()
+
+
+def memory(name, args, inputs, outputs):
+    """Bytes read and written."""
+    written = sum(map(stored, outputs))
+    if name in WRITES_ONLY:
+        return written
+    if KIND.get(name) == "gather":  # the rows that are asked for, not the whole table
+        return 2 * min(written, min(stored(t) for t in inputs if t.numel())) if name.endswith("_") else 2 * written
+    return sum(map(stored, inputs)) + written + read_again(name, args)
+
+
+def read_again(name, args):
+    """Bytes read a second time. Batch norm needs the mean before it can use it."""
+    if name == "native_batch_norm":
+        return stored(args[0]) if args[5] else 0  # in training
+    if name in ("native_batch_norm_backward", "convolution_backward"):  # the latter has a kernel for each gradient
+        return stored(args[0]) + stored(args[1]) if name.startswith("native") else sum(args[-1][:2]) // 2 * stored(args[0])
+    return 0
+
+
+def relaid(name, args, inputs, outputs):
+    """Bytes that a convolution on tensor cores has moved to other places before and after it, and for how many tensors.
+
+    They work on channels last. Of tensors in another memory format each is read and written once more.
+    """
+    X = args[0 if name == "convolution" else 1]
+    if X.dim() != 4 or X.is_contiguous(memory_format=torch.channels_last):
+        return 0, 0
+    moved = [stored(t) for t in (*inputs, *outputs) if t.dim() == 4]
+    return 2 * sum(moved), len(moved)
+
+
+def stored(tensor):
+    """Bytes of different numbers in a tensor: an expanded one repeats the same."""
+    numbers = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        numbers *= size if stride else 1
+    return numbers * tensor.element_size()
+
+
+def kernels(name, args):
+    """Kernels of a convolution or a matrix product: one for the bias of a convolution, one for each gradient."""
+    if name == "convolution":
+        return 1 + isinstance(args[2], Tensor)
+    return max(1, sum(args[-1])) if name == "convolution_backward" else 1
+
+
+def price(work, spec):
+    """What `work` costs on a GPU with the data sheet `spec`."""
+    host, engine = (HOST[work.kind][i] + work.tensors * HOST["tensor"][i] for i in (0, 1))
+    if not work.kernels:
+        return Price(work, 0.0, "fixed", host, engine)
+    arithmetic = work.flops / rate(work, spec) if work.flops else 0.0
+    traffic = work.nbytes / bandwidth(work.kind, spec)
+    fixed, layout = work.kernels * FIXED[work.kind], 0.0
+    if on_tensor_cores(work, spec):
+        fixed += work.relaid * FIXED["layout"]
+        layout = work.layout / bandwidth("layout", spec)
+    longest = max(arithmetic, traffic)
+    bound = "fixed" if fixed > longest + layout else "compute" if arithmetic > traffic + layout else "memory"
+    return Price(work, fixed + longest + layout, bound, host, engine)
+
+
+def bandwidth(kind, spec):
+    """Bytes per second that a GPU's memory reaches."""
+    return spec.bandwidth * min(1.0, MEMORY[kind] * FACTOR["memory"].get(generation(spec), 1.0))
+
+
+def on_tensor_cores(work, spec):
+    return work.precision != "fp32" and getattr(spec, work.precision) is not None and work.kind in TENSOR
+
+
+def rate(work, spec):
+    """FLOP per second that a GPU reaches. Few results don't fill its multiprocessors."""
+    kind = f"{work.kind} backward" if work.name == "convolution_backward" else work.kind
+    group, throttled = generation(spec), FACTOR["low power"] if spec.power <= LOW_POWER else 1.0
+    if on_tensor_cores(work, spec):
+        reached = getattr(spec, work.precision) * min(1.0, TENSOR[kind] * FACTOR["tensor cores"].get(group, 1.0))
+    else:
+        reached = spec.fp32 * CORES[kind] * FACTOR["cores"].get(group, 1.0)
+    return throttled * reached * work.results / (work.results + HALF * spec.sm_count)
+
+
+def link_seconds(nbytes, link, way):
+    """Seconds that `nbytes` take over `link`; `way` is a key of rates.COPY."""
+    return link.latency + nbytes / (link.bandwidth * COPY[way])
+
+
+def ring_seconds(nbytes, k, link):
+    """Seconds of a ring all-reduce of `nbytes` on each of `k` GPUs: 2(k-1) rounds, in each a k-th on every link."""
+    return 2 * (k - 1) * link_seconds(nbytes / k, link, "collective")
+
+
+def pipeline_seconds(nbytes, k, link):
+    """Seconds of a broadcast or a reduction of `nbytes` among `k` GPUs in a chain, cut fine: every link is busy."""
+    return (k - 2) * link.latency + link_seconds(nbytes, link, "collective") if k > 1 else 0.0
+
+
+def packing_seconds(nbytes, spec):
+    """Seconds to copy tensors into one buffer on a GPU: every byte is read and written."""
+    return 2 * nbytes / bandwidth("pointwise", spec)

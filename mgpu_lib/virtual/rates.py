@@ -1,0 +1,36 @@
+"""What part of a data sheet's rates GPUs reach, and what the host spends on an operation.
+
+What stands in rates.json was fitted by `python -m experiments.clock_fit` to one half of the published measurements in
+experiments/published.json. The rest stands here, each with its source.
+"""
+import json
+from pathlib import Path
+
+GENERATIONS = {6: "Pascal", 7: "Volta", 8: "Ampere", 9: "Hopper", 10: "Blackwell"}
+LOW_POWER = 75  # watts: boards without a power plug of their own don't hold their clock rate under load
+
+
+def generation(spec):
+    """The name of a GPU's generation, by its compute capability."""
+    named = {(7, 5): "Turing", (8, 6): "Ampere GeForce", (8, 9): "Ada"}
+    return named.get(spec.capability) or GENERATIONS[spec.capability[0]]
+
+
+FITTED = json.loads((Path(__file__).parent / "rates.json").read_text())
+CORES = FITTED["cores"]    # kind of operation: part of the peak that the ordinary cores reach
+TENSOR = FITTED["tensor"]  # the same for tensor cores
+FACTOR = FITTED["factor"]  # {"cores" or "tensor cores": {generation: factor on all of these}}
+HALF = FITTED["half"]      # results of a product or convolution for each multiprocessor at which it runs half as fast
+MEMORY = FITTED["memory"]  # kind: part of the memory's peak bandwidth
+FIXED = FITTED["fixed"]    # kind: seconds that a kernel takes beside
+HOST = FITTED["host"]      # kind: seconds of the host's time, called by Python, and by autograd's engine
+
+# Part of a link's peak rate that a copy reaches: from and to ordinary (pageable) memory of the host, from and to
+# pinned memory, between two GPUs, and in a collective operation (NCCL)
+COPY = {"pinned": 0.8, "peer": 0.8, "collective": 0.8, **FITTED["copy"]}
+QUERY = 1e-6  # seconds of the host's time to ask whether something is done
+HOST_COPY = 12e-6  # seconds of the host's time to ask for a copy
+THREAD = 50e-6  # seconds of the host's time to start a thread
+REPLICATE = 25e-6  # to copy one module for one GPU in nn.parallel.replicate
+UNPACK = 2e-6  # to find one tensor in a buffer of many
+PYTHON = 0.6  # the part of a call's time that holds Python's lock: threads take turns at it

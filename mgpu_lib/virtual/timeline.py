@@ -1,0 +1,161 @@
+"""What happened when, on virtual GPUs: to read, to draw, and to open in a trace viewer. All times are modelled."""
+import json
+import os
+from pathlib import Path
+
+COMMUNICATION = ("copy", "collective")
+COLOURS = {"forward": "#0072B2", "backward": "#D55E00", "copy": "#882255", "collective": "#882255", "host": "#7F7F7F"}
+OTHER = "#000000"  # kernels that belong to neither pass: the update of the parameters, for one
+
+
+class Timeline:
+    """Events (see `clock.Event`), in order of their start. Plain data: iterate, index and take its length.
+
+    `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 200,000 events.
+    """
+
+    def __init__(self, events, spec, link):
+        self.events = sorted(events, key=lambda e: (e.start, e.end, -1 if e.gpu is None else e.gpu, e.row, e.name))
+        self.spec, self.link = spec, link
+
+    def __len__(self):
+        return len(self.events)
+
+    def __iter__(self):
+        return iter(self.events)
+
+    def __getitem__(self, index):
+        return self.events[index]
+
+    def __repr__(self):
+        return (f"<Timeline: {len(self)} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
+                f"{self.link.name})>")
+
+    @property
+    def start(self):
+        """When the first event was asked for, in seconds; 0.0 without events."""
+        return min((e.called for e in self.events), default=0.0)
+
+    @property
+    def end(self):
+        return max((e.end for e in self.events), default=0.0)
+
+    @property
+    def gpus(self):
+        return sorted({e.gpu for e in self.events if e.gpu is not None})
+
+    def since(self, start, end=float("inf")):
+        """The events asked for at `start` (seconds of machine.elapsed()) or later, and before `end`."""
+        return Timeline([e for e in self.events if start <= e.called < end], self.spec, self.link)
+
+    def on(self, gpu):
+        """The events on one GPU; None: those of the host."""
+        return [e for e in self.events if e.gpu == gpu]
+
+    def busy(self, gpu):
+        """Seconds in which at least one kernel ran on `gpu`; copies don't count."""
+        return total(union((e.start, e.end) for e in self.on(gpu) if e.kind not in COMMUNICATION))
+
+    def utilization(self):
+        """{GPU: part of the timeline's time in which at least one kernel ran on it}."""
+        whole = self.end - self.start
+        return {gpu: self.busy(gpu) / whole if whole else 0.0 for gpu in self.gpus}
+
+    def communication(self, gpu):
+        """Seconds in which `gpu` took part in a copy or a collective operation."""
+        return total(union((e.start, e.end) for e in self.on(gpu) if e.kind in COMMUNICATION))
+
+    def overlap(self):
+        """{GPU: part of its communication's time in which a kernel ran on it, too}; 0.0 without communication."""
+        return {gpu: self.hidden(gpu) / self.communication(gpu) if self.communication(gpu) else 0.0
+                for gpu in self.gpus}
+
+    def hidden(self, gpu):
+        """Seconds of communication on `gpu` behind which a kernel ran."""
+        kernels = total(union((e.start, e.end) for e in self.on(gpu) if e.kind not in COMMUNICATION))
+        both = total(union((e.start, e.end) for e in self.on(gpu)))
+        return kernels + self.communication(gpu) - both
+
+    def bound_by(self, gpu):
+        """{"compute", "memory", "fixed", "link": seconds of the events on `gpu` that are bound by it}."""
+        found = {}
+        for e in self.on(gpu):
+            found[e.bound] = found.get(e.bound, 0.0) + e.end - e.start
+        return found
+
+    def waiting_for_host(self, gpu):
+        """Seconds in which `gpu` had done all it was given, and waited for the host to launch the next kernel."""
+        ends, idle = self.start, 0.0
+        for e in self.on(gpu):
+            idle += max(0.0, min(e.start, e.launched) - ends)
+            ends = max(ends, e.end)
+        return idle
+
+    def rows(self):
+        """The rows of a drawing, {label: events}: the host's threads, then each GPU's streams and copies."""
+        found = {}
+        for e in self.events:
+            label = e.row if e.gpu is None else f"cuda:{e.gpu} {e.row}"
+            found.setdefault(((-1 if e.gpu is None else e.gpu), label), []).append(e)
+        launches = {}
+        for e in self.events:
+            if e.launched > e.called and e.gpu is not None:
+                launches[e.thread, e.called] = e  # a copy between two GPUs is two events and one call
+        for (thread, _), e in launches.items():
+            found.setdefault((-1, thread), []).append(
+                e._replace(kind="host", gpu=None, row=thread, start=e.called, end=e.launched))
+        return {label: events for (_, label), events in sorted(found.items(), key=lambda row: row[0])}
+
+    def plot(self, ax=None):
+        """Draw the rows as bars over time in milliseconds; returns the Axes. Needs matplotlib."""
+        import matplotlib.pyplot as plt
+        ax = plt.gca() if ax is None else ax
+        rows = self.rows()
+        for y, events in enumerate(rows.values()):
+            ax.broken_barh([(1e3 * (e.start - self.start), 1e3 * (e.end - e.start)) for e in events],
+                           (y - 0.4, 0.8), facecolors=[colour(e) for e in events])
+        ax.set(xlabel=f"milliseconds (modelled, {self.spec.key}, {self.link.name})", yticks=range(len(rows)))
+        ax.set_yticklabels(rows)
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        return ax
+
+    def to_chrome_trace(self, path):
+        """Write the events as JSON that https://ui.perfetto.dev and chrome://tracing open; the file is replaced."""
+        path = Path(path)
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self.trace_events())}))
+        os.replace(new, path)
+        return path
+
+    def trace_events(self):
+        """Complete events ("ph": "X") in microseconds: a process for the host and each GPU, a thread for each row."""
+        for tid, (label, events) in enumerate(self.rows().items()):
+            pid = 0 if events[0].gpu is None else events[0].gpu + 1
+            process = "host" if pid == 0 else f"cuda:{pid - 1} (virtual {self.spec.key})"
+            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": label}}
+            for e in events:
+                yield {"ph": "X", "name": e.name, "cat": e.kind, "pid": pid, "tid": tid,
+                       "ts": 1e6 * (e.start - self.start), "dur": 1e6 * (e.end - e.start),
+                       "args": {"phase": e.phase, "bytes": e.nbytes, "flops": e.flops, "bound by": e.bound}}
+
+
+def colour(event):
+    """The colour of an event, by what it belongs to."""
+    return COLOURS.get(event.kind) or COLOURS.get(event.phase) or OTHER
+
+
+def union(intervals):
+    """Sorted intervals (start, end) without overlap that cover the same times."""
+    merged = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    return merged
+
+
+def total(intervals):
+    return sum(end - start for start, end in intervals)
