@@ -17,22 +17,29 @@ def tensors_in(nest):
     return [tensor for item in nest for tensor in tensors_in(item)]
 
 
+def check_rows(inputs):
+    """ValueError unless all tensors in `inputs` have the same number of rows."""
+    shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs)]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise ValueError(
+            f"can't cut tensors of shapes {shapes} together: all must have the "
+            "same number of rows. What is not per row belongs in a buffer of "
+            "the module, or is a plain number")
+
+
 def check_parallel(module, inputs, device_ids):
-    """ValueError where the primitives would be unclear, or lose rows without a word."""
+    """ValueError for what the primitives refuse less clearly, or cut wrongly."""
     if len(device_ids) == 0:
         raise ValueError("device_ids is empty: name at least one GPU")
     home = torch.empty(0, device=device_ids[0]).device
     if home.type == "cpu":
-        raise ValueError("device_ids begins with the CPU: name GPUs, or call the module")
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        raise ValueError("device_ids begins with the CPU: name GPUs")
+    for name, tensor in chain(module.named_parameters(),
+                              module.named_buffers()):
         if tensor.device != home:
-            raise ValueError(f"{name} lies on {tensor.device}: move the module to {home}, "
-                             "which is device_ids[0]")
-    shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs)]
-    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
-        raise ValueError(f"can't cut tensors of shapes {shapes} together: all must have "
-                         "the same number of rows. What is not per row belongs in a "
-                         "buffer of the module, or is a plain number")
+            raise ValueError(f"{name} lies on {tensor.device}: move the module "
+                             f"to {home}, which is device_ids[0]")
+    check_rows(inputs)
 
 
 def data_parallel(module, input, device_ids, output_device=None, module_kwargs=None):
@@ -52,4 +59,5 @@ def data_parallel(module, input, device_ids, output_device=None, module_kwargs=N
     replicas = replicate(module, used)
     shards, shard_kwargs = zip(*parts)
     outputs = parallel_apply(replicas, shards, shard_kwargs, used)
-    return gather(outputs, device_ids[0] if output_device is None else output_device)
+    home = device_ids[0] if output_device is None else output_device
+    return gather(outputs, home)

@@ -320,7 +320,10 @@ def test_nvtx_ranges_name_phases(machine):
         (Y * Y).sum().backward()
     Y + 1
     phases = [e.phase for e in machine.timeline]
-    assert phases[:3] == ["", "inner", "outer"] and phases[-1] == "" and "backward" not in phases
+    assert phases[:3] == ["forward", "inner", "outer"] and phases[-1] == "forward" and "backward" not in phases
+    with torch.no_grad():
+        Y + 1
+    assert machine.timeline[-1].phase == ""
     X.sum().backward()
     assert machine.timeline[-1].phase == "backward"
     assert torch.cuda.nvtx.range_push("a") == 0 and torch.cuda.nvtx.range_push("b") == 1

@@ -2,21 +2,21 @@
 
 import re
 import textwrap
-from pathlib import Path
 
-import nbformat
 import pytest
+from pages import CHAPTERS, PAGES, cells, solutions
 
 from mgpu_lib import exercises
 from mgpu_lib.exercises.framework import exercise, expect, filled
 
-CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
 PRELUDE = """
 import copy
+from functools import partial
 import torch
 from torch import nn
 from torch.nn import functional as F
 import mgpu_lib as mgpu
+from mgpu_lib import lenet
 """
 
 
@@ -39,36 +39,62 @@ def said(capsys, name, program, prelude=""):
 # Right answers: the solutions that the chapters show, and others that are as good
 
 
-def solutions():
-    """(exercise, solution, its chapter) for all solutions that the chapters show."""
+def shown_solutions():
+    """(exercise, solution, its page) for all solutions that the pages show."""
     found = []
-    for path in sorted(CHAPTERS.glob("*.ipynb")):
-        cells = nbformat.read(path, as_version=4).cells
-        checked = re.findall(r"check_(\w+)\((\w+)\)", "\n".join(c.source for c in cells if c.cell_type == "code"))
-        for cell in cells:
-            for text in re.findall(r"^:::+\{solution\}(.*?)^:::+$", cell.source, re.M | re.S):
-                for program in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-                    for name, function in checked:
-                        if re.search(rf"^def {function}\(", program, re.M):
-                            found.append(pytest.param(name, program, path, id=f"{path.stem}: {name}"))
+    for page in PAGES:
+        code = "\n".join(cell.source for cell in cells(page) if cell.cell_type == "code")
+        for program in solutions(page):
+            for name, function in re.findall(r"check_(\w+)\((\w+)\)", code):
+                if re.search(rf"^def {function}\(", program, re.M):
+                    found.append(pytest.param(name, program, page, id=f"{page}: {name}"))
     return found
 
 
-@pytest.mark.parametrize("name, program, path", solutions())
-def test_the_solution_shown_is_right(name, program, path, capsys):
+@pytest.mark.parametrize("name, program, page", shown_solutions())
+def test_the_solution_shown_is_right(name, program, page, capsys):
     prelude = ""
     if name == "clipped_step":  # it calls a function of its page
-        cells = nbformat.read(path, as_version=4).cells
-        [prelude] = [cell.source for cell in cells if cell.id == "right-step"]
+        [prelude] = [cell.source for cell in cells(page) if cell.id == "right-step"]
     assert said(capsys, name, program, prelude).startswith("right: ")
 
 
-def test_every_exercise_in_the_chapters_has_a_check_and_a_shown_solution():
-    called = {name for path in CHAPTERS.glob("*.ipynb")
-              for name in re.findall(r"exercises\.(check_\w+)\(", path.read_text(encoding="utf-8"))}
-    assert called <= set(exercises.__all__)
+def steps(page):
+    """What a page says about its exercises, in order: ("exercise", label), ("check", name), ("solution", label)."""
+    for cell in cells(page):
+        if cell.cell_type == "code":
+            yield from (("check", name) for name in re.findall(r"exercises\.(check_\w+)\(", cell.source))
+        else:
+            directive = r"^:::+\{(exercise|solution)\}(?: .+\n:label:)? (\S+)$"
+            yield from re.findall(directive, cell.source, re.M)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_exercise_has_a_check_and_then_a_solution(page):
+    found = list(steps(page))
+    assert found, "a page without an exercise"
+    assert [kind for kind, _ in found] == ["exercise", "check", "solution"] * (len(found) // 3)
+    assert [label for _, label in found[::3]] == [label for _, label in found[2::3]]
+    assert len(found) // 3 == sum(cell.source.count("{exercise}") for cell in cells(page)), "one is of another form"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_exercise_has_a_drawing(page):
+    """A picture of its own, which lies in assets/figures, or a drawing made of text."""
+    for cell in cells(page):
+        for label, text in re.findall(r"^:::\{exercise\} .+\n:label: (\S+)\n(.*?)^:::$", cell.source, re.M | re.S):
+            picture = f"../assets/figures/{label}.svg"
+            if f"```{{image}} {picture}\n" in text:
+                assert (CHAPTERS / picture).exists()
+            else:
+                assert "```text\n" in text, f"{label} has no drawing"
+
+
+def test_every_check_is_used_once_and_tried_with_the_solution_shown():
+    used = [name for page in PAGES for kind, name in steps(page) if kind == "check"]
+    assert sorted(used) == sorted(exercises.__all__)
     plain_values = {"check_aliases", "check_largest"}  # with tests of their own, below
-    assert {f"check_{parameters.values[0]}" for parameters in solutions()} == called - plain_values
+    assert {f"check_{parameters.values[0]}" for parameters in shown_solutions()} == set(used) - plain_values
 
 
 @pytest.mark.parametrize("name, program", [
@@ -306,6 +332,29 @@ WRONG = [
     ("physical", "return i", "numbers what it sees from 0 on"),
     ("physical", "return int(visible[2 * i])", "numbers what it sees from 0 on"),
     ("physical", "return visible.split(',').index(str(i))", "numbers what it sees from 0 on"),
+    ("accuracy_of_each", "return mgpu.evaluate(partial(lenet, params=device_params[0]), X, y, devices[0])",
+     "0.25 for 3 replicas: return a list"),
+    ("accuracy_of_each", "return [mgpu.evaluate(partial(lenet, params=device_params[0]), X, y, devices[0])]",
+     "return a list with one accuracy for each"),
+    ("accuracy_of_each", """
+        return [mgpu.evaluate(partial(lenet, params=device_params[0]), X, y, devices[0]) for _ in devices]""",
+     "the same replica each time"),
+    ("accuracy_of_each", """
+        return [mgpu.evaluate(partial(lenet, params=params), X, y, devices[0]) for params in device_params]""",
+     "your code raises RuntimeError"),
+    ("accuracy_of_each", """
+        return [mgpu.evaluate(partial(lenet, params=params), X, y, device)
+                for X, y, params, device in zip(*mgpu.split_batch(X, y, devices), device_params, devices)]""",
+     "no shards"),
+    ("accuracy_of_each", """
+        return [100 * mgpu.evaluate(partial(lenet, params=params), X, y, device)
+                for params, device in zip(device_params, devices)]""", "between 0 and 1"),
+    ("accuracy_of_each", """
+        return [len(y) * mgpu.evaluate(partial(lenet, params=params), X, y, device)
+                for params, device in zip(device_params, devices)]""", "between 0 and 1"),
+    ("accuracy_of_each", """
+        return sorted(mgpu.evaluate(partial(lenet, params=params), X, y, device)
+                      for params, device in zip(device_params, devices))""", "belongs at place i"),
     ("ring_allreduce", """
         for i in range(1, len(data)):
             data[0] += data[i].to(data[0].device)
@@ -376,7 +425,7 @@ SIGNATURES = {
     "row_parallel": "parts_X, parts_W, b", "gather_in_order": "finished, device", "scatter_sizes": "rows, k",
     "broadcast_backward": "grads, device", "step_bytes": "k, params, buffers, inputs, outputs", "strip_prefix": "state",
     "emptiest_gpu": "devices", "strays": "net, device", "to_device": "nest, device", "physical": "i, visible",
-    "ring_allreduce": "data", "tree_allreduce": "data",
+    "accuracy_of_each": "device_params, devices, X, y", "ring_allreduce": "data", "tree_allreduce": "data",
     "bucketed_allreduce": "device_grads, bucket_bytes", "uneven_weights": "sizes",
     "halve_every": "optimizer, epochs", "unwrap": "net", "clipped_step": "X, y, replicas, devices, lr, length",
 }

@@ -11,7 +11,7 @@ CELLS = nbformat.read(NOTEBOOK, as_version=4).cells
 BUGS = {cell.id: cell.source for cell in CELLS if "exhibit" in cell.metadata.get("tags", [])}
 TEXTS = {cell.id: cell.source for cell in CELLS}
 # The cells before the first exhibit, and the one that makes the networks of room 3.
-SETUP = ["setup", "right-step", "train", "one-device", "guard", "exhibit", "modules"]
+SETUP = ["setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"]
 STEP = "assert_step_matches_single_device"
 FOUND_BY = {
     "rebinding": {"assert_replicas_equal", STEP},
@@ -47,7 +47,7 @@ def fix_of(name):
 
 @pytest.fixture(scope="module")
 def museum():
-    """The page's own functions, with two steps in place of two epochs: the guard looks at no more."""
+    """The page's own functions, with two steps in place of two epochs: the checks look at no more."""
     names = {}
     for cell in SETUP:
         exec(TEXTS[cell], names)
@@ -86,8 +86,15 @@ def test_the_checks_find_the_bug_and_pass_its_fix(museum, name, capsys):
 
 
 @pytest.mark.parametrize("name", FOUND_BY)
+def test_a_fix_is_one_line_or_two(name):
+    marks = [line[0] for line in fix_of(name).splitlines()]
+    assert 1 <= max(marks.count("-"), marks.count("+")) <= 2
+
+
+@pytest.mark.parametrize("name", FOUND_BY)
 def test_every_exhibit_has_a_prediction_and_a_label(name):
     assert "{admonition} Predict" in TEXTS[f"{name}-intro"]
+    assert TEXTS[f"{name}-intro"].startswith(f"(museum-{name})=\n"), "other chapters link to it"
     assert re.fullmatch(r'caught\("(.+)"\)', TEXTS[f"{name}-caught"]).group(1) in BUGS[name]
 
 

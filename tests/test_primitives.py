@@ -241,7 +241,7 @@ def test_chapter_5_shows_the_whole_module():
     shown = {name: text for cell in notebook.cells if cell.cell_type == "code"
              for name, text in functions(cell.source).items()}
     shipped = functions((ROOT / "mgpu_lib" / "primitives.py").read_text(encoding="utf-8"))
-    assert shipped.keys() == {"tensors_in", "check_parallel", "data_parallel"}
+    assert shipped.keys() == {"tensors_in", "check_rows", "check_parallel", "data_parallel"}
     assert {name: shown.get(name) for name in shipped} == shipped
 
 

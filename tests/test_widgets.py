@@ -1,7 +1,6 @@
 """The interactive figures, in a real browser from file:// and in a real JupyterLab."""
 
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -15,10 +14,20 @@ import time
 import urllib.request
 from pathlib import Path
 
+import figure_pages
 import nbformat
 import pytest
 import torch
-from PIL import Image
+from figure_pages import (
+    CLASHES,
+    DARK,
+    HOSTILE,
+    SMALLEST,
+    assert_dark_has_colours_of_its_own,
+    assert_pictures_show_without_javascript,
+    picture,
+    sentence,
+)
 from torch import nn
 from traitlets import TraitError
 
@@ -28,6 +37,7 @@ from mgpu_lib.widgets.base import EXPORT, module
 from mgpu_lib.widgets.memory import OPTIMIZERS, PRECISIONS, memory_table
 from mgpu_lib.widgets.splitter import shard_sizes
 
+write = figure_pages.write
 REPO = Path(__file__).parent.parent
 BATCH_SIZES = [2**i for i in range(13)]
 
@@ -52,30 +62,6 @@ def data():
 
 def explorer(**values):
     return MemoryExplorer(data(), **{"network": "ResNet-18", "optimizer": "adam", "batch_size": 512, **values})
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Write figures into a page on disk and return its file:// address."""
-
-    def write(*figures):
-        body = "\n".join(figure._repr_mimebundle_()[0]["text/html"] for figure in figures)
-        path = tmp_path / "page.html"
-        # Themes give figures paddings and borders of their own.
-        style = "html{font-family:sans-serif} html[data-theme=dark]{background:#14181e;color:#ced6dd}"
-        style += "figure{padding:8px 20px!important;border:3px solid!important}"
-        head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><style>{style}</style>"
-        path.write_text(f"<!doctype html><html lang=en><head>{head}<title>t</title></head><body>{body}</body></html>")
-        return path.as_uri()
-
-    return write
-
-
-def sentence(figure):
-    """What the live region says once the control has come to rest; the picture says it at once."""
-    settled = "e => e.querySelector('[role=status]').textContent === e.querySelector('svg[role=img]').ariaLabel"
-    figure.page.wait_for_function(settled, arg=figure.element_handle())
-    return figure.locator("[role=status]").text_content()
 
 
 # Reading and setting from Python
@@ -165,9 +151,6 @@ def test_output_carries_the_live_widget_the_page_and_a_line_of_text():
     assert figure.static_html() == BatchSplitter(batch_size=11).static_html()
 
 
-HOSTILE = ["</script><script>window.hacked=1</script>", "<!--<script>", "\"'&amp; {0} \\ \u2028"]
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_names(page, write, name):
     hostile = {"networks": {name: network(1000, 1000)}, "gpus": {name: 2**30}}
@@ -245,10 +228,6 @@ def test_memory_sentence():
 
 
 # The picture in the browser
-
-
-def picture(page, nth=0):
-    return page.locator("svg.mgpu-picture").nth(nth)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -338,20 +317,12 @@ def test_splitter_is_moved_by_keyboard_and_by_pointer(page, write, theme):
     assert picture(page).screenshot() not in (before, moved)
 
 
-DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
-
-
 @pytest.mark.parametrize("dark", DARK)
 def test_dark_has_colours_of_its_own(page, write, dark):
     """By the book's theme and by JupyterLab's."""
     page.goto(write(explorer(), BatchSplitter()))
-    colours = """() => ["text.mgpu-quiet", "select", ".mgpu-parameters", ".mgpu-gpu0", "figcaption"].map((name) => {
-        const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
-        return [color, fill, backgroundColor].join();
-    })"""
-    light = page.evaluate(colours)
-    page.evaluate(dark)
-    assert all(new != old for new, old in zip(page.evaluate(colours), light, strict=True))
+    names = ["text.mgpu-quiet", "select", ".mgpu-parameters", ".mgpu-gpu0", "figcaption"]
+    assert_dark_has_colours_of_its_own(page, dark, names)
 
 
 def test_a_dragged_slider_does_not_chatter(page, write):
@@ -391,20 +362,8 @@ def test_text_stays_readable_on_a_telephone(page, write):
     crowded = BatchSplitter(batch_size=64, num_gpus=8)
     page.goto(write(explorer(), explorer(gpu="tiny"), crowded, BatchSplitter(num_gpus=7)))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    smallest = page.evaluate("""() => Math.min(...[...document.querySelectorAll(".mgpu *")]
-        .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
-        .map((e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? e.getScreenCTM().a : 1)))""")
-    assert smallest >= 12
-    # No two words of one picture lie on each other, and none leaves it.
-    clashes = page.evaluate("""() => [...document.querySelectorAll(".mgpu-picture")].flatMap((picture) => {
-        const frame = picture.getBoundingClientRect();
-        const words = [...picture.querySelectorAll("text")].map((e) => [e.textContent, e.getBoundingClientRect()]);
-        const out = words.filter(([, b]) => b.left < frame.left - 1 || b.right > frame.right + 1);
-        const on = words.filter(([, a], i) => words.some(([, b], j) => i < j
-            && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 5 && b.top < a.bottom - 5));
-        return [...out, ...on].map(([word]) => word);
-    })""")
-    assert clashes == []
+    assert page.evaluate(SMALLEST) >= 12
+    assert page.evaluate(CLASHES) == []
     for n in range(4):
         box, frame = picture(page, n).bounding_box(), page.locator("form.mgpu-controls").nth(n).bounding_box()
         assert frame["width"] - 1 <= box["width"] <= frame["width"]
@@ -414,6 +373,18 @@ def test_text_stays_readable_on_a_telephone(page, write):
     page.set_viewport_size({"width": 700, "height": 800})
     page.wait_for_function("narrow => document.querySelector('.mgpu-picture').clientWidth > narrow + 200", arg=narrow)
     assert picture(page).evaluate("picture => picture.getScreenCTM().a") == 1
+
+
+def test_a_number_and_its_unit_stay_on_one_line(page, write):
+    page.set_viewport_size({"width": 320, "height": 800})
+    page.goto(write(explorer(batch_size=4096)))
+    lines = page.locator(".mgpu td").evaluate_all("""cells => cells.map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size;
+    })""")
+    assert set(lines) == {1}, [*zip(lines, page.locator(".mgpu td").all_text_contents())]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
 def test_every_control_has_a_label_a_visible_focus_and_its_own_keys(page, write):
@@ -429,21 +400,7 @@ def test_every_control_has_a_label_a_visible_focus_and_its_own_keys(page, write)
 
 def test_without_javascript_the_picture_and_its_caption_show(browser, write):
     figures = {"#009e73": explorer(batch_size=2048), "#0072b2": BatchSplitter()}
-    context = browser.new_context(java_script_enabled=False, viewport={"width": 360, "height": 900})
-    try:
-        page = context.new_page()
-        page.goto(write(*figures.values()))
-        assert page.locator("input, select").count() == 0
-        for n, (color, figure) in enumerate(figures.items()):
-            image = page.locator("figure.mgpu img").nth(n)
-            assert image.get_attribute("alt") == figure.sentence()
-            assert figure.caption in page.locator("figure.mgpu figcaption").nth(n).text_content()
-            shown = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
-            drawn = dict((pixel, count) for count, pixel in shown.getcolors(shown.width * shown.height))
-            share = drawn[tuple(bytes.fromhex(color[1:]))] / (shown.width * shown.height)
-            assert 0.01 < share < 0.5, "the bar should be there, and not be all there is"
-    finally:
-        context.close()
+    assert_pictures_show_without_javascript(browser, write(*figures.values()), figures)
 
 
 # Live

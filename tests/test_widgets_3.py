@@ -1,15 +1,22 @@
 """The interactive figures about all-reduce and splitting, in a real browser from file://."""
 
-import io
 import itertools
 import json
 import re
 
+import figure_pages
 import pytest
-import test_widgets
 import torch
-from PIL import Image
-from test_widgets import DARK, HOSTILE, picture, sentence
+from figure_pages import (
+    CLASHES,
+    DARK,
+    HOSTILE,
+    SMALLEST,
+    assert_dark_has_colours_of_its_own,
+    assert_pictures_show_without_javascript,
+    picture,
+    sentence,
+)
 from traitlets import TraitError
 
 from mgpu_lib import splitting, traffic
@@ -19,7 +26,7 @@ from mgpu_lib.widgets import AllReduceStepper, SplitExplorer
 from mgpu_lib.widgets.base import EXPORT, module
 from mgpu_lib.widgets.splits import BATCH_SIZES, WAYS
 
-write = test_widgets.write
+write = figure_pages.write
 KINDS = ("star", "ring", "tree")
 ROUNDS = {"star": [2 * (k - 1) for k in range(9)], "ring": [2 * (k - 1) for k in range(9)]}
 ROUNDS["tree"] = [0, 0, 2, 4, 4, 6, 6, 6, 6]
@@ -432,25 +439,8 @@ def test_explorer_draws_its_bars_to_scale(page, write):
 @pytest.mark.parametrize("dark", DARK)
 def test_dark_has_colours_of_its_own(page, write, dark):
     page.goto(write(stepper(step=2), explorer()))
-    colours = """() => [".mgpu-share.mgpu-gpu0", "button", "text.mgpu-quiet", ".mgpu-carried"].map((name) => {
-        const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
-        return [color, fill, backgroundColor].join();
-    })"""
-    light = page.evaluate(colours)
-    page.evaluate(dark)
-    assert all(new != old for new, old in zip(page.evaluate(colours), light, strict=True))
-
-
-CLASHES = """() => [...document.querySelectorAll(".mgpu-picture")].flatMap((picture) => {
-    const frame = picture.getBoundingClientRect();
-    const words = [...picture.querySelectorAll("text")].map((e) => [e.textContent, e.getBoundingClientRect()]);
-    const out = [...picture.querySelectorAll("*")].filter((e) => e.getBBox).map((e) => [e.textContent || e.tagName,
-        e.getBoundingClientRect()]).filter(([, b]) => b.left < frame.left - 1 || b.right > frame.right + 1
-        || b.top < frame.top - 1 || b.bottom > frame.bottom + 1);
-    const on = words.filter(([, a], i) => words.some(([, b], j) => i < j
-        && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 5 && b.top < a.bottom - 5));
-    return [...out, ...on].map(([word]) => word);
-})"""
+    names = [".mgpu-share.mgpu-gpu0", "button", "text.mgpu-quiet", ".mgpu-carried"]
+    assert_dark_has_colours_of_its_own(page, dark, names)
 
 
 @pytest.mark.parametrize("width", [360, 720])
@@ -467,10 +457,7 @@ def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, width):
                 root.get_by_role("slider", name="Step").fill(str(step))
                 assert page.evaluate(CLASHES) == [], (kind, k, step)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    smallest = page.evaluate("""() => Math.min(...[...document.querySelectorAll(".mgpu *")]
-        .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
-        .map((e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? e.getScreenCTM().a : 1)))""")
-    assert smallest >= 12
+    assert page.evaluate(SMALLEST) >= 12
 
 
 def test_every_control_has_a_name_a_visible_focus_and_its_own_keys(page, write):
@@ -498,21 +485,7 @@ def test_two_copies_on_one_page_do_not_disturb_each_other(page, write):
 
 def test_without_javascript_the_picture_and_its_caption_show(browser, write):
     figures = {"#0072b2": stepper("ring", 4, 3), "#cc79a7": stepper("tree", 8, 6), "#e69f00": explorer(num_gpus=6)}
-    context = browser.new_context(java_script_enabled=False, viewport={"width": 360, "height": 900})
-    try:
-        page = context.new_page()
-        page.goto(write(*figures.values()))
-        assert page.locator("input, select, button").count() == 0
-        for n, (color, figure) in enumerate(figures.items()):
-            image = page.locator("figure.mgpu img").nth(n)
-            assert image.get_attribute("alt") == figure.sentence()
-            assert figure.caption in page.locator("figure.mgpu figcaption").nth(n).text_content()
-            shown = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
-            drawn = dict((pixel, count) for count, pixel in shown.getcolors(shown.width * shown.height))
-            share = drawn[tuple(bytes.fromhex(color[1:]))] / (shown.width * shown.height)
-            assert 0.01 < share < 0.5
-    finally:
-        context.close()
+    assert_pictures_show_without_javascript(browser, write(*figures.values()), figures)
 
 
 # Live

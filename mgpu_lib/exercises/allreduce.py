@@ -1,13 +1,52 @@
-"""Checks for chapter 4: all-reduces within a budget of bytes or messages, and the weights of uneven shards."""
+"""Checks for chapter 4: all replicas' accuracy, uneven shards, all-reduces within a budget of bytes or messages."""
 
 from collections import Counter
 
 import torch
 
 from mgpu_lib.collectives import bytes_per_link, tree
+from mgpu_lib.models import lenet_params
+from mgpu_lib.parallel import get_params
 from mgpu_lib.virtual import virtual_gpus
 
 from .framework import exercise, expect, filled
+
+
+@exercise
+def check_accuracy_of_each(answer):
+    """accuracy_of_each(device_params, devices, X, y): the accuracy of every replica on all of X."""
+    y = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 0, 3, 1])  # six of class 0, three of 1, two of 2, one of 3
+    X = torch.zeros(len(y), 1, 28, 28)
+    for classes in ([1, 0, 2], [3, 0], [0]):  # what each replica sees in every image
+        right = [(y == c).double().mean().item() for c in classes]
+        with virtual_gpus(len(classes)) as machine:
+            replicas = [get_params(always(c), device) for c, device in zip(classes, machine.devices)]
+            found = filled(answer(replicas, machine.devices, X, y))
+        expect(hasattr(found, "__len__") and len(found) == len(classes),
+               f"{found!r} for {len(classes)} replicas: return a list with one accuracy for each")
+        found = [float(accuracy) for accuracy in found]
+        if max(abs(ours - oracle) for ours, oracle in zip(found, right)) > 1e-6:
+            expect(False, accuracy_slip(found, right, len(y)))
+    return "one accuracy for each replica, on all images"
+
+
+def always(c):
+    """LeNet's parameters with a bias that makes class `c` win on any image."""
+    params = lenet_params()
+    params[-1].data[c] = 1000.0
+    return params
+
+
+def accuracy_slip(found, right, rows):
+    """What is wrong with these accuracies of the replicas, on `rows` images."""
+    seen = f"you say {[round(a, 3) for a in found]}, and the replicas are right in {[round(a, 3) for a in right]}"
+    if len(set(found)) == 1:
+        return f"{seen}. Is it the same replica each time?"
+    if sorted(round(a, 6) for a in found) == sorted(round(a, 6) for a in right):
+        return f"{seen}. The accuracy of replica i belongs at place i"
+    if any(max(abs(a - scale * b) for a, b in zip(found, right)) < 1e-4 for scale in (100, rows)):
+        return f"{seen}. An accuracy is a share, between 0 and 1"
+    return f"{seen} of the images. Use X and y, and all of their {rows} rows for every replica, no shards"
 
 
 class Messages(Counter):
@@ -106,7 +145,7 @@ def check_bucketed_allreduce(answer):
     expect(sum(size > bucket_bytes for size in sizes) <= 4,
            f"the sums are right, but several buckets hold more than {bucket_bytes} bytes")
     expect(len(sizes) <= 24, f"the sums are right, but {len(sizes)} messages were sent for {len(shapes)} gradients. "
-                             "Put several gradients into one bucket: six buckets will do")
+                             "Put several gradients into one bucket: five buckets will do")
     return f"the sum of every gradient, in {len(sizes)} messages; one by one they are {2 * len(shapes)} or more"
 
 

@@ -33,7 +33,7 @@ class Event(NamedTuple):
     called: float    # when the host began to hand it over
     launched: float  # when it was handed over
     thread: str      # the host's thread that did so
-    phase: str       # the innermost NVTX range, "backward" in a backward pass without one, or ""
+    phase: str       # the innermost NVTX range; without one "backward", "forward" (autograd records), or ""
     nbytes: int
     flops: int
     bound: str       # what it spends most of its time on: "compute", "memory", "fixed", or "link"
@@ -73,7 +73,9 @@ class Host:
 
     @property
     def phase(self):
-        return self.ranges[-1] if self.ranges else "" if self.engine is None else "backward"
+        if self.ranges:
+            return self.ranges[-1]
+        return "backward" if self.engine is not None else "forward" if torch.is_grad_enabled() else ""
 
 
 class Clock:

@@ -167,7 +167,9 @@ def memory_table(networks, batch_sizes, gpus):
     "scratch" is the rest of it, the batch itself and buffers that live for a moment.
     """
     with virtual_gpus(1, backing="meta") as machine:
-        machine.ledgers[0].capacity = 2**60  # steps that no GPU could hold are measured too: by how much they don't fit
+        ledger = machine.ledgers[0]
+        # Steps that no GPU could hold are measured too: by how much they don't fit.
+        ledger.capacity = 2**60
         measured = {name: _measure_network(make, shape, batch_sizes) for name, (make, shape) in networks.items()}
     return {"networks": measured, "gpus": {key: find_gpu(key).memory for key in gpus}}
 

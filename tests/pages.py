@@ -1,0 +1,60 @@
+"""The book's pages for tests that run what a page shows: its functions, whole cells, its solutions."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
+
+CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
+PAGES = sorted(path.stem for path in CHAPTERS.glob("*.ipynb"))
+IMPORTS, DEFINITIONS = (ast.Import, ast.ImportFrom), (ast.FunctionDef, ast.ClassDef)
+
+
+@cache
+def cells(page):
+    """All cells of a page; `page` is its file's name or the beginning of it, such as "03" or "museum"."""
+    [name] = [name for name in PAGES if name.startswith(page)]
+    return nbformat.read(CHAPTERS / f"{name}.ipynb", as_version=4).cells
+
+
+@cache
+def statements(page):
+    """(id of its cell, statement) for all statements of a page, without %magics and the like."""
+    plain_python = TransformerManager().transform_cell
+    return [(cell.id, node) for cell in cells(page) if cell.cell_type == "code"
+            for node in ast.parse(plain_python(cell.source)).body]
+
+
+def shown(page, *wanted, run=(), **given):
+    """The names that a page defines: its imports, the functions and classes `wanted`, and what the cells `run` do.
+
+    Each of `wanted` must be defined once. Functions find the names `given` where the page has variables.
+    """
+    chosen = [node for _, node in statements(page) if isinstance(node, IMPORTS)]
+    for name in wanted:
+        chosen += [node for _, node in statements(page) if isinstance(node, DEFINITIONS) and node.name == name]
+    assert len(chosen) == len(wanted) + sum(isinstance(node, IMPORTS) for _, node in statements(page)), wanted
+    for cell_id in run:
+        chosen += [node for where, node in statements(page) if where == cell_id]
+    names = dict(given)
+    exec(compile(ast.Module(chosen, type_ignores=[]), page, "exec"), names)
+    return names
+
+
+@cache
+def solutions(page):
+    """The programs in the solutions that a page shows."""
+    return [program for cell in cells(page)
+            for text in re.findall(r"^:::+\{solution\}(.*?)^:::+$", cell.source, re.M | re.S)
+            for program in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+
+
+def solution(page, name, **given):
+    """The function `name` from a solution that a page shows; `given` as in `shown`."""
+    [program] = [program for program in solutions(page) if re.search(rf"^def {name}\(", program, re.M)]
+    names = shown(page, **given)
+    exec(program, names)
+    return names[name]
