@@ -13,10 +13,10 @@ from .training import evaluate, train
 from .virtual import current as current_machine
 from .virtual import virtual_gpus
 
-__all__ = ["allreduce", "batches", "current_machine", "data_parallel", "evaluate", "footprint", "get_params",
-           "gpu_table", "lenet", "lenet_params", "load_fashion_mnist", "max_divergence", "predict", "resnet18", "sgd",
-           "split_batch", "train", "train_batch", "try_all_gpus", "try_gpu", "use_gpus", "virtual_gpus", "SimpleCNN",
-           "Timer"]
+__all__ = ["SimpleCNN", "Timer", "allreduce", "batches", "current_machine", "data_parallel", "evaluate", "footprint",
+           "get_params", "gpu_table", "lenet", "lenet_params", "load_fashion_mnist", "max_divergence", "predict",
+           "resnet18", "sgd", "split_batch", "train", "train_batch", "try_all_gpus", "try_gpu", "use_gpus",
+           "virtual_gpus"]
 
 MODULES = ("checkpoints", "checks", "collectives", "exercises", "plots", "splitting", "traffic", "widgets")
 

@@ -2,6 +2,7 @@
 
 A *replica* is a module, a dict of tensors, or a list of tensors: one GPU's copy of the network. Everything works on
 real GPUs, virtual GPUs and CPUs. Put them into your tests, or for some steps into your training loop.
+What compares replicas raises ValueError when there are fewer than two: it could not fail.
 """
 
 from collections import Counter
@@ -14,20 +15,25 @@ from mgpu_lib.virtual.tensor import VirtualTensor
 
 def assert_replicas_equal(replicas, atol=0.0):
     """All `replicas` have the same parameters as the first, to `atol`; after each step, when all took the same one."""
-    assert_equal_by_name([tensors(replica) for replica in replicas], atol,
+    assert_equal_by_name([tensors(replica) for replica in two_or_more(replicas)], atol,
                          "Before training: did they start from the same numbers? After a step: did the reduced "
                          "gradients reach every GPU, and before it stepped?")
 
 
 def assert_buffers_equal(replicas, atol=0.0):
-    """All modules `replicas` have the same buffers as the first, such as batch norm's running means."""
-    assert_equal_by_name([dict(replica.named_buffers()) for replica in replicas], atol,
+    """All modules `replicas` have the same buffers as the first, such as batch norm's running means.
+
+    Dicts and lists don't say which of their tensors are buffers: all are compared.
+    """
+    assert_equal_by_name([dict(replica.named_buffers()) if isinstance(replica, nn.Module) else tensors(replica)
+                          for replica in two_or_more(replicas)], atol,
                          "No gradient reaches a buffer, so no all-reduce of gradients does either: copy replica 0's "
                          "to the others, average them, or use nn.SyncBatchNorm.")
 
 
 def assert_draws_agree(draws):
     """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
+    draws = two_or_more(draws, "draw")
     for gpu, draw in enumerate(draws):
         fail_if(torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
                 f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.")
@@ -36,7 +42,7 @@ def assert_draws_agree(draws):
 def assert_no_aliasing(replicas):
     """No two tensors of different `replicas` share memory."""
     owners = {}
-    for number, replica in enumerate(replicas):
+    for number, replica in enumerate(two_or_more(replicas)):
         for name, tensor in tensors(replica, buffers=True).items():
             place = memory_of(tensor)
             owner, other = owners.setdefault(place, (number, name))
@@ -67,7 +73,11 @@ def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
     Each of the three is a replica. Take two steps or more on batches that don't divide evenly: stale gradients show
     from the second step on. The difference may be `rtol` of the step's length, and four roundings of the parameters.
     """
-    start, ours, single = (flat(replica) for replica in (before, after, expected))
+    replicas = [tensors(replica) for replica in (before, after, expected)]
+    if any(replica.keys() != replicas[0].keys() for replica in replicas):  # perhaps a list beside a module
+        replicas = [tensors(replica.values()) for replica in replicas]
+    assert_same_shapes(replicas, ["`before`", "`after`", "`expected`"])
+    start, ours, single = (flat([replica[name] for name in replicas[0]]) for replica in replicas)
     eps = max(torch.finfo(p.dtype).eps for p in tensors(before).values() if p.is_floating_point())
     step, wanted = ours - start, single - start
     error, length = (step - wanted).norm(), wanted.norm()
@@ -109,21 +119,41 @@ def assert_every_gpu_works(step, devices):
 
 def assert_equal_by_name(replicas, atol, advice):
     """Each dict of tensors in `replicas` has the names and, to `atol`, the values of the first."""
-    shapes = [{name: tensor.shape for name, tensor in replica.items()} for replica in replicas]
+    assert_same_shapes(replicas, [f"replica {number}" for number in range(len(replicas))])
     for number, replica in enumerate(replicas):
-        fail_if(shapes[number] != shapes[0],
-                f"replica {number} and replica 0 differ in the names or shapes of their tensors")
         gaps = {name: largest_gap(tensor, replicas[0][name]) for name, tensor in replica.items()}
-        wrong = {name: gap for name, gap in gaps.items() if not gap <= atol}  # `not`: NaN is wrong, too
+        wrong = {name: gap for name, gap in gaps.items() if gap > atol}
         if wrong:
             name, gap = next(iter(wrong.items()))
             raise AssertionError(f"replica {number} differs from replica 0 in {len(wrong)} of {len(gaps)} tensors; the "
                                  f"first is {name!r}, by up to {gap:.2g}. {advice}")
 
 
+def assert_same_shapes(replicas, called):
+    """Each dict of tensors in `replicas` has the names and shapes of the first, and no NaN, with which nothing agrees.
+
+    `called` says what to call them.
+    """
+    for replica, title in zip(replicas, called, strict=True):
+        for name in {**replicas[0], **replica}:
+            ours, first = (tuple(r[name].shape) if name in r else "missing" for r in (replica, replicas[0]))
+            fail_if(ours != first, f"{title} and {called[0]} differ in the names or shapes of their tensors: {name!r} "
+                                   f"is {ours} and {first}")
+    for replica, title in zip(replicas, called, strict=True):
+        for name, tensor in replica.items():
+            fail_if(tensor.isnan().any(), f"{title} holds NaN in {name!r}")
+
+
+def two_or_more(replicas, what="replica"):
+    replicas = list(replicas)
+    if len(replicas) < 2:
+        raise ValueError(f"{len(replicas)} {what}{'s' * (not replicas)}: pass two or more, there is nothing to compare")
+    return replicas
+
+
 def largest_gap(a, b):
-    a, b = a.detach().cpu(), b.detach().cpu()
-    return (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
+    a, b = a.detach().cpu().double(), b.detach().cpu().double()
+    return torch.where(a == b, 0.0, a - b).abs().max().item() if a.numel() else 0.0  # infinity - infinity is NaN
 
 
 def tensors(replica, buffers=False):
@@ -133,8 +163,8 @@ def tensors(replica, buffers=False):
     return dict(replica) if isinstance(replica, dict) else {f"parameter {i}": t for i, t in enumerate(replica)}
 
 
-def flat(replica):
-    return torch.cat([t.detach().cpu().double().flatten() for t in tensors(replica).values()])
+def flat(tensors):
+    return torch.cat([t.detach().cpu().double().flatten() for t in tensors])
 
 
 def memory_of(tensor):

@@ -49,13 +49,30 @@ def test_equal_replicas_pass_and_one_other_number_does_not(devices, kind):
 
 def test_replicas_with_nan_or_other_shapes_differ(devices):
     replicas = [[torch.zeros(2, device=device)] for device in devices]
-    replicas[1][0][0] = math.nan
-    with pytest.raises(AssertionError, match="replica 1"):
-        checks.assert_replicas_equal(replicas, atol=1.0)
-    with pytest.raises(AssertionError, match="names or shapes"):
+    for number in (1, 0):  # in replica 1 only, then also in replica 0
+        replicas[number][0][0] = math.nan
+        with pytest.raises(AssertionError, match=f"replica {number} holds NaN in 'parameter 0'"):
+            checks.assert_replicas_equal(replicas, atol=1.0)
+    with pytest.raises(AssertionError, match=r"replica 1 and replica 0 .* 'parameter 0' is \(3,\) and \(2,\)"):
         checks.assert_replicas_equal([[torch.zeros(2)], [torch.zeros(3)]])
-    with pytest.raises(AssertionError, match="names or shapes"):
+    with pytest.raises(AssertionError, match=r"names or shapes .* 'parameter 0' is missing and \(2,\)"):
         checks.assert_replicas_equal([[torch.zeros(2)], []])
+
+
+def test_infinity_is_equal_to_itself_only(devices):
+    masks = [[torch.tensor([0.0, -math.inf], device=device)] for device in devices]
+    checks.assert_replicas_equal(masks)
+    masks[2][0][1] = 0.0
+    with pytest.raises(AssertionError, match="replica 2 differs .* by up to inf"):
+        checks.assert_replicas_equal(masks, atol=1.0)
+
+
+@pytest.mark.parametrize("check", [checks.assert_replicas_equal, checks.assert_buffers_equal,
+                                   checks.assert_no_aliasing, checks.assert_draws_agree])
+@pytest.mark.parametrize("replicas", [[], [[torch.zeros(2)]]])
+def test_there_is_nothing_to_compare_with_fewer_than_two(check, replicas):
+    with pytest.raises(ValueError, match=f"{len(replicas)} .* pass two or more"):
+        check(replicas)
 
 
 def test_buffers_are_looked_at_by_their_own_check(devices):
@@ -65,6 +82,12 @@ def test_buffers_are_looked_at_by_their_own_check(devices):
     checks.assert_replicas_equal(replicas)
     with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 3 .*'1.running_mean', by up to 1"):
         checks.assert_buffers_equal(replicas)
+    states = [net.state_dict() for net in replicas]
+    with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 9 .*'1.running_mean', by up to 1"):
+        checks.assert_buffers_equal(states)
+    checks.assert_buffers_equal([states[0], states[2]])
+    with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 3 .*'parameter 0', by up to 1"):
+        checks.assert_buffers_equal([list(net.buffers()) for net in replicas])
 
 
 @kinds
@@ -137,8 +160,27 @@ def test_a_step_is_compared_with_a_single_device_s(devices, dtype):
         checks.assert_step_matches_single_device(before, moved(net, 1e-3, noise=1e-3), expected)
     with pytest.raises(AssertionError, match=r"0.00 times as long"):
         checks.assert_step_matches_single_device(before, net, expected)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="`after` holds NaN in '0.weight'"):
         checks.assert_step_matches_single_device(before, moved(net, math.nan), expected)
+    with pytest.raises(AssertionError, match="`expected` holds NaN in '0.weight'"):
+        checks.assert_step_matches_single_device(before, expected, moved(net, math.nan))
+
+
+def test_a_step_may_differ_by_a_ten_thousandth():
+    before = make_net().double()
+    expected = moved(before, 1e-3)
+    checks.assert_step_matches_single_device(before, moved(before, 1.00005e-3), expected)
+    with pytest.raises(AssertionError, match="by 0.0005 of its length"):
+        checks.assert_step_matches_single_device(before, moved(before, 1.0005e-3), expected)
+
+
+@pytest.mark.parametrize("after, expected, message", [
+    ([torch.zeros(3)], [torch.zeros(2)], r"`after` and `before` .* 'parameter 0' is \(3,\) and \(2,\)"),
+    ([torch.zeros(2)], [torch.zeros(2), torch.zeros(1)],
+     r"`expected` and `before` .* 'parameter 1' is \(1,\) and missing")])
+def test_a_step_of_other_tensors_is_none(after, expected, message):
+    with pytest.raises(AssertionError, match=message):
+        checks.assert_step_matches_single_device([torch.zeros(2)], after, expected)
 
 
 def test_rounding_of_the_parameters_is_no_wrong_step():

@@ -69,7 +69,7 @@ def steps(page):
             yield from re.findall(directive, cell.source, re.M)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("appendix")])
 def test_every_exercise_has_a_check_and_then_a_solution(page):
     found = list(steps(page))
     assert found, "a page without an exercise"
@@ -296,6 +296,8 @@ WRONG = [
     ("emptiest_gpu", "return min(devices, key=lambda d: torch.cuda.mem_get_info(d)[0])", "has the least free memory"),
     ("emptiest_gpu", "return max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])", "is no device"),
     ("emptiest_gpu", "return devices[1]", "another GPU has"),
+    ("emptiest_gpu", "return min(devices, key=torch.cuda.memory_allocated)", "Others use this machine, too"),
+    ("emptiest_gpu", "return min(devices, key=torch.cuda.memory_reserved)", "Others use this machine, too"),
     ("emptiest_gpu", """
         count = torch.cuda.device_count()
         return torch.device('cuda', max(range(count), key=lambda i: torch.cuda.mem_get_info(i)[0]))""",
@@ -374,6 +376,15 @@ WRONG = [
             for i in range(k):
                 chunks[(i + 1) % k][(i - r) % k].add_(chunks[i][(i - r) % k].to(data[(i + 1) % k].device))""",
      "Who brings it the others?"),
+    *[(name, """
+        total = sum(tensor.cpu() for tensor in data)
+        for tensor in data:
+            tensor.copy_(total)""", "from the CPU. Send from GPU to GPU") for name in ("ring_allreduce", "tree_allreduce")],
+    ("bucketed_allreduce", """
+        for same in zip(*device_grads):
+            total = sum(grad.cpu() for grad in same)
+            for grad in same:
+                grad.copy_(total)""", "from the CPU. Send from GPU to GPU"),
     ("tree_allreduce", "mgpu.allreduce(data)", "GPU 0 receives 3 tensors, and 2 will do"),
     ("tree_allreduce", "pass", "still has its own numbers"),
     ("tree_allreduce", """
@@ -517,7 +528,8 @@ FUNCTIONS = sorted({name.removeprefix("check_") for name in exercises.__all__} -
 
 
 def test_every_function_asked_for_has_wrong_answers_here():
-    assert set(SIGNATURES) == set(FUNCTIONS) == {name for name, *_ in WRONG} | {"clipped_step"}
+    here = {name for name in FUNCTIONS if not hasattr(exercises.clock, f"check_{name}")}  # see test_exercises_7.py
+    assert set(SIGNATURES) == here == {name for name, *_ in WRONG} | {"clipped_step"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -68,8 +68,7 @@ def allreduced(answer, k, numbers):
         before, right = data[0].cpu(), torch.arange(1.0, numbers + 1) * sum(10 ** i for i in range(k))
         given, start = list(data), Counter(machine.traffic)
         filled(answer(data), in_place=True)
-        links = {(int(source[5:]), int(target[5:])): nbytes for (source, target), nbytes
-                 in (machine.traffic - start).items() if source != "cpu" and target != "cpu"}
+        traffic = machine.traffic - start
         results = [tensor.cpu() for tensor in given]
     case = f"{k} GPUs, {numbers} numbers"
     for gpu, result in enumerate(results):
@@ -81,7 +80,15 @@ def allreduced(answer, k, numbers):
         done = int((result == right).sum())
         expect(not done, f"{case}: GPU {gpu} has the sum in {done} of {numbers} places. Who brings it the others?")
         expect(False, f"{case}: GPU {gpu} doesn't have the sum. (Is some number added twice?)")
-    return links
+    expect_no_detour(traffic)
+    return {(int(source[5:]), int(target[5:])): nbytes for (source, target), nbytes in traffic.items()
+            if target != "cpu"}
+
+
+def expect_no_detour(traffic):
+    """GPUs get nothing from the CPU. (It may get something from them: answers may print.)"""
+    fed = [target for source, target in traffic if source == "cpu"]
+    expect(not fed, f"the sums are right, but {', '.join(fed)} got numbers from the CPU. Send from GPU to GPU")
 
 
 @exercise
@@ -131,7 +138,7 @@ def check_bucketed_allreduce(answer):
         for gpu in machine.gpus:
             gpu.traffic = messages
         filled(answer([list(grads) for grads in device_grads], bucket_bytes), in_place=True)
-        sizes = list(messages.sizes)
+        sizes, traffic = list(messages.sizes), list(messages)
         results = [[grad.cpu() for grad in grads] for grads in device_grads]
     for gpu, grads in enumerate(results):
         for i, grad in enumerate(grads):
@@ -140,6 +147,7 @@ def check_bucketed_allreduce(answer):
                    f"gradient {i} of GPU {gpu} still has its own numbers: copy the sums from the bucket back into it")
             expect(bool((grad == right).all()),
                    f"gradient {i} of GPU {gpu} isn't the sum: are the bucket's pieces in the right order?")
+    expect_no_detour(traffic)
     expect(max(sizes) <= 120, f"the sums are right, but one message has {max(sizes)} bytes, and a bucket holds "
                               f"{bucket_bytes} (a larger gradient travels alone)")
     expect(sum(size > bucket_bytes for size in sizes) <= 4,

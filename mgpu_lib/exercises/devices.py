@@ -1,9 +1,12 @@
 """Checks for chapters 1 and 2: choosing a GPU, its numbers, aliases, and what fits into its memory."""
 
+from unittest import mock
+
 import torch
 from torch import nn
 
 from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.cuda import Runtime
 
 from .framework import exercise, expect, filled
 
@@ -11,8 +14,10 @@ from .framework import exercise, expect, filled
 @exercise
 def check_emptiest_gpu(answer):
     """emptiest_gpu(devices): the one with the most free memory."""
-    for held in ([3, 1, 2], [0, 2, 3], [2, 3, 0], [1, 1, 1]):
-        with virtual_gpus(3) as machine:
+    alone = [0, 0, 0]
+    for held, others in (([3, 1, 2], alone), ([0, 2, 3], alone), ([2, 3, 0], alone), ([1, 1, 1], alone),
+                         ([0, 2, 3], [8, 1, 4])):
+        with virtual_gpus(3) as machine, others_hold(others):
             ballast = [torch.ones(max(mib, 1), 2**18, device=f"cuda:{gpu}") for gpu, mib in enumerate(held)]
             del ballast[held.index(min(held))]
             torch.cuda.empty_cache()
@@ -22,6 +27,9 @@ def check_emptiest_gpu(answer):
             free = {device: torch.cuda.mem_get_info(device)[0] for device in machine.devices}
             del ballast
         best = max(free.values())
+        expect(others == alone or free[found] == best,
+               f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB. Others use this machine, "
+               "too: memory_allocated and memory_reserved count only what your own program holds")
         expect(free[found] != min(free.values()) or free[found] == best,
                f"{found} has the least free memory of all, {free[found] >> 20} MiB; the most is {best >> 20} MiB")
         expect(free[found] == best, f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB")
@@ -29,6 +37,16 @@ def check_emptiest_gpu(answer):
     with virtual_gpus(3):
         expect(answer(few) in few, "it must be one of the devices that were passed, and they may be some of all GPUs")
     return "the one with the most free memory, wherever it is"
+
+
+def others_hold(gib):
+    """While it is on, other people's programs hold so many GiB of each virtual GPU: only the driver knows of them."""
+    memory_info = Runtime.cudaMemGetInfo
+
+    def info(self, index=None):
+        free, total = memory_info(self, index)
+        return free - (gib[torch.cuda.current_device() if index is None else index] << 30), total
+    return mock.patch.object(Runtime, "cudaMemGetInfo", info)
 
 
 @exercise

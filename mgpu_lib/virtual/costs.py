@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import tensors_in
-from .rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, TENSOR, generation
+from .rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, ROUND, TENSOR, generation
 
 aten = torch.ops.aten
 
@@ -74,7 +74,8 @@ def work(func, args, kwargs, out, tf32):
         return Work(name, kind, flops(func, args, kwargs, out), results(name, args, out), nbytes,
                     *relaid(name, args, inputs, outputs), kernels(name, args), 0, precision(inputs[0].dtype, tf32[0]))
     if kind in ("matmul", "attention"):
-        return Work(name, kind, flops(func, args, kwargs, out), outputs[0].numel(), nbytes, 0, 0, 1, 0, precision(inputs[0].dtype, tf32[1]))
+        return Work(name, kind, flops(func, args, kwargs, out), outputs[0].numel(), nbytes, 0, 0, 1, 0,
+                    precision(inputs[0].dtype, tf32[1]))
     if name.startswith("_foreach"):
         launched = max(-(-len(args[0]) // 64), -(-sum(t.numel() for t in args[0]) // (320 * 65536)))
         return Work(name, "foreach", 0, 0, nbytes, 0, 0, launched, len(args[0]), "fp32")
@@ -146,8 +147,10 @@ def read_again(name, args):
     """Bytes read a second time. Batch norm needs the mean before it can use it."""
     if name == "native_batch_norm":
         return stored(args[0]) if args[5] else 0  # in training
-    if name in ("native_batch_norm_backward", "convolution_backward"):  # the latter has a kernel for each gradient
-        return stored(args[0]) + stored(args[1]) if name.startswith("native") else sum(args[-1][:2]) // 2 * stored(args[0])
+    if name == "native_batch_norm_backward":
+        return stored(args[0]) + stored(args[1])
+    if name == "convolution_backward":  # a kernel for each gradient
+        return stored(args[0]) if all(args[-1][:2]) else 0
     return 0
 
 
@@ -221,12 +224,12 @@ def link_seconds(nbytes, link, way):
 
 def ring_seconds(nbytes, k, link):
     """Seconds of a ring all-reduce of `nbytes` on each of `k` GPUs: 2(k-1) rounds, in each a k-th on every link."""
-    return 2 * (k - 1) * link_seconds(nbytes / k, link, "collective")
+    return 2 * (k - 1) * (ROUND + nbytes / k / (link.bandwidth * COPY["collective"]))
 
 
 def pipeline_seconds(nbytes, k, link):
     """Seconds of a broadcast or a reduction of `nbytes` among `k` GPUs in a chain, cut fine: every link is busy."""
-    return (k - 2) * link.latency + link_seconds(nbytes, link, "collective") if k > 1 else 0.0
+    return (k - 1) * ROUND + nbytes / (link.bandwidth * COPY["collective"]) if k > 1 else 0.0
 
 
 def packing_seconds(nbytes, spec):

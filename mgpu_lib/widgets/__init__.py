@@ -4,5 +4,7 @@ from .memory import MemoryExplorer
 from .splits import SplitExplorer
 from .splitter import BatchSplitter
 from .stepper import AllReduceStepper
+from .timeline import TimelineViewer
+from .why import WhySlower
 
-__all__ = ["AllReduceStepper", "BatchSplitter", "MemoryExplorer", "SplitExplorer"]
+__all__ = ["AllReduceStepper", "BatchSplitter", "MemoryExplorer", "SplitExplorer", "TimelineViewer", "WhySlower"]

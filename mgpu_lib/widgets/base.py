@@ -47,9 +47,9 @@ for (const el of document.querySelectorAll('[data-mgpu="{uid}"]:not([data-ready]
 }})();</script>"""
 
 
-def module(name):
-    """The text of one figure's ES module: what all figures share, the figure's own file, and the export."""
-    return "".join((HERE / part).read_text(encoding="utf-8") for part in ("figure.js", name)) + EXPORT
+def module(*names):
+    """The text of one figure's ES module: what all figures share, the figure's own files, and the export."""
+    return "".join((HERE / part).read_text(encoding="utf-8") for part in ("figure.js", *names)) + EXPORT
 
 
 class InteractiveFigure(anywidget.AnyWidget):
