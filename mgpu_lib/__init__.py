@@ -18,7 +18,8 @@ __all__ = ["SimpleCNN", "Timer", "allreduce", "batches", "current_machine", "dat
            "resnet18", "sgd", "split_batch", "train", "train_batch", "try_all_gpus", "try_gpu", "use_gpus",
            "virtual_gpus"]
 
-MODULES = ("checkpoints", "checks", "collectives", "exercises", "plots", "splitting", "traffic", "widgets")
+MODULES = ("checkpoints", "checks", "collectives", "exercises", "plots", "splitting", "traffic", "tuning",
+           "widgets")
 
 
 def __getattr__(name):

@@ -41,15 +41,17 @@ def assert_draws_agree(draws):
 
 def assert_no_aliasing(replicas):
     """No two tensors of different `replicas` share memory."""
-    owners = {}
+    spans = {}  # for each storage: what bytes of it belong to which tensor of which replica
     for number, replica in enumerate(two_or_more(replicas)):
         for name, tensor in tensors(replica, buffers=True).items():
-            place = memory_of(tensor)
-            owner, other = owners.setdefault(place, (number, name))
-            fail_if(place is not None and owner != number,
-                    f"{name!r} of replica {number} is the same memory as {other!r} of replica {owner}, on "
-                    f"{tensor.device}: there are fewer copies than replicas. `.to(device)` copies only when the tensor "
-                    "is on another device; write `.to(device, copy=True)`, or clone first.")
+            start, end = span(tensor)
+            others = spans.setdefault(memory_of(tensor), [])
+            for first, last, owner, other in others:
+                fail_if(owner != number and max(start, first) < min(end, last),
+                        f"{name!r} of replica {number} is the same memory as {other!r} of replica {owner}, on "
+                        f"{tensor.device}: there are fewer copies than replicas. `.to(device)` copies only when the "
+                        "tensor is on another device; write `.to(device, copy=True)`, or clone first.")
+            others.append((start, end, number, name))
 
 
 def assert_gradients_fresh(replicas):
@@ -168,9 +170,16 @@ def flat(tensors):
 
 
 def memory_of(tensor):
-    """What tells a tensor's memory from all other memory; None when it has none."""
-    inner = tensor.inner if isinstance(tensor, VirtualTensor) else tensor
-    return (tensor.device, inner.untyped_storage().data_ptr()) if inner.untyped_storage().data_ptr() else None
+    """What tells the storage that holds a tensor from all others."""
+    storage = (tensor.inner if isinstance(tensor, VirtualTensor) else tensor).untyped_storage()
+    return tensor.device, storage.data_ptr() or storage._cdata  # on "meta" no storage has an address
+
+
+def span(tensor):
+    """The bytes of its storage between which a tensor lies, (start, end); equal when it has no numbers."""
+    start = tensor.storage_offset() * tensor.element_size()
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + (steps + 1) * tensor.element_size() if tensor.numel() else start
 
 
 def some(rows):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual.costs import link_seconds
+from mgpu_lib.virtual.costs import round_seconds
 
 
 class Send(NamedTuple):
@@ -122,7 +122,7 @@ def seconds(schedule, nbytes, k, link, itemsize=4):
     Each of `k` GPUs holds `nbytes`; a round takes as long as its largest piece. Raises as `bytes_per_link` does.
     """
     sizes = dict(enumerate(chunk_sizes(nbytes, k, itemsize))) | {None: nbytes}
-    return sum(link_seconds(max(sizes[send.chunk] for send in sends), link, "collective") for sends in schedule)
+    return sum(round_seconds(max(sizes[send.chunk] for send in sends), link) for sends in schedule)
 
 
 def chunk_sizes(nbytes, k, itemsize=4):

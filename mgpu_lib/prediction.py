@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.collectives import buckets
 from mgpu_lib.parallel import allreduce
@@ -47,7 +48,7 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
     (N, classes), or else the mean of the output; the optimizer is SGD with momentum. ValueError or TypeError, naming
     what was passed, for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
     """
-    check(model, example_batch, n_gpus, strategy, precision)
+    check(model, example_batch, n_gpus, strategy, precision, training)
     with virtual_gpus(n_gpus, gpu, link, backing="meta") as machine:
         if precision != "fp32" and getattr(machine.spec, {"tf32": "tf32", "amp": "fp16"}[precision]) is None:
             raise ValueError(f'precision={precision!r}: the {gpu} has no tensor cores for it; "fp32" would do')
@@ -66,12 +67,16 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
     return Prediction(seconds, len(X) / seconds, peaks, timeline)
 
 
-def check(model, example_batch, n_gpus, strategy, precision):
+def check(model, example_batch, n_gpus, strategy, precision, training):
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module")
     if not isinstance(example_batch, torch.Tensor) or example_batch.dim() == 0:
         raise TypeError(f"example_batch is {example_batch!r}: pass a tensor whose first dimension counts the samples")
-    if strategy not in STRATEGIES:
+    if any(isinstance(t, UninitializedTensorMixin) for t in (*model.parameters(), *model.buffers())):
+        raise ValueError("the model has lazy parameters, which have no shape yet: call it once on a batch first")
+    if training and not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient, so there is nothing to train: training=False?")
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r}: use {', '.join(map(repr, STRATEGIES))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: use {', '.join(map(repr, PRECISIONS))}")
@@ -97,7 +102,8 @@ def synchronized(machine):
 
 
 def optimizer_of(net):
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    """SGD with momentum, or None for a network that isn't trained."""
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) if net.training else None
 
 
 def loss_of(output):
@@ -142,9 +148,9 @@ def manual(net, X, machine, casting):
 def data_parallel(net, X, machine, casting):
     """A step of nn.DataParallel; the batch lies on GPU 0."""
     device = machine.devices[0]
-    net = nn.DataParallel(net.to_empty(device=device), machine.devices)
-    X, optimizer = torch.empty_like(X, device=device), optimizer_of(net)
-    return lambda: one_process(net, X, optimizer, casting)
+    net, X = net.to_empty(device=device), torch.empty_like(X, device=device)
+    wrapped, optimizer = nn.DataParallel(net, machine.devices), optimizer_of(net)
+    return lambda: one_process(wrapped, X, optimizer, casting)
 
 
 def one_process(net, X, optimizer, casting):
@@ -163,13 +169,13 @@ def ddp(net, X, machine, casting):
     device, k = machine.devices[0], len(machine.gpus)
     net = net.to_empty(device=device)
     X, optimizer = torch.empty_like(X.tensor_split(k)[0], device=device), optimizer_of(net)
-    if k == 1:
+    if k == 1 or not net.training:
         return lambda: one_process(net, X, optimizer, casting)
     reducer = Reducer([p for p in net.parameters() if p.requires_grad], machine)
     buffers = sum(b.nbytes for b in net.buffers())
 
     def step():
-        if buffers and torch.is_grad_enabled():  # rank 0's batch statistics hold for all
+        if buffers:  # rank 0's batch statistics hold for all
             reducer.collective("broadcast buffers", buffers, pipeline_seconds(buffers, k, machine.link))
         one_process(net, X, optimizer, casting)
     optimizer.register_step_pre_hook(lambda *args: reducer.finish())
@@ -212,7 +218,14 @@ class Reducer:
         self.machine.clock.collective(name, self.machine.gpus[:1], nbytes, seconds)
 
     def finish(self):
-        """Before the update: all sums are there, and are copied back into the gradients."""
+        """Before the update: all sums are there, and are copied back into the gradients.
+
+        ValueError if a parameter has no gradient: DistributedDataParallel would complain, too, or wait for ever.
+        """
+        without = sum(p.grad is None for p in self.params)
+        if without:
+            raise ValueError(f"{without} of the model's {len(self.params)} parameters got no gradient; "
+                             "DistributedDataParallel needs all. Use them, or freeze them (requires_grad_(False))")
         torch.cuda.current_stream(self.params[0].device).wait_stream(self.stream)
         with torch.no_grad():
             torch._foreach_copy_([p.grad for p in self.params], [self.views[i] for i in range(len(self.params))])

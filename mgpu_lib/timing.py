@@ -50,7 +50,13 @@ class Timer:
         self.seconds = None
 
     def now(self):
-        """Seconds since some moment, once every device has done what it was given."""
+        """Seconds since some moment, once every device has done what it was given.
+
+        RuntimeError if the virtual GPUs that the timer was made on are off, or others have been started since.
+        """
+        if self.machine is not None and self.machine is not current():
+            raise RuntimeError(f"this Timer was made on {self.machine}, and {current() or 'no virtual machine'} "
+                               "answers now: make another Timer")
         for device in self.devices:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)

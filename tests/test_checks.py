@@ -63,7 +63,7 @@ def test_infinity_is_equal_to_itself_only(devices):
     masks = [[torch.tensor([0.0, -math.inf], device=device)] for device in devices]
     checks.assert_replicas_equal(masks)
     masks[2][0][1] = 0.0
-    with pytest.raises(AssertionError, match="replica 2 differs .* by up to inf"):
+    with pytest.raises(AssertionError, match=r"replica 2 differs .* by up to inf"):
         checks.assert_replicas_equal(masks, atol=1.0)
 
 
@@ -98,12 +98,24 @@ def test_aliases_are_found(devices, kind):
         checks.assert_no_aliasing([*replicas, replicas[0]])
 
 
-def test_a_view_is_an_alias_and_tied_weights_are_none(devices):
+def test_views_that_overlap_are_aliases_and_tied_weights_are_none(devices):
     whole = torch.zeros(4, device=devices[0])
     with pytest.raises(AssertionError, match="'parameter 1' of replica 1"):
-        checks.assert_no_aliasing([[whole[:2]], [torch.zeros(2), whole[2:]]])
+        checks.assert_no_aliasing([[whole[:3]], [torch.zeros(2), whole[2:]]])
+    with pytest.raises(AssertionError, match="'parameter 0' of replica 1"):
+        checks.assert_no_aliasing([[whole.view(2, 2)[:, 1]], [whole[3:]]])
+    checks.assert_no_aliasing([[whole[:2]], [torch.zeros(2), whole[2:]]])  # parts of one buffer
+    checks.assert_no_aliasing([[whole[:2]], [whole[:0]]])
     checks.assert_no_aliasing([[whole, whole], [torch.zeros(4)]])
     checks.assert_no_aliasing([[torch.zeros(0)], [torch.zeros(0)]])
+
+
+def test_aliases_are_found_without_values():
+    with virtual_gpus(2, backing="meta") as machine:
+        replicas = [[torch.zeros(2, device=device)] for device in machine.devices]
+        checks.assert_no_aliasing([*replicas, [torch.zeros(2, device="cuda:0")]])
+        with pytest.raises(AssertionError, match=r"of replica 2 is the same memory as .* of replica 0"):
+            checks.assert_no_aliasing([*replicas, replicas[0]])
 
 
 @kinds
@@ -160,9 +172,9 @@ def test_a_step_is_compared_with_a_single_device_s(devices, dtype):
         checks.assert_step_matches_single_device(before, moved(net, 1e-3, noise=1e-3), expected)
     with pytest.raises(AssertionError, match=r"0.00 times as long"):
         checks.assert_step_matches_single_device(before, net, expected)
-    with pytest.raises(AssertionError, match="`after` holds NaN in '0.weight'"):
+    with pytest.raises(AssertionError, match=r"`after` holds NaN in '0.weight'"):
         checks.assert_step_matches_single_device(before, moved(net, math.nan), expected)
-    with pytest.raises(AssertionError, match="`expected` holds NaN in '0.weight'"):
+    with pytest.raises(AssertionError, match=r"`expected` holds NaN in '0.weight'"):
         checks.assert_step_matches_single_device(before, expected, moved(net, math.nan))
 
 
@@ -170,7 +182,7 @@ def test_a_step_may_differ_by_a_ten_thousandth():
     before = make_net().double()
     expected = moved(before, 1e-3)
     checks.assert_step_matches_single_device(before, moved(before, 1.00005e-3), expected)
-    with pytest.raises(AssertionError, match="by 0.0005 of its length"):
+    with pytest.raises(AssertionError, match=r"by 0.0005 of its length"):
         checks.assert_step_matches_single_device(before, moved(before, 1.0005e-3), expected)
 
 

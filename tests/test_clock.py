@@ -1,7 +1,10 @@
 """The clock of virtual GPUs: what waits for what, and how long. The settings themselves are tested elsewhere."""
 
+import io
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
@@ -71,7 +74,9 @@ def test_gpus_work_at_the_same_time_and_a_stream_in_order(dry):
 
 @pytest.mark.parametrize("read", [lambda X: X.sum().item(), lambda X: X.cpu(), lambda X: X.tolist(),
                                   lambda X: bool(X.sum() > 0), lambda X: X.nonzero(), lambda X: X[X > 0],
-                                  lambda X: torch.equal(X, X)])
+                                  lambda X: torch.equal(X, X), str, lambda X: torch.allclose(X, X),
+                                  lambda X: torch.save(X, io.BytesIO()), lambda X: X.long()[0].bincount(),
+                                  lambda X: X.unique_consecutive(), lambda X: X[0].repeat_interleave(X[0].long())])
 def test_reading_a_value_waits_for_the_gpu(machine, read):
     X = torch.ones(64, 64, device=machine.devices[0])
     machine.gpus[0].streams[0].free = 1.0  # as if it had a second's work
@@ -302,14 +307,23 @@ def test_the_same_program_takes_the_same_time_with_threads_too():
     assert all(data_parallel_times() == first for _ in range(5))
 
 
-def test_other_threads_begin_where_the_first_stands(machine):
+def test_other_threads_share_the_first_ones_time(machine):
+    """Python's lock lets one of them work at a time; what they spend is spent when they are joined."""
     X = torch.ones(4, device="cuda:0")
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append((machine.elapsed(), X + X, machine.elapsed())))
+    alone = -machine.elapsed() + [X + X, machine.elapsed()][1]
     before = machine.elapsed()
-    thread.start()
-    thread.join()
-    assert seen[0][0] == before < seen[0][2]
+    threads = [threading.Thread(target=lambda: [X + X for _ in range(50)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert machine.elapsed() - before == pytest.approx(150 * alone)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            machine.clock.work(1.0)
+            start = machine.elapsed()
+            pool.submit(lambda: X + X).result()
+            assert machine.timeline[-1].called == pytest.approx(start) and machine.elapsed() > start
 
 
 def test_nvtx_ranges_name_phases(machine):
@@ -437,6 +451,35 @@ def test_timer_reads_the_computers_clock_elsewhere():
     assert len(calls) == 7 and all(s > 0 for s in timing.seconds)
     low, high = timing.spread
     assert low <= timing.median <= high and "5 runs" in repr(timing)
+
+
+def test_timer_belongs_to_its_machine(machine):
+    timer = mgpu.Timer(machine.devices)
+    with mgpu.virtual_gpus(1, gpu="T4"), pytest.raises(RuntimeError, match="make another Timer"):
+        timer.now()
+    machine.stop()
+    with pytest.raises(RuntimeError, match="no virtual machine answers"):
+        timer.now()
+
+
+def test_rows_never_overlap():
+    with mgpu.virtual_gpus(4, backing="meta") as machine:
+        net = nn.DataParallel(mgpu.resnet18().to("meta").to_empty(device="cuda:0"), machine.devices)
+        net(torch.empty(64, 1, 28, 28, device="cuda:0")).sum().backward()
+        rows = machine.timeline.rows()
+        assert any(label.endswith("backward (2)") for label in rows)
+        for events in rows.values():
+            assert all(a.end <= b.start + 1e-12 for a, b in pairwise(events))
+        assert sum(len(events) for label, events in rows.items() if label.startswith("cuda")) == len(machine.timeline)
+
+
+def test_costs_and_shapes_know_true_from_one_and_names_of_arguments(dry):
+    mask = torch.empty(3, dtype=torch.bool, device="cuda:0")
+    for number, dtype in ((True, torch.bool), (1, torch.int64), (True, torch.bool)):
+        assert (mask * number).dtype == dtype
+    X = torch.empty(3, 4, device="cuda:0")
+    assert torch.var(X, 1, correction=1).shape == (3,)
+    assert torch.var(X, 1, correction=None, keepdim=True).shape == (3, 1)
 
 
 def test_timer_refuses_nonsense():

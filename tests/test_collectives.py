@@ -26,7 +26,7 @@ from mgpu_lib.collectives import (
 )
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
-from mgpu_lib.virtual.costs import link_seconds, ring_seconds
+from mgpu_lib.virtual.costs import ring_seconds, round_seconds
 from mgpu_lib.virtual.specs import LINKS
 
 SCHEDULES = {"star": star, "ring": ring, "tree": tree}
@@ -249,7 +249,7 @@ def test_seconds_of_schedules(k, key):
     star, ring, tree = (collectives.seconds(way(k), nbytes, k, link)
                         for way in (collectives.star, collectives.ring, collectives.tree))
     assert ring == pytest.approx(ring_seconds(nbytes, k, link))
-    assert star == pytest.approx(2 * (k - 1) * link_seconds(nbytes, link, "collective"))
+    assert star == pytest.approx(2 * (k - 1) * round_seconds(nbytes, link))
     assert tree == pytest.approx(star * math.ceil(math.log2(k)) / (k - 1))
     assert ring <= tree <= star and (k == 2 or ring < tree)
 

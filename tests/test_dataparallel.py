@@ -246,6 +246,15 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(machine, tmp_path, monkeypat
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_checkpoint_is_replaced_in_one_step(tmp_path, monkeypatch):
+    """By renaming a file of the same folder that is whole; while another is copied into place there is only a part."""
+    replaced, replace = [], checkpoints.os.replace
+    monkeypatch.setattr(checkpoints.os, "replace", lambda *paths: (replaced.append(paths), replace(*paths)))
+    save_checkpoint(fresh(), tmp_path / "net.pt")
+    [(temporary, path)] = replaced
+    assert path == tmp_path / "net.pt" and temporary.parent == path.parent and list(tmp_path.iterdir()) == [path]
+
+
 def test_loading_by_position_swaps_layers_of_equal_shape():
     class Old(nn.Module):
         def __init__(self):

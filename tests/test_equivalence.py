@@ -140,6 +140,32 @@ def sum_loss(X, y, devices):
     return [gradients(net)]
 
 
+def in_phases(X, y, devices):
+    """Chapter 5: data_parallel and its backward pass, by parts whose time is taken; each GPU must get some rows."""
+    net, devices = make_net().to(devices[0]), devices[:len(X.chunk(len(devices)))]
+    names = shown("05", "phase", "step_in_phases", devices=devices, seconds={})
+    names["step_in_phases"](net, X.to(devices[0]), y.to(devices[0]), devices)
+    return [gradients(net)]
+
+
+def with_names(X, y, replicas, devices, lr):
+    """Chapter 7: train_batch, its parts named for the timeline."""
+    shown("07", "named_step", phase=torch.cuda.nvtx.range)["named_step"](X, y, replicas, devices, lr)
+
+
+def buckets_in_streams(way):
+    """Chapter 7: the step whose buckets are summed at the end, or while the backward pass goes on. The second step."""
+    def program(X, y, devices):
+        names = shown("07", "sum_bucket", "add_hooks", "sum_in", "run_step", "at_the_end", "overlapped",
+                      phase=torch.cuda.nvtx.range)
+        nets = [make_net().to(device) for device in devices]
+        finish = names[way](nets)
+        for _ in range(2):
+            grads = names["run_step"](nets, X, y, finish, lr=0.0)
+        return grads
+    return program
+
+
 clipped_step = solution("museum", "clipped_step", **shown("museum", "backward"))
 ON_PARAMS = {
     "train_batch": stepped(parallel.train_batch),
@@ -151,6 +177,9 @@ ON_PARAMS = {
     "chapter 4: solution tree_allreduce": reduced(one_by_one(solution("04", "tree_allreduce"))),
     "chapter 4: solution bucketed_allreduce":
         reduced(partial(solution("04", "bucketed_allreduce"), bucket_bytes=100_000)),
+    "chapter 7: named_step": stepped(with_names),
+    "chapter 7: ring_in_streams":
+        reduced(one_by_one(lambda data: shown("07", "ring_in_streams", on=torch.cuda.stream)["ring_in_streams"](data))),
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
     "museum: solution clipped_step": stepped(partial(clipped_step, length=1e9)),  # nothing is that long
 }
@@ -165,7 +194,10 @@ ON_NET = {
     "chapter 2: pieces": accumulated,
     "chapter 3: layer_wise": layer_wise(shown("03", "layer_wise")["layer_wise"], 2),
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
+    "chapter 5: step_in_phases": in_phases,
     "chapter 6: SumLoss": sum_loss,
+    "chapter 7: run_step": buckets_in_streams("at_the_end"),
+    "chapter 7: run_step, overlapped": buckets_in_streams("overlapped"),
 }
 
 
@@ -346,7 +378,10 @@ NO_PROGRAMS = {
     "a piece of a program that is tested": [
         "chapter 3: shares", "chapter 3: copies", "chapter 3: all_gather", "chapter 3: summed",
         "chapter 3: split_pair", "chapter 4: solution reduce_bucket", "chapter 6: heat_net", "museum: backward",
-        "museum: split_in_layer"],
+        "chapter 7: sum_bucket", "museum: split_in_layer"],
+    "times programs that are tested": [
+        "chapter 2: seconds", "chapter 2: step_time", "chapter 3: clocked", "chapter 4: modelled_epoch",
+        "chapter 7: epoch", "chapter 7: four_steps", "chapter 7: lenet_on"],
     "calls programs that are tested, to train or to compare": [
         "chapter 4: fit", "chapter 4: gap_per_step", "chapter 5: gap_to_chapter_4", "chapter 5: refuses",
         "chapter 6: train_resnet", "chapter 6: train_heat", "chapter 6: error_of", "chapter 6: outside",
@@ -357,14 +392,15 @@ NO_PROGRAMS = {
     "counts bytes or memory": ["chapter 2: measure", "chapter 2: moments", "chapter 2: peak", "chapter 6: copies",
                                "chapter 6: peaks", "chapter 2: straight", "chapter 2: detour"],
     "moves and computes nothing": ["chapter 2: solution to_device", "chapter 5: solution gather_in_order",
-                                   "chapter 5: solution broadcast_backward", "chapter 6: solution unwrap"],
+                                   "chapter 5: solution broadcast_backward", "chapter 6: solution unwrap",
+                                   "chapter 7: replicas"],
     "wrong on purpose": ["chapter 2: replicas", "chapter 4: allreduce_rebinding", "chapter 4: step_rebinding",
                          "chapter 4: step_unzeroed", "chapter 4: cpu_pair", "museum: clipped_too_early"],
     "right for equal parts only, as its chapter says": ["chapter 6: inside"],
 }
 MOVES = {"to", "cuda"}  # methods
 CALLS = {"scatter", "replicate", "parallel_apply", "gather", "DataParallel", "data_parallel", "split_batch",
-         "split_layer", "get_params", "allreduce", "train_batch"}
+         "split_layer", "get_params", "allreduce", "train_batch", "layer_wise", "in_layer", "split_pair"}
 
 
 def places_on_devices(node):

@@ -376,10 +376,14 @@ WRONG = [
             for i in range(k):
                 chunks[(i + 1) % k][(i - r) % k].add_(chunks[i][(i - r) % k].to(data[(i + 1) % k].device))""",
      "Who brings it the others?"),
-    *[(name, """
+    ("ring_allreduce", """
         total = sum(tensor.cpu() for tensor in data)
         for tensor in data:
-            tensor.copy_(total)""", "from the CPU. Send from GPU to GPU") for name in ("ring_allreduce", "tree_allreduce")],
+            tensor.copy_(total)""", "from the CPU. Send from GPU to GPU"),
+    ("tree_allreduce", """
+        total = sum(tensor.cpu() for tensor in data)
+        for tensor in data:
+            tensor.copy_(total)""", "from the CPU. Send from GPU to GPU"),
     ("bucketed_allreduce", """
         for same in zip(*device_grads):
             total = sum(grad.cpu() for grad in same)

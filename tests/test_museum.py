@@ -6,6 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import mgpu_lib as mgpu
+
 NOTEBOOK = Path(__file__).resolve().parent.parent / "chapters" / "museum.ipynb"
 CELLS = nbformat.read(NOTEBOOK, as_version=4).cells
 BUGS = {cell.id: cell.source for cell in CELLS if "exhibit" in cell.metadata.get("tags", [])}
@@ -57,7 +59,9 @@ def museum():
             step(names["X_train"][rows], names["y_train"][rows], replicas, devices, lr)
 
     names["run_epochs"] = two_steps
-    return names
+    yield names
+    if machine := mgpu.current_machine():  # the page's; other tests expect none
+        machine.stop()
 
 
 def findings(museum, program):

@@ -187,6 +187,29 @@ def test_bad_types(model, batch):
         mgpu.predict(model, batch)
 
 
+def test_models_that_cannot_be_trained():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, X):
+            return self.used(X)
+    X, frozen = torch.empty(6, 4), nn.Linear(4, 4).requires_grad_(False)
+    assert mgpu.predict(Unused(), X, n_gpus=2).seconds > 0
+    with pytest.raises(ValueError, match="2 of the model's 4 parameters got no gradient"):
+        mgpu.predict(Unused(), X, n_gpus=2, strategy="ddp")
+    for model in (frozen, nn.ReLU()):
+        with pytest.raises(ValueError, match="nothing to train"):
+            mgpu.predict(model, X)
+        for strategy in ("manual", "data_parallel", "ddp"):
+            assert mgpu.predict(model, X, n_gpus=2, strategy=strategy, training=False).seconds > 0
+    with pytest.raises(ValueError, match="call it once"):
+        mgpu.predict(nn.LazyLinear(3), X)
+    with pytest.raises(ValueError, match="'manual', 'data_parallel', 'ddp'"):
+        mgpu.predict(nn.Linear(4, 4), X, strategy=["ddp"])
+
+
 def test_too_large_a_batch(resnet50):
     with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 14\.74 GiB"):
         mgpu.predict(resnet50, images(4096), gpu="T4")

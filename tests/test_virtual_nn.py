@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import comm
 
 from mgpu_lib.virtual import virtual_gpus
 
@@ -183,6 +185,64 @@ def test_packed_sequences(gpus):
     packed = nn.utils.rnn.pack_padded_sequence(X, lengths, batch_first=True)
     out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
     assert out.get_device() == 1 and sizes.tolist() == [5, 3]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
+    """As cuDNN's do, and not the kernels that run on a CPU; in the words of aten/src/ATen/native/RNN.h."""
+    net, X, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 3])
+
+    def run(weights, device, *hidden):
+        rows = X.to(device)
+        return net.to(weights)(nn.utils.rnn.pack_padded_sequence(rows, lengths) if packed else rows, *hidden)
+    for weights, device in (("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:0", "cpu")):
+        words = "Input and parameter tensors are not at the same device, found input tensor at"
+        with pytest.raises(RuntimeError, match=f"^{words} {device} and parameter tensor at {weights}$"):
+            run(weights, device)
+    hidden = torch.zeros(1, 2, 4)
+    hidden = (hidden.cuda(1), hidden) if kind is nn.LSTM else hidden
+    words = "Input and hidden tensors are not at the same device, found input tensor at cuda:1 and hidden tensor at cpu"
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        run("cuda:1", "cuda:1", hidden)
+
+
+@pytest.mark.parametrize("devices", [["cuda:1", "cpu", "cuda:1"], ["cuda:0", "cuda:0", "cuda:1"],
+                                     ["cpu", "cuda:0", "cpu"]])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_says_what_is_elsewhere(gpus, devices, is_causal):
+    query, key, value = (torch.ones(1, 2, 4, 8, device=device) for device in devices)
+    words = ("Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
+             "and value.device: {} instead.").format(*devices)
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    with pytest.raises(RuntimeError, match="same dtype"):  # comes first
+        F.scaled_dot_product_attention(query.double(), key, value)
+
+
+def test_no_error_names_a_kernel_of_the_cpu(gpus):
+    X = torch.ones(1, 2, 4, 8, device="cuda:0")
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"got attn_bias is on cpu.* wrapper_CUDA__scaled_dot_product_efficient_att"):
+        F.scaled_dot_product_attention(X, X, X, attn_mask=mask)
+    with pytest.raises(RuntimeError, match=r"got tensors is on cpu, different from .* cuda:0 .* wrapper_CUDA_cat\)"):
+        torch.stack([X, X.cpu()])  # which calls cat
+
+
+def test_reduce_add_takes_gpus_and_equal_sizes_only(gpus):
+    on_gpu, on_cpu, longer = torch.ones(2, device="cuda:0"), torch.ones(2), torch.ones(3, device="cuda:1")
+    words = "reduce_add expects all inputs to be on GPUs, but input 1 is on CPU"
+    with pytest.raises(AssertionError, match=words):
+        comm.reduce_add([on_gpu, on_cpu], 0)
+    with pytest.raises(AssertionError, match=words):
+        comm.reduce_add_coalesced([[on_gpu], [on_cpu]], 0)
+    with pytest.raises(AssertionError, match="input 0 is on CPU"):
+        comm.reduce_add([on_cpu, on_cpu])
+    with pytest.raises(ValueError, match="input 1 has invalid size: got 3, but expected 2"):
+        comm.reduce_add([on_gpu, longer], 0)
+    with pytest.raises(RuntimeError, match="destination to be on the same GPU with one of the tensors"):
+        comm.reduce_add([on_gpu, on_gpu], 1)
+    assert comm.reduce_add([on_gpu, on_gpu.cuda(1)], 1).tolist() == [2, 2]
 
 
 def test_embeddings_and_one_hot(gpus):

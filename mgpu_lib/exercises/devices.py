@@ -28,8 +28,8 @@ def check_emptiest_gpu(answer):
             del ballast
         best = max(free.values())
         expect(others == alone or free[found] == best,
-               f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB. Others use this machine, "
-               "too: memory_allocated and memory_reserved count only what your own program holds")
+               f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB. Others use this "
+               "machine, too: memory_allocated and memory_reserved count only what your own program holds")
         expect(free[found] != min(free.values()) or free[found] == best,
                f"{found} has the least free memory of all, {free[found] >> 20} MiB; the most is {best >> 20} MiB")
         expect(free[found] == best, f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB")

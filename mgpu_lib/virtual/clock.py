@@ -18,7 +18,8 @@ from .rates import HOST_COPY, PYTHON, THREAD
 
 PREFETCH = 2  # DataLoader's prefetch_factor
 LIMIT = 200_000  # events that are kept; older ones are forgotten
-SYNCHRONIZING = {"nonzero", "masked_select", "_unique2", "unique_dim", "equal"}
+SYNCHRONIZING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "allclose",
+                 "bincount", "repeat_interleave"}
 
 
 class Event(NamedTuple):
@@ -50,6 +51,7 @@ class Host:
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
         self.ranges = []    # names of the NVTX ranges that are open
         self.off = False    # while True nothing is booked: somebody else says what it takes
+        self.lock = threading.Lock()
         self.children = 0   # threads that share Python's lock, see ReplicaThread
 
     def time(self, index):
@@ -64,12 +66,13 @@ class Host:
 
     def spend(self, seconds, index):
         """Work for `seconds` on behalf of GPU `index`: from when to when."""
-        start = self.time(index)
-        if self.engine is None:
-            self.now = end = start + seconds * self.slowdown
-        else:
-            self.engine[index] = end = start + seconds
-        return start, end
+        with self.lock:
+            start = self.time(index)
+            if self.engine is None:
+                self.now = end = start + seconds * self.slowdown
+            else:
+                self.engine[index] = end = start + seconds
+            return start, end
 
     @property
     def phase(self):
@@ -87,16 +90,11 @@ class Clock:
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
         self.ports = {}   # (a link's key, GPU, "in" or "out") -> when it is free
-        self.local, self.first = threading.local(), None
+        self.local, self.shared = threading.local(), Host("host")
 
     def host(self):
-        """This thread's host. One that is no ReplicaThread begins where the first one stands."""
-        host = getattr(self.local, "host", None)
-        if host is None:
-            host = Host("host") if self.first is None else Host(threading.current_thread().name, self.first.now)
-            self.first = self.first or host
-            self.local.host = host
-        return host
+        """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
+        return getattr(self.local, "host", self.shared)
 
     def book(self, gpu, func, args, kwargs, out):
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`."""
@@ -114,7 +112,7 @@ class Clock:
             self.events.append((price, gpu.index, stream.name, start, stream.free, called, launched, host.thread,
                                 host.phase))  # an Event is made of it when somebody looks
         if waits:
-            self.synchronize(gpu, [streams.current_stream_of(gpu)], self.pcie.latency)
+            self.read(gpu)
 
     def since(self, start):
         """The events that were asked for at `start` or later, with times counted from there."""
@@ -133,6 +131,8 @@ class Clock:
         if found is None:
             price = costs.price(costs.work(func, args, kwargs, out, tf32), self.spec)
             found = price, waits_for(price.work.name, args)
+            if len(self.prices) > LIMIT:  # a program with ever new shapes
+                self.prices.clear()
             self.prices[id(func) if costs.is_view(func) else key] = found
         return found
 
@@ -140,6 +140,10 @@ class Clock:
         """The host waits until these streams of `gpu` have done what they were given."""
         until = max((stream.free for stream in waited_for), default=0.0)
         self.wait(gpu, max(until, self.host().time(gpu.index)) + latency)
+
+    def read(self, gpu):
+        """The host waits for a value: all that was asked of `gpu` in the current stream, and a short copy."""
+        self.synchronize(gpu, [streams.current_stream_of(gpu)], self.pcie.latency)
 
     def wait(self, gpu, time):
         self.host().wait(gpu.index, time)
@@ -294,7 +298,7 @@ def key_of(func, args, kwargs):
     parts = [id(func)]
     add_to(parts, args)
     if kwargs:
-        add_to(parts, kwargs.values())
+        add_to(parts, kwargs.items())
     return tuple(parts)
 
 
@@ -306,5 +310,7 @@ def add_to(parts, values):
         elif kind is list or kind is tuple:
             parts.append(len(value))
             add_to(parts, value)
-        else:  # a learning rate, say, may differ in every step
-            parts.append(float if kind is float else value)
+        elif kind is float:  # a learning rate, say, may differ in every step
+            parts.append(float)
+        else:
+            parts.append(("bool", value) if kind is bool else value)  # True == 1

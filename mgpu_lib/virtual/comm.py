@@ -80,7 +80,17 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
         return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
 
 
+def check_summands(inputs):
+    for i, t in enumerate(inputs):
+        if t.device.type == "cpu":
+            raise AssertionError(f"reduce_add expects all inputs to be on GPUs, but input {i} is on CPU")
+        if t.shape != inputs[0].shape:
+            got, expected = ("x".join(map(str, x.shape)) for x in (t, inputs[0]))
+            raise ValueError(f"input {i} has invalid size: got {got}, but expected {expected}")
+
+
 def reduce_add(inputs, destination=None):
+    check_summands(inputs)
     gpu = place(destination)
     root = next((i for i, t in enumerate(inputs) if t.gpu is gpu), None)
     if root is None:
@@ -95,6 +105,8 @@ def reduce_add(inputs, destination=None):
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
+    for summands in zip(*inputs, strict=True):
+        check_summands(summands)
     book("reduce", inputs[0], [t.gpu for t, *_ in inputs])
     with current().clock.off():
         return tuple(reduce_add(copies, destination) for copies in zip(*inputs, strict=True))

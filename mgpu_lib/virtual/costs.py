@@ -222,14 +222,19 @@ def link_seconds(nbytes, link, way):
     return link.latency + nbytes / (link.bandwidth * COPY[way])
 
 
+def round_seconds(nbytes, link):
+    """Seconds of one round of a collective operation, in which every GPU sends at most `nbytes`."""
+    return ROUND + nbytes / (link.bandwidth * COPY["collective"])
+
+
 def ring_seconds(nbytes, k, link):
     """Seconds of a ring all-reduce of `nbytes` on each of `k` GPUs: 2(k-1) rounds, in each a k-th on every link."""
-    return 2 * (k - 1) * (ROUND + nbytes / k / (link.bandwidth * COPY["collective"]))
+    return 2 * (k - 1) * round_seconds(nbytes / k, link)
 
 
 def pipeline_seconds(nbytes, k, link):
     """Seconds of a broadcast or a reduction of `nbytes` among `k` GPUs in a chain, cut fine: every link is busy."""
-    return (k - 1) * ROUND + nbytes / (link.bandwidth * COPY["collective"]) if k > 1 else 0.0
+    return (k - 2) * ROUND + round_seconds(nbytes, link) if k > 1 else 0.0
 
 
 def packing_seconds(nbytes, spec):

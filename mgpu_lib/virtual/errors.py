@@ -8,9 +8,11 @@ GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by add
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
 KERNELS = {"convolution": "_cudnn_convolution", "embedding": "_index_select", "native_batch_norm": "_native_batch_norm",
-           "native_layer_norm": "_native_layer_norm"}
+           "native_layer_norm": "_native_layer_norm", "stack": "cat",
+           "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_efficient_attention"}
 STRICT = {"cat", "stack", "nll_loss_forward", "embedding", "index_select", "gather", "addmm", "mm", "bmm"}
-ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self"}
+ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self",
+             ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask"): "attn_bias"}
 
 
 def no_values(what):
@@ -99,6 +101,22 @@ def different_types(X, weight, bias):
     name, other = ("weight", weight) if weight.type() != X.type() else ("bias", bias)
     onednn = " or input should be a MKLDNN tensor and weight is a dense tensor" if X.is_cpu and len(X) > 1 else ""
     return f"Input type ({X.type()}) and {name} type ({other.type()}) should be the same{onednn}"
+
+
+def check_recurrent(X, hidden, weights):
+    """What LSTM, GRU and RNN say, unless all is where the input is. (aten/src/ATen/native/RNN.h, check_attributes)"""
+    for name, tensors in (("hidden", tensors_in([hidden])), ("parameter", weights)):
+        for tensor in tensors:
+            if tensor.device != X.device:
+                raise RuntimeError(f"Input and {name} tensors are not at the same device, found input tensor at "
+                                   f"{X.device} and {name} tensor at {tensor.device}")
+
+
+def check_query(query, key, value):
+    """What attention says to three devices (transformers/attention.cpp, validate_sdpa_input); types come first."""
+    if query.dtype == key.dtype == value.dtype and not query.device == key.device == value.device:
+        raise RuntimeError("Expected query, key, and value to have the same device type, but got query.device: "
+                           f"{query.device} key.device: {key.device} and value.device: {value.device} instead.")
 
 
 def check_generator(generator, gpu):

@@ -1,10 +1,14 @@
-"""Functions that are replaced because C++, inside them, makes a tensor on what it takes for the CPU."""
+"""Functions that are replaced because C++, inside them, takes virtual tensors for tensors on the CPU.
+
+It would make others there, or complain in the name of a kernel that runs on the CPU.
+"""
 import functools
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .errors import check_query, check_recurrent
 from .tensor import VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
@@ -17,6 +21,8 @@ def patches():
     yield F, "dropout", dropout
     yield F, "scaled_dot_product_attention", attention
     yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        yield torch._VF, name, recurrent(getattr(torch._VF, name))
     yield torch, "ctc_loss", ctc_loss
     for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
         yield owner, name, of_inner(getattr(owner, name))
@@ -33,6 +39,17 @@ def of_inner(original):
             return original(x, *args, **kwargs)
         inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
         return wrap(x.gpu.run(original, *inner), x.gpu)
+    return call
+
+
+def recurrent(original):
+    """torch._VF.lstm and its like, called as the modules call them: (input, hidden, weights, whether there are biases,
+    …), for packed sequences (input, lengths, hidden, weights, …)."""
+    @functools.wraps(original)
+    def call(input, *args):
+        hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
+        check_recurrent(input, hidden, weights)
+        return original(input, *args)
     return call
 
 
@@ -63,6 +80,7 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention; the mask that is_causal stands for is made here, and not in C++."""
+    check_query(query, key, value)
     if is_causal and attn_mask is None and type(query) is VirtualTensor:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         is_causal = False

@@ -33,6 +33,7 @@ class VirtualTensor(Tensor):
         return self.gpu.index
 
     def __repr__(self, *, tensor_contents=None):
+        self.gpu.clock.read(self.gpu)
         body = "..." if self.inner.is_meta else torch._tensor_str._tensor_str(self.inner, indent=len("tensor("))
         notes = [f"device='{self.device}'"]
         if self.inner.is_meta or (self.numel() == 0 and self.dim() != 1):
@@ -141,6 +142,7 @@ class VirtualTensor(Tensor):
             return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         if self.inner.is_meta:
             raise no_values("saving a tensor")
+        moves.count(self.nbytes, self.gpu, None)
         inner = Base.cpu(self.inner)
         storage = inner.untyped_storage()
         storage.saved_from = str(self.device)  # read by checkpoint.location_of

@@ -92,7 +92,10 @@ class Timeline:
         return idle
 
     def rows(self):
-        """The rows of a drawing, {label: events}: the host's threads, then each GPU's streams and copies."""
+        """The rows of a drawing, {label: events}: the host's threads, then each GPU's streams and copies.
+
+        Events in one row don't overlap: what does, such as autograd's threads, has several rows, "... (2)" and so on.
+        """
         found = {}
         for e in self.events:
             label = e.row if e.gpu is None else f"cuda:{e.gpu} {e.row}"
@@ -104,7 +107,11 @@ class Timeline:
         for (thread, _), e in launches.items():
             found.setdefault((-1, thread), []).append(
                 e._replace(kind="host", gpu=None, row=thread, start=e.called, end=e.launched))
-        return {label: events for (_, label), events in sorted(found.items(), key=lambda row: row[0])}
+        rows = {}
+        for (_, label), events in sorted(found.items(), key=lambda row: row[0]):
+            for lane, lane_events in enumerate(lanes(events), start=1):
+                rows[label if lane == 1 else f"{label} ({lane})"] = lane_events
+        return rows
 
     def plot(self, ax=None):
         """Draw the rows as bars over time in milliseconds; returns the Axes. Needs matplotlib."""
@@ -144,6 +151,17 @@ class Timeline:
 def colour(event):
     """The colour of an event, by what it belongs to."""
     return COLOURS.get(event.kind) or COLOURS.get(event.phase) or OTHER
+
+
+def lanes(events):
+    """Lists of `events`, as few as possible, without overlap in each."""
+    found = []
+    for event in sorted(events, key=lambda e: (e.start, e.end)):
+        lane = next((lane for lane in found if lane[-1].end <= event.start + 1e-12), None)
+        if lane is None:
+            found.append(lane := [])
+        lane.append(event)
+    return found
 
 
 def union(intervals):

@@ -1,0 +1,144 @@
+"""The grid of batch sizes and learning rates, on all of Fashion-MNIST: LeNet without and with batch norm, three seeds.
+
+    python -m experiments.tuning            (one seed of the three: python -m experiments.tuning --seeds 0)
+
+writes experiments/results/tuning.json. It keeps each finished part (one network, batch size and seed, all learning
+rates) in a file of its own, so that a run that was interrupted goes on where it was.
+
+joblib spreads the parts over the cores of one machine. Its Dask back end takes the same grid to a cluster:
+
+    import joblib; from dask.distributed import Client; from experiments import tuning
+    client = Client("scheduler:8786")
+    with joblib.parallel_config(backend="dask"):
+        tuning.main([])
+
+Workers need this checkout and the data (MGPU_DATA). Results come back one by one to the program that asked, and it
+alone writes files; joblib can't have that of Ray, whose back end returns all results at the end.
+"""
+import argparse
+import hashlib
+import inspect
+import json
+import math
+import os
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import joblib
+import torch
+from tqdm import tqdm
+
+from experiments import tuning_runs
+from experiments.record import provenance, write
+from experiments.tuning_runs import NETS, train_runs
+from mgpu_lib import data, models
+
+BATCH_SIZES, SEEDS = (1, 4, 16, 64, 256, 1024, 4096), (0, 1, 2)
+VALIDATION = 5_000  # of the 60,000 training images; 55,000 are trained on
+EPOCHS = 4          # equal epochs
+STEPS = 215         # equal steps: an epoch of 256 images; 16 epochs of 4096
+FIRST = {1: -9, 4: -8, 16: -7}  # the smallest learning rate is 10 ** (this / 2.5); -6 for larger batches
+WIDTH = {1: 9, 4: 9, 16: 9, 64: 3}  # runs trained at once, else 1: more don't fit the caches (measured)
+OUT = Path(__file__).parent / "results" / "tuning.json"
+DECIDING = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params)  # the runs' numbers
+
+
+def learning_rates(batch_size):
+    """Nine, a factor of 2.5 apart, from too small to too large for this batch size (short trials set the ends)."""
+    first = FIRST.get(batch_size, -6)
+    return [float(f"{10 ** (i / 2.5):.2g}") for i in range(first, first + 9)]
+
+
+def grid(seeds):
+    """(net, batch_size, seed) of every part: one seed after the other, large batches first, which take longest."""
+    return [(net, batch_size, seed) for seed in seeds for batch_size in reversed(BATCH_SIZES) for net in NETS]
+
+
+def images(batch_size):
+    """How many images one run of this batch size trains on."""
+    return max(EPOCHS * (60_000 - VALIDATION), STEPS * batch_size)
+
+
+@cache
+def fashion_mnist():
+    if str(data.data_folder()) == "digits":
+        raise ValueError("MGPU_DATA=digits: the grid is about Fashion-MNIST; unset it, or name a folder for the data")
+    data.fetch_if_damaged(data.data_folder())
+    return data.read_fashion_mnist(data.data_folder(), full=True)
+
+
+def record(net, batch_size, seed, epochs, steps):
+    """All learning rates of one part: (the part, its list of runs)."""
+    torch.set_num_threads(1)
+    torch.compiler.reset()  # what was compiled for the part before is of no use, and would be looked through
+    torch._dynamo.config.recompile_limit = 100  # one for each number of runs left, not 8: then it no longer compiles
+    lrs, width = learning_rates(batch_size), WIDTH.get(batch_size, 1)
+    stacks = [lrs[i:i + width] for i in range(0, len(lrs), width)]
+    return (net, batch_size, seed), [run for stack in stacks for run in train_runs(
+        net, batch_size, stack, seed, fashion_mnist(), VALIDATION, epochs, steps)]
+
+
+def recipe():
+    """All that decides the numbers of a part. Parts that were recorded with another one are recorded anew."""
+    code = "".join(inspect.getsource(part) for part in DECIDING)
+    return {"sha256": hashlib.sha256(code.encode()).hexdigest(), "validation": VALIDATION, "epochs": EPOCHS,
+            "steps": STEPS, "learning_rates": {str(b): learning_rates(b) for b in BATCH_SIZES}}
+
+
+def part_file(net, batch_size, seed):
+    return OUT.with_name("tuning.unfinished") / f"{net}-{batch_size}-{seed}.json"
+
+
+def finished(part):
+    """The runs of a part, or None where this recipe has not recorded them."""
+    path = part_file(*part)
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    return stored.get("runs") if stored.get("recipe") == recipe() else None
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these, for now")
+    seeds = parser.parse_args(arguments).seeds
+    if OUT.exists() and json.loads(OUT.read_text())["recipe"] == recipe():
+        print(f"{OUT.name} is up to date")
+        return
+    fashion_mnist()  # fetched once, and an error comes before the work
+    # Freed memory stays with the process: else each step of a large batch takes its pages from the system anew, and
+    # is nearly twice as slow. The GNU C library reads this when a worker starts.
+    os.environ.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(2**40))
+    missing = [part for part in grid(seeds) if finished(part) is None]
+    parallel = joblib.Parallel(n_jobs=-1, batch_size=1, return_as="generator_unordered")
+    with tqdm(total=sum(9 * images(part[1]) for part in missing), unit="image", unit_scale=True, smoothing=0) as bar:
+        for part, runs in parallel(joblib.delayed(record)(*part, EPOCHS, STEPS) for part in missing):
+            write(part_file(*part), {"recipe": recipe(), "runs": runs})
+            bar.update(9 * images(part[1]))
+    compact()
+
+
+def compact():
+    """Join the parts into one file, once all are there."""
+    parts = {part: finished(part) for part in grid(SEEDS)}
+    missing = [part for part, runs in parts.items() if runs is None]
+    if missing:
+        print(f"{len(missing)} of {len(parts)} parts are still to come", file=sys.stderr)
+        return
+    runs = [packed(part, run) for part, runs in parts.items() for run in runs]
+    about = provenance("experiments.tuning", [Path(__file__), *{inspect.getsourcefile(part): 0 for part in DECIDING}])
+    write(OUT, {"provenance": about, "recipe": recipe(), "data": fashion_mnist().name, "nets": list(NETS),
+                "trained_on": 60_000 - VALIDATION, "seeds": SEEDS,
+                "steps_per_epoch": {b: math.ceil((60_000 - VALIDATION) / b) for b in BATCH_SIZES}, "runs": runs})
+    shutil.rmtree(part_file(*grid(SEEDS)[0]).parent)
+
+
+def packed(part, run):
+    """A run with its curves as text, numbers with blanks between them: a third of the size."""
+    curves = {name: " ".join(map(str, value)) for name, value in run.items() if isinstance(value, list)}
+    return {**dict(zip(("net", "batch_size", "seed"), part)), **run, **curves}
+
+
+if __name__ == "__main__":
+    from experiments import tuning  # under this name workers find `record`: their own __main__ is another
+    tuning.main()

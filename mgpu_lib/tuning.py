@@ -1,0 +1,151 @@
+"""Batch size and learning rate: scaling rules, warm-up, a range test, and the gradient noise scale."""
+
+import math
+from itertools import pairwise
+from numbers import Integral, Real
+
+
+def linear_scaling(lr, batch_size, new_batch_size):
+    """The learning rate for `new_batch_size` if `lr` was right for `batch_size`: k times the batch, k times the rate.
+
+    Batch sizes are in images per step, over all GPUs; the loss is the mean over the batch. As long as the gradient
+    hardly changes during k small steps, one large step goes as far. Source: Goyal et al. 2017, section 2.1
+    (arXiv:1706.02677), who use warm-up with it. Raises ValueError for numbers that make no sense.
+    """
+    return check_rate("lr", lr) * batch_ratio(batch_size, new_batch_size)
+
+
+def sqrt_scaling(lr, batch_size, new_batch_size):
+    """The learning rate for `new_batch_size`: k times the batch, sqrt(k) times the rate.
+
+    It keeps the variance of a step, which is lr² / batch_size times the variance of one image's gradient. Sources:
+    Krizhevsky 2014 (arXiv:1404.5997), who found the linear rule to work better; Hoffer et al. 2017, section 4
+    (arXiv:1705.08741). Raises ValueError for numbers that make no sense.
+    """
+    return check_rate("lr", lr) * math.sqrt(batch_ratio(batch_size, new_batch_size))
+
+
+def warmup(step, warmup_steps, lr, start):
+    """The learning rate at `step` (0, 1, …): from `start` in a straight line to `lr`, there from `warmup_steps` on.
+
+    Goyal et al. 2017, section 2.2 (arXiv:1706.02677), begin with the rate of the small batch and take five epochs.
+    `warmup_steps` 0 means none. Raises ValueError for numbers that make no sense.
+    """
+    check_count("step", step, least=0)
+    check_count("warmup_steps", warmup_steps, least=0)
+    check_rate("lr", lr)
+    if not isinstance(start, Real) or not 0 <= start <= lr:
+        raise ValueError(f"start is {start!r}: pass a number from 0 to lr, {lr}")
+    return lr if step >= warmup_steps else start + (lr - start) * step / warmup_steps
+
+
+def lr_grid(low, high, count):
+    """`count` learning rates from `low` to `high`, both included, each the same factor above the one before.
+
+    Rates act by their ratio: from 0.1 to 0.2 is as far as from 1 to 2. ValueError for numbers that make no sense.
+    """
+    if not check_rate("low", low) < check_rate("high", high):
+        raise ValueError(f"low is {low} and high is {high}: low must be smaller")
+    check_count("count", count, least=2)
+    return [low * (high / low) ** (i / (count - 1)) for i in range(count - 1)] + [high]
+
+
+def range_test(step, batches, lrs):
+    """A learning-rate range test: one training step for each of `lrs`, rising; a list of (lr, loss).
+
+    step      called as step(X, y, lr), takes one training step and returns the loss before it, a float
+    batches   yields (X, y), one for each learning rate
+
+    A rate is useful where the loss falls, and too large where it rises. The test stops at the first loss that isn't
+    finite, which it includes as None. One pass is cheaper than a grid, but the rates share one network: later losses
+    are lower because the network has learned by then. Source: Smith 2017, section 3.3 (arXiv:1506.01186), who raises
+    the rate in a straight line. Raises ValueError if rates don't rise or batches run out.
+    """
+    lrs = [check_rate("a learning rate", lr) for lr in lrs]
+    if not lrs or any(later <= lr for lr, later in pairwise(lrs)):
+        raise ValueError(f"lrs is {lrs}: pass at least one learning rate, each larger than the one before")
+    found, batches = [], iter(batches)
+    for lr in lrs:
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError(f"batches ran out after {len(found)} of {len(lrs)} learning rates: each takes one")
+        loss = step(*batch, lr)
+        if not math.isfinite(loss):
+            return [*found, (lr, None)]
+        found.append((lr, loss))
+    return found
+
+
+def gradient_noise(gradients, sizes):
+    """The noise in the gradient of one step, from its replicas: (|G|², tr Σ), unbiased estimates.
+
+    gradients   one list of tensors per replica, before the all-reduce: the gradient of the MEAN loss over its shard
+    sizes       rows in each shard, at least 1; they may differ
+
+    |G|² is the squared length of the true gradient, tr Σ the variance of one row's gradient, summed over all numbers;
+    both in units of (loss / parameter)². A single step's estimates scatter widely, and may even be negative: collect
+    many, then call `noise_scale`. Source: McCandlish et al. 2018, appendix A.1 (arXiv:1812.06162), with the replicas'
+    shards as small batches and all of them as the large one. Raises ValueError for fewer than two replicas.
+    """
+    if len(gradients) != len(sizes) or len(sizes) < 2:
+        raise ValueError(f"{len(gradients)} gradients and {len(sizes)} sizes: pass one of each per replica, at least 2")
+    for size in sizes:
+        check_count("a size", size, least=1)
+    rows = sum(sizes)
+    small = sum(squared_norm(gradient) for gradient in gradients) / len(sizes)
+    means = (sum(size / rows * tensor.double().cpu() for size, tensor in zip(sizes, tensors))
+             for tensors in zip(*gradients, strict=True))
+    return noise_from_norms(small, squared_norm(means), len(sizes) / sum(1 / size for size in sizes), rows)
+
+
+def squared_norm(tensors):
+    return sum(tensor.double().square().sum().item() for tensor in tensors)
+
+
+def noise_from_norms(small, large, small_batch, large_batch):
+    """(|G|², tr Σ) from the squared lengths of gradients of two batch sizes, in rows: see `gradient_noise`.
+
+    A gradient of B rows has the expected squared length |G|² + tr Σ / B: two sizes, two equations. `small` may be a
+    mean over several small batches. Source: McCandlish et al. 2018, appendix A.1 (arXiv:1812.06162). Raises ValueError
+    unless the large batch is larger and both lengths are finite and not negative.
+    """
+    if not 0 < small_batch < large_batch < math.inf:
+        raise ValueError(f"batches of {small_batch} and {large_batch} rows: the second must be larger than the first")
+    if not (0 <= small < math.inf and 0 <= large < math.inf):
+        raise ValueError(f"squared lengths {small} and {large}: pass finite numbers that are not negative")
+    noise = (small - large) / (1 / small_batch - 1 / large_batch)
+    return large - noise / large_batch, noise
+
+
+def noise_scale(estimates):
+    """The simple noise scale tr Σ / |G|², in rows, from many steps' (|G|², tr Σ); see `gradient_noise`.
+
+    At this batch size a gradient holds as much noise as signal. Well below it, k times the batch needs nearly k times
+    fewer steps; well above it, nearly as many as before. The means are taken before the ratio, because a ratio of
+    noisy numbers is biased. Source: McCandlish et al. 2018, equation 2.9 and appendix A.1 (arXiv:1812.06162). Raises
+    ValueError without estimates, and when the mean |G|² isn't positive: more noise than these steps average out.
+    """
+    estimates = list(estimates)
+    if not estimates:
+        raise ValueError("no estimates: pass a (|G|², tr Σ) for each of many steps")
+    signal, noise = (sum(column) / len(estimates) for column in zip(*estimates))
+    if not signal > 0:
+        raise ValueError(f"the mean |G|² of {len(estimates)} steps is {signal:.3g}, not positive: take more steps, or "
+                         "larger batches")
+    return noise / signal
+
+
+def batch_ratio(batch_size, new_batch_size):
+    return check_count("new_batch_size", new_batch_size) / check_count("batch_size", batch_size)
+
+
+def check_rate(name, value):
+    if not isinstance(value, Real) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}: pass a positive, finite number")
+    return value
+
+
+def check_count(name, value, least=1):
+    if not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} is {value!r}: pass a whole number, {least} or more")
+    return value
