@@ -16,6 +16,7 @@ from torch import Tensor
 from . import costs, streams
 from .rates import HOST_COPY, PYTHON, THREAD
 
+NO_TF32 = False, False
 PREFETCH = 2  # DataLoader's prefetch_factor
 LIMIT = 200_000  # events that are kept; older ones are forgotten
 SYNCHRONIZING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "allclose",
@@ -51,7 +52,6 @@ class Host:
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
         self.ranges = []    # names of the NVTX ranges that are open
         self.off = False    # while True nothing is booked: somebody else says what it takes
-        self.lock = threading.Lock()
         self.children = 0   # threads that share Python's lock, see ReplicaThread
 
     def time(self, index):
@@ -66,19 +66,26 @@ class Host:
 
     def spend(self, seconds, index):
         """Work for `seconds` on behalf of GPU `index`: from when to when."""
-        with self.lock:
-            start = self.time(index)
-            if self.engine is None:
-                self.now = end = start + seconds * self.slowdown
-            else:
-                self.engine[index] = end = start + seconds
-            return start, end
+        engine = self.engine
+        if engine is None:
+            start = self.now
+            self.now = end = start + seconds * self.slowdown
+        else:
+            start = engine.get(index, self.now)
+            engine[index] = end = start + seconds
+        return start, end
 
     @property
     def phase(self):
         if self.ranges:
             return self.ranges[-1]
         return "backward" if self.engine is not None else "forward" if torch.is_grad_enabled() else ""
+
+
+class PerThread(threading.local):
+    """A ReplicaThread's own host."""
+
+    host = None
 
 
 class Clock:
@@ -89,27 +96,29 @@ class Clock:
         self.events = deque(maxlen=LIMIT)
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
-        self.ports = {}   # (a link's key, GPU, "in" or "out") -> when it is free
-        self.local, self.shared = threading.local(), Host("host")
+        self.ports = {}   # (a link's key, GPU, "copy in" or "copy out") -> when it is free
+        self.local, self.shared = PerThread(), Host("host")
 
     def host(self):
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
-        return getattr(self.local, "host", self.shared)
+        return self.local.host or self.shared
 
     def book(self, gpu, func, args, kwargs, out):
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`."""
-        host = self.host()
+        host = self.local.host or self.shared
         if host.off:
             return
-        price, waits = self.price(func, args, kwargs, out)
+        price, waits = self.prices.get(id(func)) or self.price(func, args, kwargs, out)
         called, launched = host.spend(price.forward if host.engine is None else price.backward, gpu.index)
-        if price.work.kernels:
-            stream = streams.current_stream_of(gpu)
+        if price.seconds:
+            stream = gpu.chosen.stream or gpu.streams[0]
             start = stream.free if stream.free > launched else launched
-            alone = len(gpu.streams) == 1
-            stream.free = start + price.seconds if alone else beside_others(gpu, stream, start, price.seconds)
-            stream.recent.append((start, stream.free))
-            self.events.append((price, gpu.index, stream.name, start, stream.free, called, launched, host.thread,
+            end = start + price.seconds
+            if len(gpu.streams) > 1:
+                end = beside_others(gpu, stream, start, price.seconds)
+            stream.free = end
+            stream.recent.append((start, end))
+            self.events.append((price, gpu.index, stream.name, start, end, called, launched, host.thread,
                                 host.phase))  # an Event is made of it when somebody looks
         if waits:
             self.read(gpu)
@@ -121,12 +130,12 @@ class Clock:
                            launched=e.launched - start) for e in events if e.called >= start]
 
     def price(self, func, args, kwargs, out):
-        """The cost of an operation, and whether the host waits for its result."""
-        found = self.prices.get(id(func))
-        if found is not None:  # a view: the same for all shapes
-            return found
-        tf32 = (False, False) if self.spec.tf32 is None else self.tf32 or costs.tf32_allowed()
-        key = key_of(func, args, kwargs), tf32
+        """The cost of an operation, and whether the host waits for its result.
+
+        That of views is the same for all shapes, and entered under the operation alone.
+        """
+        tf32 = NO_TF32 if self.spec.tf32 is None else self.tf32 or costs.tf32_allowed()
+        key = key_of(func, args, kwargs) if tf32 is NO_TF32 else (key_of(func, args, kwargs), tf32)
         found = self.prices.get(key)
         if found is None:
             price = costs.price(costs.work(func, args, kwargs, out, tf32), self.spec)
@@ -157,20 +166,20 @@ class Clock:
         host = self.host()
         if host.off:
             return
-        ends = [gpu for gpu in (source, target) if gpu is not None]
-        called, launched = host.spend(HOST_COPY, ends[0].index)
+        ends = [(gpu, row) for gpu, row in ((source, "copy out"), (target, "copy in")) if gpu is not None]
+        called, start = host.spend(HOST_COPY, ends[0][0].index)
+        launched = start
         link, way = (self.link, "peer") if len(ends) == 2 else (self.pcie, "pinned" if pinned else "pageable")
-        ports = [(link.key, gpu.index, "out" if gpu is source else "in") for gpu in ends]
-        on = [streams.current_stream_of(gpu) for gpu in ends]
-        start = max(launched, *(stream.free for stream in on), *(self.ports.get(port, 0.0) for port in ports))
+        for gpu, row in ends:
+            start = max(start, streams.current_stream_of(gpu).free, self.ports.get((link.key, gpu.index, row), 0.0))
         end = start + costs.link_seconds(nbytes, link, way)
-        name = f"copy {name_of(source)} to {name_of(target)}"
-        for gpu, stream, port in zip(ends, on, ports, strict=True):
-            stream.free = self.ports[port] = end
-            self.events.append(Event(name, "copy", gpu.index, f"copy {port[2]}", start, end, called, launched,
-                                     host.thread, host.phase, nbytes, 0, "link"))
+        name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
+        for gpu, row in ends:
+            streams.current_stream_of(gpu).free = self.ports[link.key, gpu.index, row] = end
+            self.events.append(Event(name, "copy", gpu.index, row, start, end, called, launched, host.thread, phase,
+                                     nbytes, 0, "link"))
         if len(ends) == 1 and not (pinned and non_blocking):
-            host.wait(ends[0].index, end)
+            host.wait(ends[0][0].index, end)
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)
 
@@ -307,10 +316,10 @@ def add_to(parts, values):
         kind = type(value)
         if kind is Tensor:
             parts += value.shape, value.stride(), value.dtype
+        elif kind is float:  # a learning rate, say, may differ in every step
+            parts.append(float)
         elif kind is list or kind is tuple:
             parts.append(len(value))
             add_to(parts, value)
-        elif kind is float:  # a learning rate, say, may differ in every step
-            parts.append(float)
         else:
             parts.append(("bool", value) if kind is bool else value)  # True == 1

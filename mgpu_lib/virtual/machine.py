@@ -12,7 +12,7 @@ from . import streams
 from .clock import Clock
 from .errors import GENERATORS, bad_fork, no_values
 from .memory import Ledger
-from .shapes import Shapes, call
+from .shapes import Shapes
 from .specs import LINKS, find_gpu, find_link
 from .tensor import Base
 from .timeline import Timeline
@@ -56,10 +56,10 @@ class VirtualGPU:
     def __init__(self, index, machine):
         self.index, self.device, self.machine = index, torch.device("cuda", index), machine
         self.spec, self.backing, self.traffic = machine.spec, machine.backing, machine.traffic
-        self.clock = machine.clock
+        self.clock, self.dry = machine.clock, machine.dry
         self.ledger = Ledger(index, self.spec.memory)
         self.generator = VirtualGenerator(gpu=self)
-        self.streams, self.chosen = [], threading.local()  # each thread chooses its own
+        self.streams, self.chosen = [], streams.Chosen()
         streams.Stream(gpu=self)  # the default one enters itself as the first
 
     def run(self, func, args, kwargs):
@@ -67,7 +67,7 @@ class VirtualGPU:
         if self.machine.forked:
             raise bad_fork()
         try:
-            out = self.machine.call(func, args, kwargs)
+            out = func(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs)
         except RuntimeError as error:
             better = self.explained(error, func)
             if better is None:
@@ -123,7 +123,7 @@ class Machine:
         self.spec = find_gpu(gpu)
         self.link = find_link(link, self.spec)
         self.backing = find_backing(backing)
-        self.call = Shapes() if self.backing.type == "meta" else call
+        self.dry = Shapes() if self.backing.type == "meta" else None  # calls operations without values
         self.clock, self.started = Clock(self.spec, self.link, LINKS[self.spec.pcie]), 0.0
         self.traffic = Counter()  # (from, to) -> bytes, such as ("cpu", "cuda:1") -> 4096
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA

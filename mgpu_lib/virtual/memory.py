@@ -46,7 +46,7 @@ class Ledger:
     def change(self, block, nbytes):
         """Let `block` hold `nbytes` from now on; raises torch.OutOfMemoryError if the GPU has no room for more."""
         with self.lock:
-            more = round_up(nbytes, BLOCK) - block.nbytes
+            more = -(-nbytes // BLOCK) * BLOCK - block.nbytes  # round_up(nbytes, BLOCK), which is called too often
             if more > 0:
                 self.check(more)
                 self.ever_allocated += more

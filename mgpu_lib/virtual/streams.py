@@ -1,5 +1,6 @@
 """Streams and events: the order of things on a GPU. Values are there at once; on the clock they take their time."""
 import contextlib
+import threading
 from collections import deque
 
 import torch
@@ -13,6 +14,12 @@ _Stream, _Event = torch.Stream, torch.Event
 def gpu_of(device):
     """The virtual GPU that `device` names (None: the current one); PyTorch's error if it names none."""
     return machine.current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
+
+
+class Chosen(threading.local):
+    """The stream that a thread has made the current one of a GPU; None: the default one."""
+
+    stream = None
 
 
 class Stream:
@@ -143,7 +150,7 @@ def current_stream(device=None):
 
 
 def current_stream_of(gpu):
-    return getattr(gpu.chosen, "stream", None) or gpu.streams[0]
+    return gpu.chosen.stream or gpu.streams[0]
 
 
 def set_stream(stream):

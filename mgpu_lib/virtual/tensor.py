@@ -5,7 +5,7 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 """
 import copy
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -174,7 +174,7 @@ def run(func, args, kwargs, caller):
         return moves.copy_into(*args)
     if rule.random and not any(isinstance(a, torch._C.Generator) for a in (*inner_args, *inner_kwargs.values())):
         inner_kwargs["generator"] = gpu.generator
-    if inner_args and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
+    if complex_numbers and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
         with conjugation():
             out = gpu.run(rule.call, inner_args, inner_kwargs)
     else:
@@ -185,6 +185,10 @@ def run(func, args, kwargs, caller):
         return wrap(out[0], gpu), out[1]
     if not rule.mutates:
         return wrap_all(out, gpu)
+    if args and out is inner_args[0]:  # the most frequent case, and the only tensor that was written to
+        if args[0].inner.shape != args[0].shape or args[0].inner.stride() != args[0].stride():
+            refresh(args[0])
+        return args[0]
     given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
     for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
         torch.autograd.graph.increment_version(args[position])
@@ -264,6 +268,7 @@ def wrap(inner, gpu):
         raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify "
                            "first.")
     if inner.is_complex():
+        complex_numbers.append(True)
         inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
@@ -271,7 +276,7 @@ def wrap(inner, gpu):
         storage.block = Block(gpu.ledger, storage.nbytes())
     elif block.ledger is not gpu.ledger:
         raise AssertionError("a storage belongs to one GPU")
-    self = Tensor._make_wrapper_subclass(
+    self = _make_wrapper(
         VirtualTensor, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
         device="cpu")
     self.inner, self.gpu = inner, gpu
@@ -295,6 +300,8 @@ def wrap_all(out, gpu, given=None):
     return out
 
 
+complex_numbers = deque(maxlen=1)  # whether there have been any: few programs need to look for them
+_make_wrapper = Tensor._make_wrapper_subclass
 PLAIN = {int, float, bool, str, type(None), torch.dtype}
 
 
