@@ -50,7 +50,7 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
     """
     check(model, example_batch, n_gpus, strategy, precision, training)
     with virtual_gpus(n_gpus, gpu, link, backing="meta") as machine:
-        if precision != "fp32" and getattr(machine.spec, {"tf32": "tf32", "amp": "fp16"}[precision]) is None:
+        if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
             raise ValueError(f'precision={precision!r}: the {gpu} has no tensor cores for it; "fp32" would do')
         machine.clock.tf32 = (precision == "tf32",) * 2
         casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()

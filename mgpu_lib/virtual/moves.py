@@ -3,6 +3,7 @@ import torch
 from torch.nn.parameter import Parameter
 
 from . import tensor as virtual  # which imports this module
+from .clock import name_of
 from .errors import bad_fork, no_data, no_values
 
 COPY = torch.ops.aten.copy_.default
@@ -16,10 +17,6 @@ def count(nbytes, source, target, pinned=False, non_blocking=False):
             raise bad_fork()
         gpu.traffic[name_of(source), name_of(target)] += nbytes
         gpu.clock.copy(source, target, nbytes, pinned, non_blocking)
-
-
-def name_of(gpu):
-    return "cpu" if gpu is None else str(gpu.device)
 
 
 def copy_into(target, source, non_blocking=False):

@@ -72,9 +72,8 @@ class Timeline:
 
     def hidden(self, gpu):
         """Seconds of communication on `gpu` behind which a kernel ran."""
-        kernels = total(union((e.start, e.end) for e in self.on(gpu) if e.kind not in COMMUNICATION))
         both = total(union((e.start, e.end) for e in self.on(gpu)))
-        return kernels + self.communication(gpu) - both
+        return self.busy(gpu) + self.communication(gpu) - both
 
     def bound_by(self, gpu):
         """{"compute", "memory", "fixed", "link": seconds of the events on `gpu` that are bound by it}."""
