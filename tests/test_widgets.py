@@ -474,6 +474,12 @@ def await_server(url, server, log, seconds=60):
     pytest.fail(f"JupyterLab did not start within {seconds} s:\n{log.read_text()[-3000:]}")
 
 
+def accept(dialog):
+    """As a reader does when JupyterLab asks something first: for the kernel again, where its server was slow to say."""
+    print("JupyterLab asked:", dialog.inner_text())  # pytest shows it where the test fails
+    dialog.locator(".jp-mod-accept").click()
+
+
 def run_cell(page, number, shown):
     """Run one cell of the open notebook until `shown` is there: JupyterLab drops a run asked for too early."""
     from playwright.sync_api import TimeoutError as PlaywrightTimeout  # here: without playwright other tests still run
@@ -500,6 +506,7 @@ def test_live_in_jupyterlab(browser, lab):
     context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
     try:
         page = context.new_page()
+        page.add_locator_handler(page.locator(".jp-Dialog"), accept)
         page.goto(f"{address}/lab/tree/live.ipynb?token={token}")
         root = page.locator(".jp-OutputArea figure.mgpu")
         run_cell(page, 0, root)
