@@ -14,7 +14,8 @@ def works(call, tf32=NO_TF32):
     """The Work of everything that `call(device)` does on a GPU."""
     found = []
     with virtual_gpus(1, backing="meta") as machine:
-        machine.clock.book = lambda gpu, *args: found.append(costs.work(*args, tf32))
+        machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
+            costs.work(func, args, kwargs, out, tf32))
         call(machine.devices[0])
     return found
 

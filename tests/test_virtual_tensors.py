@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.tensor import form_of
 
 ZEROS = torch.zeros  # taken out of torch before any virtual GPU is on
 
@@ -189,6 +190,18 @@ def test_out_arguments_keep_identity_and_are_resized(gpus):
     assert small.shape == (4, 2) and small.sum().item() == 8
     small.resize_(2, 2)
     assert small.shape == (2, 2) and small.copy_(3).tolist() == [[3, 3], [3, 3]]
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: x.transpose_(0, 2), lambda x: x.squeeze_(), lambda x: x.squeeze_().t_(), lambda x: x.unsqueeze_(0),
+    lambda x: x.resize_(5), lambda x: x.resize_as_(torch.ones(3, device="cuda")), lambda x: x.as_strided_((2,), (1,)),
+    lambda x: x.set_(torch.ones(7, device="cuda")), lambda x: torch.cat([x.new_ones(4)] * 2, out=x.resize_(0)),
+    lambda x: setattr(x, "data", torch.ones(2, 2, device="cuda"))])
+def test_what_the_clock_knows_a_tensor_by_follows_its_sizes(gpus, change):
+    x = torch.ones(2, 1, 3, device="cuda")
+    before = x.form
+    change(x)
+    assert x.form == form_of(x.inner) == form_of(x) != before
 
 
 def test_to_in_all_its_forms(gpus):

@@ -93,7 +93,7 @@ class Clock:
 
     def __init__(self, spec, link, pcie):
         self.spec, self.link, self.pcie = spec, link, pcie
-        self.events = deque(maxlen=LIMIT)
+        self.events = deque(maxlen=LIMIT)  # what makes an Event, and its arguments: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
         self.ports = {}   # (a link's key, GPU, "copy in" or "copy out") -> when it is free
@@ -103,12 +103,17 @@ class Clock:
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
         return self.local.host or self.shared
 
-    def book(self, gpu, func, args, kwargs, out):
-        """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`."""
+    def book(self, gpu, func, args, kwargs, out, key):
+        """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
+
+        `key` is what its time depends on, as something that a dictionary takes.
+        """
         host = self.local.host or self.shared
         if host.off:
             return
-        price, waits = self.prices.get(id(func)) or self.price(func, args, kwargs, out)
+        if self.spec.tf32 is not None:
+            key = key, self.tf32 or costs.tf32_allowed()
+        price, waits = self.prices.get(key) or self.price(func, args, kwargs, out, key)
         called, launched = host.spend(price.forward if host.engine is None else price.backward, gpu.index)
         if price.seconds:
             stream = gpu.chosen.stream or gpu.streams[0]
@@ -118,32 +123,25 @@ class Clock:
                 end = beside_others(gpu, stream, start, price.seconds)
             stream.free = end
             stream.recent.append((start, end))
-            self.events.append((price, gpu.index, stream.name, start, end, called, launched, host.thread,
-                                host.phase))  # an Event is made of it when somebody looks
+            self.events.append((kernel_event, price, gpu.index, stream.name, start, end, called, launched, host.thread,
+                                host.phase))
         if waits:
             self.read(gpu)
 
     def since(self, start):
         """The events that were asked for at `start` or later, with times counted from there."""
-        events = (e if isinstance(e, Event) else kernel_event(*e) for e in list(self.events))
+        events = (make(*values) for make, *values in list(self.events))
         return [e._replace(start=e.start - start, end=e.end - start, called=e.called - start,
                            launched=e.launched - start) for e in events if e.called >= start]
 
-    def price(self, func, args, kwargs, out):
-        """The cost of an operation, and whether the host waits for its result.
-
-        That of views is the same for all shapes, and entered under the operation alone.
-        """
-        tf32 = NO_TF32 if self.spec.tf32 is None else self.tf32 or costs.tf32_allowed()
-        key = key_of(func, args, kwargs) if tf32 is NO_TF32 else (key_of(func, args, kwargs), tf32)
-        found = self.prices.get(key)
-        if found is None:
-            price = costs.price(costs.work(func, args, kwargs, out, tf32), self.spec)
-            found = price, waits_for(price.work.name, args)
-            if len(self.prices) > LIMIT:  # a program with ever new shapes
-                self.prices.clear()
-            self.prices[id(func) if costs.is_view(func) else key] = found
-        return found
+    def price(self, func, args, kwargs, out, key):
+        """The cost of an operation, and whether the host waits for its result; entered under `key`."""
+        tf32 = NO_TF32 if self.spec.tf32 is None else key[1]
+        price = costs.price(costs.work(func, args, kwargs, out, tf32), self.spec)
+        if len(self.prices) > LIMIT:  # a program with ever new shapes
+            self.prices.clear()
+        self.prices[key] = price, waits_for(price.work.name, args)
+        return self.prices[key]
 
     def synchronize(self, gpu, waited_for, latency=0.0):
         """The host waits until these streams of `gpu` have done what they were given."""
@@ -176,8 +174,8 @@ class Clock:
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
         for gpu, row in ends:
             streams.current_stream_of(gpu).free = self.ports[link.key, gpu.index, row] = end
-            self.events.append(Event(name, "copy", gpu.index, row, start, end, called, launched, host.thread, phase,
-                                     nbytes, 0, "link"))
+            self.events.append((Event, name, "copy", gpu.index, row, start, end, called, launched, host.thread, phase,
+                                nbytes, 0, "link"))
         if len(ends) == 1 and not (pinned and non_blocking):
             host.wait(ends[0][0].index, end)
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
@@ -191,8 +189,8 @@ class Clock:
         start = max(launched, *(stream.free for stream in on))
         for gpu, stream in zip(gpus, on, strict=True):
             stream.free = start + seconds
-            self.events.append(Event(name, "collective", gpu.index, "collective", start, stream.free, called, launched,
-                                     host.thread, host.phase, nbytes, 0, "link"))
+            self.events.append((Event, name, "collective", gpu.index, "collective", start, stream.free, called,
+                                launched, host.thread, host.phase, nbytes, 0, "link"))
             host.wait(gpu.index, launched)
 
     def work(self, seconds, name="work"):
@@ -220,8 +218,8 @@ class Clock:
             yield batch
 
     def host_event(self, name, thread, start, end):
-        self.events.append(Event(name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0,
-                                 "host"))
+        self.events.append((Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0,
+                            "host"))
 
     @contextlib.contextmanager
     def off(self):
@@ -299,27 +297,4 @@ def beside_others(gpu, stream, start, seconds):
 
 
 def name_of(gpu):
-    return "cpu" if gpu is None else f"cuda:{gpu.index}"
-
-
-def key_of(func, args, kwargs):
-    """What the cost of an operation depends on, as something that a dictionary takes."""
-    parts = [id(func)]
-    add_to(parts, args)
-    if kwargs:
-        add_to(parts, kwargs.items())
-    return tuple(parts)
-
-
-def add_to(parts, values):
-    for value in values:
-        kind = type(value)
-        if kind is Tensor:
-            parts += value.shape, value.stride(), value.dtype
-        elif kind is float:  # a learning rate, say, may differ in every step
-            parts.append(float)
-        elif kind is list or kind is tuple:
-            parts.append(len(value))
-            add_to(parts, value)
-        else:
-            parts.append(("bool", value) if kind is bool else value)  # True == 1
+    return "cpu" if gpu is None else gpu.name

@@ -14,7 +14,7 @@ from .errors import GENERATORS, bad_fork, no_values
 from .memory import Ledger
 from .shapes import Shapes
 from .specs import LINKS, find_gpu, find_link
-from .tensor import Base
+from .tensor import Base, key_of
 from .timeline import Timeline
 
 RUNNING = []  # machines that are on; the last one answers
@@ -55,6 +55,7 @@ class VirtualGPU:
 
     def __init__(self, index, machine):
         self.index, self.device, self.machine = index, torch.device("cuda", index), machine
+        self.name = str(self.device)
         self.spec, self.backing, self.traffic = machine.spec, machine.backing, machine.traffic
         self.clock, self.dry = machine.clock, machine.dry
         self.ledger = Ledger(index, self.spec.memory)
@@ -62,18 +63,19 @@ class VirtualGPU:
         self.streams, self.chosen = [], streams.Chosen()
         streams.Stream(gpu=self)  # the default one enters itself as the first
 
-    def run(self, func, args, kwargs):
-        """Call `func` on inner tensors."""
+    def run(self, func, args, kwargs, key=None):
+        """Call `func` on inner tensors; `key` as `tensor.unwrap` gathers it."""
         if self.machine.forked:
             raise bad_fork()
+        key = key or key_of(func, args, kwargs, self)
         try:
-            out = func(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs)
+            out = func(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs, key)
         except RuntimeError as error:
             better = self.explained(error, func)
             if better is None:
                 raise
             raise better from error
-        self.clock.book(self, func, args, kwargs, out)
+        self.clock.book(self, func, args, kwargs, out, key)
         return out
 
     def explained(self, error, func):

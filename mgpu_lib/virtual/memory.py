@@ -22,12 +22,20 @@ class Block:
 
     __slots__ = ("ledger", "nbytes")
 
-    def __init__(self, ledger, nbytes):
-        self.ledger, self.nbytes = ledger, 0
-        ledger.change(self, nbytes)
+    def __init__(self, ledger, nbytes):  # that `ledger.take` has entered
+        self.ledger, self.nbytes = ledger, nbytes
 
     def __del__(self):
-        self.ledger.change(self, 0)
+        self.ledger.release(self.nbytes)
+
+    def resize(self, nbytes):
+        """Take `nbytes` from now on; torch.OutOfMemoryError, and nothing changes, if the GPU has no room for more."""
+        nbytes, before = round_up(nbytes, BLOCK), self.nbytes
+        if nbytes > before:
+            self.ledger.take(nbytes - before, blocks=0 if before else 1)
+        else:
+            self.ledger.release(before - nbytes, blocks=0 if nbytes else 1)
+        self.nbytes = nbytes
 
 
 class Ledger:
@@ -43,28 +51,36 @@ class Ledger:
         self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
 
-    def change(self, block, nbytes):
-        """Let `block` hold `nbytes` from now on; raises torch.OutOfMemoryError if the GPU has no room for more."""
+    def take(self, nbytes, blocks=1):
+        """Enter `nbytes`, rounded up, in so many new blocks, and return them; torch.OutOfMemoryError without room."""
+        size = -(-nbytes // BLOCK) * BLOCK  # round_up(nbytes, BLOCK), which is called too often
+        if not size:
+            return 0
         with self.lock:
-            more = -(-nbytes // BLOCK) * BLOCK - block.nbytes  # round_up(nbytes, BLOCK), which is called too often
-            if more > 0:
-                self.check(more)
-                self.ever_allocated += more
-                if not block.nbytes:
-                    self.blocks += 1
-                    self.ever_blocks += 1
-                    self.peak_blocks = max(self.peak_blocks, self.blocks)
-            elif more < 0 and block.nbytes == -more:
-                self.blocks -= 1
-            block.nbytes += more
-            self.allocated += more
-            if self.allocated > self.peak:
-                self.peak = self.allocated
-            if self.allocated > self.reserved:
-                wanted = min(round_up(self.allocated, SEGMENT), self.capacity)
+            now = self.allocated + size
+            if now > self.capacity or self.fraction < 1:
+                self.check(size)
+            self.allocated = now
+            self.ever_allocated += size
+            self.blocks += blocks
+            self.ever_blocks += blocks
+            if self.blocks > self.peak_blocks:
+                self.peak_blocks = self.blocks
+            if now > self.peak:
+                self.peak = now
+            if now > self.reserved:
+                wanted = min(round_up(now, SEGMENT), self.capacity)
                 self.ever_reserved += wanted - self.reserved
                 self.reserved = wanted
                 self.peak_reserved = max(self.peak_reserved, wanted)
+        return size
+
+    def release(self, nbytes, blocks=1):
+        """Give back what `take` took."""
+        if nbytes:
+            with self.lock:
+                self.allocated -= nbytes
+                self.blocks -= blocks
 
     def check(self, nbytes):
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""

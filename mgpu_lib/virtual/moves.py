@@ -24,8 +24,8 @@ def copy_into(target, source, non_blocking=False):
     if type(source) is virtual.VirtualTensor and source.inner.is_meta and type(target) is not virtual.VirtualTensor:
         raise no_values("copying to the CPU")
     ends = [getattr(t, "gpu", None) for t in (source, target)]
-    count(source.nbytes, *ends, any(map(is_pinned, (source, target))), non_blocking)
-    inner = [virtual.inner_of(t) for t in (target, source)]
+    count(source.nbytes, *ends, is_pinned(source) or is_pinned(target), non_blocking)
+    inner = virtual.inner_of(target), virtual.inner_of(source)
     if ends[0] is ends[1]:
         ends[0].run(COPY, inner, {})
     elif not inner[0].is_meta:
@@ -75,7 +75,7 @@ def set_data(tensor, value):
     """`tensor.data = value`, where one of them or both are on a virtual GPU."""
     if type(tensor) is type(value) is virtual.VirtualTensor:
         virtual.Base.data.__set__(tensor, value)
-        tensor.inner, tensor.gpu = value.inner, value.gpu
+        tensor.inner, tensor.form, tensor.gpu = value.inner, value.form, value.gpu
     else:  # the object changes its kind, and keeps its identity
         fresh = value.detach()
         fresh = Parameter(fresh) if isinstance(tensor, Parameter) else fresh

@@ -20,8 +20,52 @@ from .memory import Block
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 
 
+def run(cls, func, types, args=(), kwargs=None):
+    """Every operation on a virtual tensor: __torch_dispatch__."""
+    rule = RULES.get(id(func)) or learn(func)
+    special = rule.special
+    if special == "composite":
+        return func.decompose(*args, **(kwargs or {}))
+    key, strays = [id(func)], []
+    inner_args, gpu = unwrap(args, None, strays, key)
+    inner_kwargs = {}
+    if kwargs:
+        key.extend(kwargs)
+        values, gpu = unwrap(kwargs.values(), gpu, strays, key)
+        inner_kwargs = dict(zip(kwargs, values, strict=True))
+    if strays and not rule.mixes and not called_by_autograd(sys._getframe(1)):
+        for stray in check_strays(func, args, kwargs or {}, gpu, strays):
+            moves.count(stray.nbytes, None, gpu)
+    if special == "copy":
+        return moves.copy_into(*args)
+    if special == "random" and not any(isinstance(a, torch._C.Generator)
+                                       for a in (*inner_args, *inner_kwargs.values())):
+        inner_kwargs["generator"] = gpu.generator
+    if complex_numbers and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
+        with conjugation():
+            out = gpu.run(rule.call, inner_args, inner_kwargs, tuple(key))
+    else:
+        out = gpu.run(rule.call, inner_args, inner_kwargs, tuple(key))
+    if special == "read":
+        moves.count(args[0].element_size(), gpu, None)
+    elif special == "pack":
+        return wrap(out[0], gpu), out[1]
+    if not rule.mutates:
+        return wrap(out, gpu) if type(out) is Tensor else wrap_all(out, gpu)
+    if args and out is inner_args[0]:  # the most frequent case, and the only tensor that was written to
+        if rule.reshapes:
+            refresh(args[0])
+        return args[0]
+    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
+        torch.autograd.graph.increment_version(args[position])
+    for tensor in given.values():
+        refresh(tensor)
+    return wrap_all(out, gpu, given)
+
+
 class VirtualTensor(Tensor):
-    """Values in `inner`, on the GPU `gpu` (a `machine.VirtualGPU`)."""
+    """Values in `inner`, of this `form` (see `form_of`), on the GPU `gpu` (a `machine.VirtualGPU`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -131,7 +175,7 @@ class VirtualTensor(Tensor):
         made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`: views stay views of one storage
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
-        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in ("inner", "gpu")})
+        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in vars(made)})
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
         return made
@@ -152,50 +196,7 @@ class VirtualTensor(Tensor):
         typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
         return torch._utils._rebuild_tensor_v2, (typed, *where)
 
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return run(func, args, kwargs, sys._getframe(1))
-
-
-def run(func, args, kwargs, caller):
-    rule = RULES.get(id(func)) or learn(func)
-    if rule.composite:
-        return func.decompose(*args, **(kwargs or {}))
-    strays = []
-    inner_args, gpu = unwrap(args, None, strays)
-    inner_kwargs = {}
-    if kwargs:
-        values, gpu = unwrap(kwargs.values(), gpu, strays)
-        inner_kwargs = dict(zip(kwargs, values, strict=True))
-    if strays and not rule.mixes and not called_by_autograd(caller):
-        for stray in check_strays(func, args, kwargs or {}, gpu, strays):
-            moves.count(stray.nbytes, None, gpu)
-    if rule.copies:
-        return moves.copy_into(*args)
-    if rule.random and not any(isinstance(a, torch._C.Generator) for a in (*inner_args, *inner_kwargs.values())):
-        inner_kwargs["generator"] = gpu.generator
-    if complex_numbers and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
-        with conjugation():
-            out = gpu.run(rule.call, inner_args, inner_kwargs)
-    else:
-        out = gpu.run(rule.call, inner_args, inner_kwargs)
-    if rule.reads:
-        moves.count(args[0].element_size(), gpu, None)
-    if rule.packs:
-        return wrap(out[0], gpu), out[1]
-    if not rule.mutates:
-        return wrap_all(out, gpu)
-    if args and out is inner_args[0]:  # the most frequent case, and the only tensor that was written to
-        if args[0].inner.shape != args[0].shape or args[0].inner.stride() != args[0].stride():
-            refresh(args[0])
-        return args[0]
-    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
-    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
-        torch.autograd.graph.increment_version(args[position])
-    for tensor in given.values():
-        if tensor.inner.shape != tensor.shape or tensor.inner.stride() != tensor.stride():
-            refresh(tensor)
-    return wrap_all(out, gpu, given)
+    __torch_dispatch__ = classmethod(run)
 
 
 def conjugation():
@@ -209,19 +210,17 @@ def conjugation():
 class Rule(NamedTuple):
     """What is special about an operation."""
 
-    call: Callable  # what runs on the inner tensors
-    composite: bool  # it is made of others; autograd takes these apart, and in inference mode there is no autograd
-    mutates: bool  # writes to an argument, and returns it
-    random: bool   # draws from a generator
-    reads: bool    # it is what .item() does: a number travels to the CPU
-    mixes: bool    # PyTorch lets it mix devices
-    copies: bool   # it is copy_
-    packs: bool    # it is _pack_padded_sequence, whose second result stays on the CPU
+    call: Callable       # what runs on the inner tensors
+    special: str | None  # how it differs from most: a word of `specialty`
+    mixes: bool          # PyTorch lets it mix devices
+    mutates: bool        # writes to an argument, and returns it
+    reshapes: bool       # may change that argument's sizes or strides
     written_lists: list  # positions of lists of tensors that it writes to, as the optimizers' foreach functions do
 
 
 PACK = "_pack_padded_sequence"
 MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
+NAMED = {"copy_": "copy", "_local_scalar_dense": "read", PACK: "pack"}
 
 
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
@@ -230,13 +229,22 @@ RULES = {}  # by the operation's id: operations live for ever, and hashing one i
 def learn(func):
     """The rule of an operation, found out when it is met for the first time."""
     name = func.overloadpacket.__name__
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     draw = with_generator(func)
+    reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
     lists = [i for i, a in enumerate(func._schema.arguments)
              if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
-    RULES[id(func)] = Rule(draw or func, composite, func._schema.is_mutable, draw is not None,
-                           name == "_local_scalar_dense", name in MIXING, name == "copy_", name == PACK, lists)
+    RULES[id(func)] = Rule(draw or func, specialty(func, name, draw), name in MIXING, func._schema.is_mutable,
+                           reshapes, lists)
     return RULES[id(func)]
+
+
+def specialty(func, name, draw):
+    """In a word how an operation differs from most, or None."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return "composite"  # made of others; autograd takes these apart, and in inference mode there is no autograd
+    if draw is not None:
+        return "random"  # draws from a generator
+    return NAMED.get(name)  # "read": what .item() does; "pack": its second result stays on the CPU
 
 
 def with_generator(func):
@@ -264,22 +272,23 @@ def inner_of(value):
 
 def wrap(inner, gpu):
     """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
-    if inner.layout is not torch.strided or inner.is_quantized:
+    if inner.layout is not STRIDED or inner.is_quantized:
         raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify "
                            "first.")
-    if inner.is_complex():
+    dtype = inner.dtype
+    if dtype.is_complex:
         complex_numbers.append(True)
         inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
     if block is None:
-        storage.block = Block(gpu.ledger, storage.nbytes())
+        storage.block = Block(gpu.ledger, gpu.ledger.take(storage.nbytes()))
     elif block.ledger is not gpu.ledger:
         raise AssertionError("a storage belongs to one GPU")
-    self = _make_wrapper(
-        VirtualTensor, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-        device="cpu")
-    self.inner, self.gpu = inner, gpu
+    shape, stride = inner.shape, inner.stride()
+    self = _make_wrapper(VirtualTensor, shape, strides=stride, storage_offset=inner.storage_offset(), dtype=dtype,
+                         device=CPU)
+    self.inner, self.form, self.gpu = inner, (shape, stride, dtype), gpu
     return self
 
 
@@ -302,11 +311,20 @@ def wrap_all(out, gpu, given=None):
 
 complex_numbers = deque(maxlen=1)  # whether there have been any: few programs need to look for them
 _make_wrapper = Tensor._make_wrapper_subclass
-PLAIN = {int, float, bool, str, type(None), torch.dtype}
+STRIDED, CPU = torch.strided, torch.device("cpu")
+PLAIN = {int, str, type(None), torch.dtype}
 
 
-def unwrap(values, gpu, strays):
-    """The inner tensors of `values` and the first GPU met; `strays` gathers tensors that are elsewhere."""
+def form_of(tensor):
+    """What the time that an operation takes depends on."""
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def unwrap(values, gpu, strays, key):
+    """The inner tensors of `values` and the first GPU met.
+
+    `strays` gathers tensors that are elsewhere, `key` what the operation's time and the sizes of its result depend on.
+    """
     out = []
     for value in values:
         kind = type(value)
@@ -316,34 +334,57 @@ def unwrap(values, gpu, strays):
                     gpu = value.gpu
                 else:
                     strays.append(value)
+            key.append(value.form)
             value = value.inner
         elif kind is list or kind is tuple:
-            value, gpu = unwrap(value, gpu, strays)
+            if value and type(value[0]) is int:  # sizes: there is nothing to unwrap
+                key.append(tuple(value))
+            else:
+                key.append(len(value))
+                value, gpu = unwrap(value, gpu, strays, key)
         elif kind in PLAIN:
-            pass
+            key.append(value)
+        elif kind is bool:
+            key.append("yes" if value else "no")  # True == 1
+        elif kind is float:
+            key.append(kind)  # a learning rate, say, may differ in every step
         elif isinstance(value, Tensor):
+            key.append(form_of(value))
             strays.append(value)
-        elif kind is torch.device and gpu is not None:
-            value = gpu.backing
         elif isinstance(value, torch._C.Generator):
             check_generator(value, gpu)
             value = None if gpu.backing.type == "meta" else value
+        else:
+            key.append(value)
+            if kind is torch.device and gpu is not None:
+                value = gpu.backing
         out.append(value)
     return out, gpu
 
 
+def key_of(func, args, kwargs, gpu):
+    """What `unwrap` gathers, for operations that don't come through `run`."""
+    key = [id(func), *kwargs]
+    unwrap((*args, *kwargs.values()), gpu, [], key)
+    return tuple(key)
+
+
 def refresh(tensor):
     """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
+    if tensor.inner.shape == tensor.shape and tensor.inner.stride() == tensor.stride():
+        return
     storage = tensor.inner.untyped_storage()
     block = getattr(storage, "block", None)
     try:
         if block is not None:
-            block.ledger.change(block, storage.nbytes())
+            block.resize(storage.nbytes())
     except torch.OutOfMemoryError:  # the tensor stays as it was
         storage.resize_(block.nbytes)
         tensor.inner.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         raise
-    Base.data.__set__(tensor, wrap(tensor.inner, tensor.gpu))
+    made = wrap(tensor.inner, tensor.gpu)
+    Base.data.__set__(tensor, made)
+    tensor.form = made.form
 
 
 def called_by_autograd(frame):
