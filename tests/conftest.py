@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import build_book
+import live
 import matplotlib
 import pytest
 
 matplotlib.use("Agg")  # no window for a figure that a test draws; kernels under test are not touched by this
+
+lab = live.lab  # a fixture: a JupyterLab for the tests of one file
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGS = [

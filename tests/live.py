@@ -1,0 +1,73 @@
+"""JupyterLab for the tests that look at live figures: a server of their own, and a notebook driven as a reader does."""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab server of our own: (address, token, its folder)."""
+    folder = tmp_path_factory.mktemp("lab")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+    places += ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
+    environment = {**os.environ, **{name: str(folder / name) for name in places}}
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
+    command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
+    command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        await_server(f"{address}/api?token={token}", server, folder / "log")
+        yield address, token, folder
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGKILL):  # the whole group: the server's kernels with it
+            try:
+                os.killpg(server.pid, sign)
+                server.wait(timeout=10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+
+
+def await_server(url, server, log, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            return urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"JupyterLab did not start within {seconds} s:\n{log.read_text()[-3000:]}")
+
+
+def accept(dialog):
+    """As a reader does when JupyterLab asks something first: for the kernel again, where its server was slow to say."""
+    print("JupyterLab asked:", dialog.inner_text())  # pytest shows it where the test fails
+    dialog.locator(".jp-mod-accept").click()
+
+
+def run_cell(page, number, shown):
+    """Run one cell of the open notebook until `shown` is there: JupyterLab drops a run asked for too early."""
+    from playwright.sync_api import TimeoutError as PlaywrightTimeout  # here: without playwright other tests still run
+    for _ in range(6):
+        page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(number).click()
+        page.keyboard.press("Shift+Enter")
+        with contextlib.suppress(PlaywrightTimeout):
+            return shown.wait_for(timeout=20_000)
+    pytest.fail(f"cell {number} was run six times and showed nothing")
