@@ -1,0 +1,40 @@
+"""LeNet with two batch sizes that the grid leaves out: what the reader's prediction in chapter 8 is checked against.
+
+    python -m experiments.unseen
+
+writes experiments/results/unseen.json. The runs are those of the grid, `experiments.tuning`: the same program, nine
+learning rates, seeds and images, and the same two budgets.
+"""
+from experiments import study, tuning, tuning_runs
+from mgpu_lib import data, models
+
+NET, BATCH_SIZES, SEEDS = "lenet", (32, 512), tuning.SEEDS
+WIDTH = 3  # runs of 32 images trained at once, as the grid does with 64
+
+
+def cases():
+    """{key: (batch_size, seed)}: key batch_size/seed, one seed after the other."""
+    return {f"{batch_size}/{seed}": (batch_size, seed) for seed in SEEDS for batch_size in BATCH_SIZES}
+
+
+def record(batch_size, seed):
+    """The runs of all learning rates, as the file of the grid holds them."""
+    lrs, width = tuning.learning_rates(batch_size), WIDTH if batch_size < 64 else 1
+    stacks = [lrs[i:i + width] for i in range(0, len(lrs), width)]
+    return [tuning.packed((NET, batch_size, seed), run) for stack in stacks for run in tuning_runs.train_runs(
+        NET, batch_size, stack, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS)]
+
+
+def recipe():
+    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, record)
+    return {"sha256": study.fingerprint(*parts), "validation": tuning.VALIDATION, "epochs": tuning.EPOCHS,
+            "steps": tuning.STEPS, "learning_rates": {str(b): tuning.learning_rates(b) for b in BATCH_SIZES}}
+
+
+def summary(runs):
+    """Nothing: what the runs say is read as the grid is, see `mgpu_lib.evidence.unseen`."""
+    return {}
+
+
+if __name__ == "__main__":
+    study.run("unseen", cases(), record, recipe(), summary)

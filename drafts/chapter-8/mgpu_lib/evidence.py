@@ -1,0 +1,165 @@
+"""What the recorded experiments say: the grid of batch sizes and learning rates, and the studies beside it.
+
+`python -m experiments.tuning` records the grid. What is finished of it is enough: what is missing stays empty.
+"""
+
+import json
+import math
+import statistics
+from typing import NamedTuple
+
+from mgpu_lib.widgets import recorded
+
+BUDGETS = ("epochs", "steps")  # what is equal for all batch sizes
+GUESSING = 0.1                 # the accuracy of a network that has learned nothing
+
+
+class Run(NamedTuple):
+    """One training of the grid."""
+
+    seed: int
+    step: list          # after which steps there was a measurement
+    train_loss: list    # mean since the measurement before
+    accuracy: list      # on the validation images, in [0, 1]
+    ended: int | None   # the step at which the loss was no longer finite or the network dead
+    validation: dict    # {budget: accuracy at its end}, None for a run that had ended by then
+    test: dict          # the same on the test images
+
+
+def study(name):
+    """The study that `python -m experiments.NAME` recorded, or what is finished of it. FileNotFoundError without."""
+    for path in (recorded.RESULTS / f"{name}.json", recorded.RESULTS / f"{name}.unfinished.json"):
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+    raise FileNotFoundError(f"{name}.json is missing: record it with `python -m experiments.{name}`")
+
+
+def recipe():
+    """How the grid was made: {"images": trained on, "epochs", "steps": the two budgets, "batch_sizes"}."""
+    stored = recorded.read_grid()
+    sizes = sorted({entry["batch_size"] for entry in stored["runs"]})
+    return {"images": stored["trained_on"], **{budget: stored["recipe"][budget] for budget in BUDGETS},
+            "batch_sizes": sizes}
+
+
+def grid(net):
+    """The runs of the network "lenet" or "lenet_bn": {batch size: {learning rate: [Run of each seed]}}, ascending.
+
+    Raises FileNotFoundError where nothing is recorded, ValueError where nothing of this network is.
+    """
+    stored = recorded.read_grid()
+    chosen = [entry for entry in stored["runs"] if entry["net"] == net]
+    if not chosen:
+        nets = sorted({entry["net"] for entry in stored["runs"]})
+        raise ValueError(f"net={net!r}: recorded are {', '.join(map(repr, nets))}")
+    return arranged(chosen, stored["trained_on"], stored["recipe"])
+
+
+def unseen():
+    """LeNet's runs with batch sizes that the grid leaves out, as `grid` returns them. FileNotFoundError without."""
+    stored = study("unseen")
+    entries = [entry for entries in stored["runs"].values() for entry in entries]
+    return arranged(entries, recorded.read_grid()["trained_on"], stored["recipe"])
+
+
+def arranged(entries, images, budgets):
+    """{batch size: {learning rate: [Run]}} of runs as the grid's file holds them; `budgets` says how long they are."""
+    found = {}
+    for entry in sorted(entries, key=lambda entry: (entry["batch_size"], entry["lr"], entry["seed"])):
+        ends = {budget: recorded.length(images, budgets, entry["batch_size"], budget) for budget in BUDGETS}
+        rates = found.setdefault(entry["batch_size"], {})
+        rates.setdefault(entry["lr"], []).append(as_run(entry, ends))
+    return found
+
+
+def as_run(entry, ends):
+    step, loss, accuracy = (recorded.numbers(entry[name]) for name in ("step", "train_loss", "validation_accuracy"))
+    ended = entry["diverged_at_step"] or entry["dead_at_step"]
+    there = [budget for budget, end in ends.items() if ended is None or ended > end]
+    return Run(entry["seed"], step, loss, accuracy, ended,
+               {budget: accuracy[step.index(ends[budget])] if budget in there else None for budget in ends},
+               {budget: entry["test_accuracy"][budget] if budget in there else None for budget in ends})
+
+
+# Of the learning rates of one batch size, {learning rate: [Run]}: which is best, which others would do
+
+
+def level(runs, budget):
+    """The mean validation accuracy over the seeds at the end of a budget; -inf when one of them had ended."""
+    finals = [run.validation[budget] for run in runs]
+    return -math.inf if None in finals else statistics.fmean(finals)
+
+
+def best_rate(rates, budget):
+    """The learning rate of the highest `level`. The test images have no say."""
+    return max(rates, key=lambda lr: level(rates[lr], budget))
+
+
+def good_rates(rates, budget, points=2):
+    """Those whose level is at most so many points of accuracy (0.01) below the best, ascending."""
+    least = level(rates[best_rate(rates, budget)], budget) - points / 100
+    return [lr for lr in rates if level(rates[lr], budget) >= least]
+
+
+def rates_that_train(rates, budget):
+    """Those with which every seed ends with twice the accuracy of guessing, or more, ascending."""
+    return [lr for lr in rates if all((run.validation[budget] or 0) >= 2 * GUESSING for run in rates[lr])]
+
+
+def tested(runs, budget):
+    """(mean, lowest, highest) accuracy on the test images over the seeds, in percent; None when one had ended."""
+    finals = [run.test[budget] for run in runs]
+    return None if None in finals else tuple(100 * of(finals) for of in (statistics.fmean, min, max))
+
+
+# Steps to an accuracy, and the critical batch size
+
+
+def steps_to(run, target):
+    """Steps until the validation accuracy first reaches `target`: (the last measurement before it, between, the first
+    with it), or None where it never does.
+
+    Between two measurements the accuracy is taken to rise in a straight line with the logarithm of the steps.
+    """
+    low, before = 1, GUESSING
+    for step, value in zip(run.step, run.accuracy):
+        if value >= target:
+            return low, low * (step / low) ** ((target - before) / (value - before)), step
+        low, before = step, value
+    return None
+
+
+def fewest_steps(rates_of, target):
+    """{batch size: (at least, about, at most) steps to `target`} at the learning rate that needs the fewest.
+
+    The medians over the seeds. A batch size is left out where at no rate most of the seeds get there.
+    """
+    found = {}
+    for batch_size, rates in rates_of.items():
+        reached = [[steps_to(run, target) or (math.inf,) * 3 for run in runs] for runs in rates.values()]
+        medians = [tuple(map(statistics.median, zip(*each))) for each in reached]
+        fewest = min(medians, key=lambda steps: steps[1])
+        if fewest[1] < math.inf:
+            found[batch_size] = fewest
+    return found
+
+
+def critical_batch(steps):
+    """Fit (S / S_min - 1)(E / E_min - 1) = 1 to {batch size B: steps S}, E = S B images: (B_crit, S_min, E_min).
+
+    S_min are the fewest steps, with batches as large as one likes, E_min the fewest images, with batches as small as
+    one likes, and B_crit = E_min / S_min takes twice as many of both. The same as S = S_min (1 + B_crit / B), fitted by
+    least squares in log S. Source: McCandlish et al. 2018, section 2.3 (arXiv:1812.06162). Raises ValueError
+    for fewer than three batch sizes: two numbers are fitted. B_crit is sought from 1/100 of the smallest to 100 times
+    the largest batch.
+    """
+    if len(steps) < 3:
+        raise ValueError(f"{len(steps)} batch sizes reach the target: pass at least 3, or a target that more reach")
+    low, high = math.log(min(steps) / 100), math.log(max(steps) * 100)
+    candidates = [math.exp(low + (high - low) * i / 2000) for i in range(2001)]
+
+    def rest(critical):  # log S_min, as each batch size would have it
+        return [math.log(S) - math.log1p(critical / B) for B, S in steps.items()]
+    critical = min(candidates, key=lambda candidate: statistics.pvariance(rest(candidate)))
+    fewest = math.exp(statistics.fmean(rest(critical)))
+    return critical, fewest, fewest * critical
