@@ -1,0 +1,61 @@
+"""The program of the grid on scikit-learn's digits: a small grid that a test can retrain on any machine, in seconds.
+
+    python -m experiments.digits
+
+writes experiments/results/digits.json: one epoch of 1,200 images, with 20 seeds. Runs can't be compared number by
+number with those of another machine: sums are rounded in another way there, and after some twenty steps that shows.
+What can be compared is a run with a new seed and the spread over the recorded seeds; `margin` computes how far from
+their mean it may lie. These figures are there for the test, not for the book.
+"""
+import math
+import statistics
+
+from scipy import stats
+
+from experiments import study, tuning_runs
+from mgpu_lib import data, models
+
+LRS = {16: (0.004, 0.01, 0.025), 64: (0.01, 0.025, 0.063)}  # for each batch size; none near those that diverge
+VALIDATION, EPOCHS, STEPS = 300, 1, 8
+SEEDS = range(20)
+
+
+def cases():
+    return {f"{net}/{batch_size}/{seed}": (net, batch_size, seed)
+            for seed in SEEDS for net in tuning_runs.NETS for batch_size in LRS}
+
+
+def record(net, batch_size, seed):
+    """{learning rate: [the training loss in the last half of the epoch, validation accuracy at its end]}."""
+    runs = tuning_runs.train_runs(net, batch_size, LRS[batch_size], seed, data.load_digits(), VALIDATION, EPOCHS, STEPS)
+    return {run["lr"]: [run["train_loss"][-1], run["validation_accuracy"][-1]] for run in runs}
+
+
+def recipe():
+    parts = (tuning_runs, data.batches, data.load_digits, models.lenet, models.lenet_params, record)
+    return {"sha256": study.fingerprint(*parts), "lrs": LRS, "validation": VALIDATION, "epochs": EPOCHS, "steps": STEPS}
+
+
+def summary(runs):
+    """{net/batch_size/lr: [[mean, standard deviation] of the loss, the same of the accuracy]} over the seeds."""
+    values = {}
+    for key, run in runs.items():
+        for lr, figures in run.items():
+            values.setdefault(f"{key.rpartition('/')[0]}/{lr}", []).append(figures)
+    return {name: [[round(statistics.fmean(column), 5), round(statistics.stdev(column), 5)] for column in zip(*each)]
+            for name, each in values.items() if len(each) > 1}
+
+
+def margin(deviation, freedom, recorded, new, comparisons, risk=0.001):
+    """How far the mean of `new` runs may lie from that of `recorded` ones, for runs of one kind.
+
+    `deviation` is the standard deviation of a run, known with `freedom` degrees of freedom: one less than the runs
+    it comes from, or the sum over several such groups. Student's t gives the interval for new values from a normal
+    distribution; `risk` is that of a false alarm in any of `comparisons` of them (Bonferroni).
+    """
+    quantile = stats.t.ppf(1 - risk / comparisons / 2, freedom)
+    return quantile * deviation * math.sqrt(1 / recorded + 1 / new)
+
+
+if __name__ == "__main__":
+    study.run("digits", cases(), record, recipe(), summary)

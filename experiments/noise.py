@@ -1,0 +1,199 @@
+"""The noise in the gradient along training, the critical batch size it predicts, and the one that the grid shows.
+
+    python -m experiments.noise
+
+writes experiments/results/noise.json. LeNet trains with batches of 256 on 4 virtual GPUs, and each GPU's own gradient
+before the all-reduce gives an estimate of the noise: at every step, and at some moments from 50 more batches while the
+weights stand still. With batch norm there would be no such number: there the gradient of an image depends on the other
+images of its shard.
+"""
+import itertools
+import json
+import math
+import statistics
+
+import torch
+from torch.nn import functional as F
+
+from experiments import study, tuning
+from experiments.tuning_runs import endless
+from mgpu_lib import data, models, parallel, training
+from mgpu_lib import tuning as rules
+from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.virtual import virtual_gpus
+
+GPUS, BATCH_SIZE, LR = 4, 256, 0.16
+MOMENTS = (0, 10, 50, 215, 430, 860)  # steps; an epoch has 215
+BATCHES = 50    # at each moment
+RESAMPLED = 1000
+SEEDS = (0, 1, 2)
+
+
+def cases():
+    return {str(seed): (seed,) for seed in SEEDS}
+
+
+def record(seed):
+    """What was estimated at every step ("steps"), and at each of MOMENTS at weights that stand still ("moments").
+
+    `signal` and `noise` are `mgpu_lib.tuning.gradient_noise`'s estimates of |G|² and tr Σ, one per batch, as text. Both
+    scatter widely, |G|² below 0 too.
+    """
+    X, y, X_validation, y_validation = study.split()
+    along, moments = [], []
+    shuffled, others = endless(X, y, BATCH_SIZE, seed), endless(X, y, BATCH_SIZE, seed + 1000)
+    with virtual_gpus(GPUS) as machine:
+        devices = machine.devices
+        replicas = [parallel.get_params(lenet_params(seed), device) for device in devices]
+        for before, step in zip((0, *MOMENTS), MOMENTS):
+            for batch in itertools.islice(shuffled, step - before):
+                along.append(rules.gradient_noise(*replica_gradients(*batch, replicas, devices)))
+                parallel.train_batch(*batch, replicas, devices, LR)
+            still = [rules.gradient_noise(*replica_gradients(*batch, replicas, devices))
+                     for batch in itertools.islice(others, BATCHES)]
+            right = training.evaluate(lambda X: lenet(X, replicas[0]), X_validation, y_validation, devices[0])
+            moments.append({"step": step, "validation_accuracy": round(right, 5), **packed(still)})
+    return {"steps": packed(along), "moments": moments}
+
+
+def packed(estimates):
+    signal, noise = (study.text(f"{value:.4g}" for value in column) for column in zip(*estimates))
+    return {"signal": signal, "noise": noise}
+
+
+def replica_gradients(X, y, replicas, devices):
+    """Each replica's gradient of the mean loss over its shard, and the shards' sizes: no all-reduce, no step."""
+    X_shards, y_shards = parallel.split_batch(X, y, devices)
+    losses = [F.cross_entropy(lenet(X_shard, params), y_shard)
+              for X_shard, y_shard, params in zip(X_shards, y_shards, replicas)]
+    return [torch.autograd.grad(loss, params) for loss, params in zip(losses, replicas)], [len(s) for s in X_shards]
+
+
+def recipe():
+    parts = (parallel, rules.gradient_noise, rules.squared_norm, rules.noise_from_norms, data.batches,
+             data.read_fashion_mnist, models.lenet, models.lenet_params, training.evaluate, endless, study.split,
+             record, packed, replica_gradients)
+    return {"sha256": study.fingerprint(*parts), "gpus": GPUS, "batch_size": BATCH_SIZE, "lr": LR, "moments": MOMENTS,
+            "batches": BATCHES, "validation": tuning.VALIDATION}
+
+
+# What the runs say
+
+
+def summary(runs):
+    """For each seed two lists, the noise scale in images with its interval (see `scale`).
+
+    moments    at weights that stand still: step, validation_accuracy
+    windows    over all steps between two moments: after, to_step. Weights and |G|² move much within one, and steps
+               that follow each other are alike: there the interval is too narrow
+    """
+    found = {}
+    for key, run in runs.items():
+        along = pairs(run["steps"])
+        found[key] = {"moments": [{"step": moment["step"], "validation_accuracy": moment["validation_accuracy"],
+                                   **scale(pairs(moment))} for moment in run["moments"]],
+                      "windows": [{"after": after, "to_step": step, **scale(along[after:step])}
+                                  for after, step in itertools.pairwise(MOMENTS)]}
+    return found
+
+
+def pairs(record):
+    return list(zip(study.numbers(record["signal"]), study.numbers(record["noise"])))
+
+
+def scale(estimates):
+    """The noise scale of many (|G|², tr Σ), in images, and where 90 % of its values lie when batches are drawn anew.
+
+    The interval comes from the batches themselves, RESAMPLED times as many drawn from them with replacement (Efron's
+    bootstrap). None where the mean |G|² isn't positive: then the scale is larger than these batches can tell.
+    """
+    given = torch.tensor(estimates, dtype=torch.double)
+    drawn = torch.randint(len(given), (RESAMPLED, len(given)), generator=torch.Generator().manual_seed(0))
+    signal, noise = given[drawn].mean(dim=1).T
+    values = torch.where(signal > 0, noise / signal, math.inf)
+    low, high = values.quantile(torch.tensor([0.05, 0.95], dtype=torch.double), interpolation="nearest").tolist()
+    middle = given.mean(dim=0)
+    return {"noise_scale": rounded(rules.noise_scale(estimates) if middle[0] > 0 else math.inf),
+            "from": rounded(low), "to": rounded(high)}
+
+
+def rounded(value):
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+def grid_runs():
+    """The runs of the grid, from its file or from the parts that are there: dicts with net, batch_size, seed, lr,
+    step and validation_accuracy.
+    """
+    if tuning.OUT.exists():
+        runs = json.loads(tuning.OUT.read_text())["runs"]
+    else:
+        parts = {part: tuning.finished(part) or [] for part in tuning.grid(tuning.SEEDS)}
+        runs = [tuning.packed(part, run) for part, found in parts.items() for run in found]
+    return [{**run, **{name: study.numbers(run[name]) for name in ("step", "validation_accuracy")}} for run in runs]
+
+
+def steps_to(run, target):
+    """Steps until the validation accuracy first reaches `target`: (the last measurement before it, between, the first
+    with it), or None where it never does.
+
+    Between two measurements the accuracy is taken to rise in a straight line with the logarithm of the steps.
+    """
+    low, before = 1, 0.1  # nothing is learned yet
+    for step, value in zip(run["step"], run["validation_accuracy"]):
+        if value >= target:
+            share = (target - before) / (value - before)
+            return low, low * (step / low) ** share, step
+        low, before = step, value
+    return None
+
+
+def fewest_steps(runs, target):
+    """Steps to `target` at the learning rate that needs the fewest (median over seeds): {batch size: steps}.
+
+    `runs` are those of one network. A batch size is left out where at no rate most of the seeds get there.
+    """
+    found = {}
+    for run in runs:
+        reached = steps_to(run, target)
+        found.setdefault(run["batch_size"], {}).setdefault(run["lr"], []).append(reached[1] if reached else math.inf)
+    best = {size: min(map(statistics.median, rates.values())) for size, rates in found.items()}
+    return {size: steps for size, steps in sorted(best.items()) if steps < math.inf}
+
+
+def critical_batch(steps):
+    """Fit (S / S_min - 1)(E / E_min - 1) = 1 to {batch size B: steps S}, E = S B images: (B_crit, S_min, E_min).
+
+    S_min are the fewest steps, with batches as large as one likes, E_min the fewest images, with batches as small as
+    one likes, and B_crit = E_min / S_min takes twice as many of both. The same as S = S_min (1 + B_crit / B), fitted by
+    least squares in log S. Source: McCandlish et al. 2018, section 2.3 (arXiv:1812.06162). Raises ValueError
+    for fewer than three batch sizes: two numbers are fitted. B_crit is sought from 1/100 of the smallest to 100 times
+    the largest batch.
+    """
+    if len(steps) < 3:
+        raise ValueError(f"{len(steps)} batch sizes reach the target: pass at least 3, or a target that more reach")
+    sizes = torch.tensor(list(steps), dtype=torch.double)
+    logs = torch.tensor(list(steps.values()), dtype=torch.double).log()
+    critical = torch.logspace(math.log10(sizes.min() / 100), math.log10(sizes.max() * 100), 20_001, dtype=torch.double)
+    rest = logs - torch.log1p(critical[:, None] / sizes)  # log S_min, as each batch size would have it
+    best = rest.var(dim=1).argmin()
+    fewest = rest[best].mean().exp().item()
+    return critical[best].item(), fewest, fewest * critical[best].item()
+
+
+def observed(runs, target):
+    """The critical batch size that the runs of one network show at an accuracy of `target`: plain data.
+
+    batch     B_crit in images, from the medians over all seeds; `from` and `to`: the range of what each seed alone says
+    steps     {batch size: fewest steps}; S_min and E_min as in `critical_batch`
+    Raises ValueError as `critical_batch` does.
+    """
+    steps = fewest_steps(runs, target)
+    critical, fewest, images = critical_batch(steps)
+    alone = [critical_batch(fewest_steps([run for run in runs if run["seed"] == seed], target))[0]
+             for seed in sorted({run["seed"] for run in runs})]
+    return {"batch": critical, "from": min(alone), "to": max(alone), "S_min": fewest, "E_min": images, "steps": steps}
+
+
+if __name__ == "__main__":
+    study.run("noise", cases(), record, recipe(), summary)

@@ -1,0 +1,93 @@
+"""What the smaller studies have in common: every finished run is kept, and a study that was interrupted goes on.
+
+A study is a module of this folder with `cases`, `record`, `recipe` and `summary`; `python -m experiments.NAME` writes
+experiments/results/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it.
+"""
+import contextlib
+import ctypes
+import hashlib
+import inspect
+import json
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from experiments import tuning
+from experiments.record import provenance, write
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def run(name, cases, record, recipe, summary):
+    """Record what is missing, one case after the other, and write the file of the study `name`.
+
+    cases      {key: arguments of `record`}; the result of `record` is plain data
+    recipe     plain data, all that decides the runs: those that were kept with another one are recorded anew
+    summary    called with {key: run} of the runs that are there; gives plain data
+    """
+    out = RESULTS / f"{name}.json"
+    part = out.with_name(f"{name}.unfinished.json")
+    before = kept(out, recipe)
+    runs = {**before.get("runs", {}), **kept(part, recipe).get("runs", {})}
+    missing = [key for key in cases if key not in runs]
+    set_up()
+    for key in tqdm(missing, unit="run", smoothing=0):
+        runs[key] = record(*cases[key])
+        write(part, {"recipe": recipe, "summary": summary(runs), "runs": runs})
+    sources = [RESULTS.parent / f"{name}.py", Path(__file__), RESULTS.parent / "tuning_runs.py"]
+    about = before["provenance"] if before and not missing else provenance(f"experiments.{name}", sources)
+    result = plain({"provenance": about, "recipe": recipe, "summary": summary(runs),
+                    "runs": {key: runs[key] for key in cases}})
+    if result == before:
+        print(f"{out.name} is up to date")
+    else:
+        write(out, result)
+    part.unlink(missing_ok=True)
+
+
+def kept(path, recipe):
+    """What a file holds, or {} where there is none that was recorded with this recipe."""
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    return stored if stored.get("recipe") == plain(recipe) else {}
+
+
+def plain(data):
+    return json.loads(json.dumps(data, allow_nan=False))
+
+
+def fingerprint(*parts):
+    """SHA-256 of the source of functions and modules."""
+    return hashlib.sha256("".join(inspect.getsource(part) for part in parts).encode()).hexdigest()
+
+
+def set_up():
+    """One thread, because the steps are small, and a compiler that doesn't give up after eight shapes.
+
+    Freed memory stays with the process: else each step of a large batch takes its pages from the system anew, and is
+    nearly twice as slow.
+    """
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 100
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # a C library other than GNU's
+        mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+
+
+def split():
+    """(X, y, X_validation, y_validation): the training images of the grid, and those it validates with."""
+    data = tuning.fashion_mnist()
+    kept_out = min(tuning.VALIDATION, len(data.X_train) // 3)  # a third where a test has fewer images
+    sizes = [len(data.X_train) - kept_out, kept_out]
+    (X, X_validation), (y, y_validation) = data.X_train.split(sizes), data.y_train.split(sizes)
+    return X, y, X_validation, y_validation
+
+
+def text(numbers):
+    """Numbers with blanks between them: a third of the size that a list has in the file."""
+    return " ".join(map(str, numbers))
+
+
+def numbers(text):
+    return [float(number) for number in text.split()]
