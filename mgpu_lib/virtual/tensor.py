@@ -286,8 +286,8 @@ def wrap(inner, gpu):
     elif block.ledger is not gpu.ledger:
         raise AssertionError("a storage belongs to one GPU")
     shape, stride = inner.shape, inner.stride()
-    self = _make_wrapper(VirtualTensor, shape, strides=stride, storage_offset=inner.storage_offset(), dtype=dtype,
-                         device=CPU)
+    # By position (after the offset: memory_format, dtype, layout, device), because names are slow to look up here.
+    self = _make_wrapper(VirtualTensor, shape, stride, inner.storage_offset(), None, dtype, STRIDED, CPU)
     self.inner, self.form, self.gpu = inner, (shape, stride, dtype), gpu
     return self
 
