@@ -121,8 +121,8 @@ def record(row):
         step = published.step_on(machine.devices[0], row)
         with published.attention(row):
             step()  # the first one makes the optimizer's state
-            machine.clock.book = lambda gpu, *call: found.append((costs.work(*call, machine.clock.tf32),
-                                                                  machine.clock.host().engine is not None))
+            machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append((
+                costs.work(func, args, kwargs, out, machine.clock.tf32), machine.clock.host().engine is not None))
             step()
     work, engine = zip(*found, strict=True)
     copied = 0

@@ -59,6 +59,8 @@ def picture(page, nth=0):
 
 def assert_dark_has_colours_of_its_own(page, dark, names):
     """`dark` is a script that changes the theme, `names` are selectors inside figures."""
+    for name in names:
+        page.locator(name).first.wait_for(state="attached")  # the figures draw themselves after the page is there
     light = page.evaluate(COLOURS, names)
     page.evaluate(dark)
     assert all(new != old for new, old in zip(page.evaluate(COLOURS, names), light, strict=True))
