@@ -63,13 +63,13 @@ class VirtualGPU:
         self.streams, self.chosen = [], streams.Chosen()
         streams.Stream(gpu=self)  # the default one enters itself as the first
 
-    def run(self, func, args, kwargs, key=None):
-        """Call `func` on inner tensors; `key` as `tensor.unwrap` gathers it."""
+    def run(self, func, args, kwargs, key=None, call=None):
+        """Call `func`, or what does the same, on inner tensors; `key` as `tensor.unwrap` gathers it."""
         if self.machine.forked:
             raise bad_fork()
         key = key or key_of(func, args, kwargs, self)
         try:
-            out = func(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs, key)
+            out = (call or func)(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs, key)
         except RuntimeError as error:
             better = self.explained(error, func)
             if better is None:

@@ -43,9 +43,9 @@ def run(cls, func, types, args=(), kwargs=None):
         inner_kwargs["generator"] = gpu.generator
     if complex_numbers and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
         with conjugation():
-            out = gpu.run(rule.call, inner_args, inner_kwargs, tuple(key))
+            out = gpu.run(rule.func, inner_args, inner_kwargs, tuple(key), rule.call)
     else:
-        out = gpu.run(rule.call, inner_args, inner_kwargs, tuple(key))
+        out = gpu.run(rule.func, inner_args, inner_kwargs, tuple(key), rule.call)
     if special == "read":
         moves.count(args[0].element_size(), gpu, None)
     elif special == "pack":
@@ -210,7 +210,8 @@ def conjugation():
 class Rule(NamedTuple):
     """What is special about an operation."""
 
-    call: Callable       # what runs on the inner tensors
+    func: Callable       # what runs on the inner tensors
+    call: Callable       # the same without a Python function around it
     special: str | None  # how it differs from most: a word of `specialty`
     mixes: bool          # PyTorch lets it mix devices
     mutates: bool        # writes to an argument, and returns it
@@ -233,8 +234,9 @@ def learn(func):
     reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
     lists = [i for i, a in enumerate(func._schema.arguments)
              if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
-    RULES[id(func)] = Rule(draw or func, specialty(func, name, draw), name in MIXING, func._schema.is_mutable,
-                           reshapes, lists)
+    runs = draw or func
+    RULES[id(func)] = Rule(runs, getattr(runs, "_op", runs), specialty(func, name, draw), name in MIXING,
+                           func._schema.is_mutable, reshapes, lists)
     return RULES[id(func)]
 
 
