@@ -1,4 +1,4 @@
-"""The noise in the gradient along training, the critical batch size it predicts, and the one that the grid shows.
+"""The noise in the gradient along training: it predicts the critical batch size, which `experiments.critical` observes.
 
     python -m experiments.noise
 
@@ -8,9 +8,7 @@ weights stand still. With batch norm there would be no such number: there the gr
 images of its shard.
 """
 import itertools
-import json
 import math
-import statistics
 
 import torch
 from torch.nn import functional as F
@@ -119,80 +117,6 @@ def scale(estimates):
 
 def rounded(value):
     return float(f"{value:.3g}") if math.isfinite(value) else None
-
-
-def grid_runs():
-    """The runs of the grid, from its file or from the parts that are there: dicts with net, batch_size, seed, lr,
-    step and validation_accuracy.
-    """
-    if tuning.OUT.exists():
-        runs = json.loads(tuning.OUT.read_text())["runs"]
-    else:
-        parts = {part: tuning.finished(part) or [] for part in tuning.grid(tuning.SEEDS)}
-        runs = [tuning.packed(part, run) for part, found in parts.items() for run in found]
-    return [{**run, **{name: study.numbers(run[name]) for name in ("step", "validation_accuracy")}} for run in runs]
-
-
-def steps_to(run, target):
-    """Steps until the validation accuracy first reaches `target`: (the last measurement before it, between, the first
-    with it), or None where it never does.
-
-    Between two measurements the accuracy is taken to rise in a straight line with the logarithm of the steps.
-    """
-    low, before = 1, 0.1  # nothing is learned yet
-    for step, value in zip(run["step"], run["validation_accuracy"]):
-        if value >= target:
-            share = (target - before) / (value - before)
-            return low, low * (step / low) ** share, step
-        low, before = step, value
-    return None
-
-
-def fewest_steps(runs, target):
-    """Steps to `target` at the learning rate that needs the fewest (median over seeds): {batch size: steps}.
-
-    `runs` are those of one network. A batch size is left out where at no rate most of the seeds get there.
-    """
-    found = {}
-    for run in runs:
-        reached = steps_to(run, target)
-        found.setdefault(run["batch_size"], {}).setdefault(run["lr"], []).append(reached[1] if reached else math.inf)
-    best = {size: min(map(statistics.median, rates.values())) for size, rates in found.items()}
-    return {size: steps for size, steps in sorted(best.items()) if steps < math.inf}
-
-
-def critical_batch(steps):
-    """Fit (S / S_min - 1)(E / E_min - 1) = 1 to {batch size B: steps S}, E = S B images: (B_crit, S_min, E_min).
-
-    S_min are the fewest steps, with batches as large as one likes, E_min the fewest images, with batches as small as
-    one likes, and B_crit = E_min / S_min takes twice as many of both. The same as S = S_min (1 + B_crit / B), fitted by
-    least squares in log S. Source: McCandlish et al. 2018, section 2.3 (arXiv:1812.06162). Raises ValueError
-    for fewer than three batch sizes: two numbers are fitted. B_crit is sought from 1/100 of the smallest to 100 times
-    the largest batch.
-    """
-    if len(steps) < 3:
-        raise ValueError(f"{len(steps)} batch sizes reach the target: pass at least 3, or a target that more reach")
-    sizes = torch.tensor(list(steps), dtype=torch.double)
-    logs = torch.tensor(list(steps.values()), dtype=torch.double).log()
-    critical = torch.logspace(math.log10(sizes.min() / 100), math.log10(sizes.max() * 100), 20_001, dtype=torch.double)
-    rest = logs - torch.log1p(critical[:, None] / sizes)  # log S_min, as each batch size would have it
-    best = rest.var(dim=1).argmin()
-    fewest = rest[best].mean().exp().item()
-    return critical[best].item(), fewest, fewest * critical[best].item()
-
-
-def observed(runs, target):
-    """The critical batch size that the runs of one network show at an accuracy of `target`: plain data.
-
-    batch     B_crit in images, from the medians over all seeds; `from` and `to`: the range of what each seed alone says
-    steps     {batch size: fewest steps}; S_min and E_min as in `critical_batch`
-    Raises ValueError as `critical_batch` does.
-    """
-    steps = fewest_steps(runs, target)
-    critical, fewest, images = critical_batch(steps)
-    alone = [critical_batch(fewest_steps([run for run in runs if run["seed"] == seed], target))[0]
-             for seed in sorted({run["seed"] for run in runs})]
-    return {"batch": critical, "from": min(alone), "to": max(alone), "S_min": fewest, "E_min": images, "steps": steps}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments import digits, noise, oscillation, resnet_grid, same_step, scaling, study, tuning, tuning_runs
+from experiments import (
+    critical,
+    digits,
+    noise,
+    oscillation,
+    resnet_grid,
+    same_step,
+    scaling,
+    study,
+    tuning,
+    tuning_runs,
+    unseen,
+)
 from mgpu_lib.data import Data, batches, damaged_files, data_folder, load_digits, read_fashion_mnist
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
@@ -39,7 +51,8 @@ def few(monkeypatch):
 # What is recorded
 
 
-@pytest.mark.parametrize("module", [digits, noise, oscillation, resnet_grid, same_step, scaling])
+@pytest.mark.parametrize("module", [critical, digits, noise, oscillation, resnet_grid, same_step, scaling,
+                                    unseen])
 def test_a_recorded_study_is_that_of_the_present_code(module):
     path = study.RESULTS / f"{module.__name__.rpartition('.')[2]}.json"
     if not path.exists():
@@ -353,53 +366,31 @@ def test_the_interval_of_the_noise_scale_holds_the_truth_as_often_as_it_says():
     assert lost["noise_scale"] is None and lost["to"] is None
 
 
-def made_up(critical, fewest, lrs=(0.1, 0.2), seeds=(0, 1, 2)):
-    """Runs that obey the law, at the second rate; with the first they need twice the steps."""
-    def run(size, lr, seed):
-        steps = fewest * (1 + critical / size) * (2 if lr == lrs[0] else 1)
-        marks = [2**i for i in range(1, 24)]
-        return {"batch_size": size, "lr": lr, "seed": seed, "step": marks,
-                "validation_accuracy": [0.1 + 0.7 * math.log(mark) / math.log(steps) for mark in marks]}
-    return [run(size, lr, seed) for size in (4, 16, 64, 256, 1024) for lr in lrs for seed in seeds]
+# critical
 
 
-@pytest.mark.parametrize("critical", [20, 150, 900])
-def test_the_critical_batch_of_made_up_runs(critical):
-    found = noise.fewest_steps(made_up(critical, 50), 0.8)
-    assert found == pytest.approx({size: 50 * (1 + critical / size) for size in (4, 16, 64, 256, 1024)})
-    assert noise.critical_batch(found) == pytest.approx((critical, 50, 50 * critical), rel=1e-3)
-    for size, steps in found.items():
-        assert (steps / 50 - 1) * (steps * size / (50 * critical) - 1) == pytest.approx(1)
+def test_runs_to_a_target_are_those_of_the_grid_measured_more_often(few, monkeypatch):
+    monkeypatch.setattr(critical, "FIRST", 2)
+    monkeypatch.setattr(critical, "TARGET", 0.3)
+    run = critical.record(64, 0.1, 0)
+    (plain,) = tuning_runs.train_runs("lenet", 64, [0.1], 0, few, 500, 1, 9)
+    step, accuracy = study.numbers(run["step"]), study.numbers(run["validation_accuracy"])
+    both = {*step} & {*plain["step"]}
+    assert both and all(accuracy[step.index(mark)] == plain["validation_accuracy"][plain["step"].index(mark)]
+                        for mark in both)
+    assert all(a < 0.3 for a in accuracy[:-1]) and accuracy[-1] >= 0.3
 
 
-def test_seeds_give_the_range():
-    """Seed 1 alone obeys the law with 90, the others with 150: their median does too."""
-    runs = [run for critical, seeds in ((150, (0, 2)), (90, (1,))) for run in made_up(critical, 50, seeds=seeds)]
-    found = noise.observed(runs, 0.8)
-    assert [found[name] for name in ("batch", "from", "to", "S_min")] == pytest.approx([150, 90, 150, 50], rel=1e-3)
-    assert found["steps"][64] == pytest.approx(50 * (1 + 150 / 64)) and found["E_min"] == pytest.approx(7500, rel=1e-3)
+def test_measurements_are_a_tenth_apart():
+    found = critical.marks(1000)
+    assert found[0] == 20 and found[-1] == 1000
+    assert all(before < after <= before * 1.1 + 1 for before, after in itertools.pairwise(found))
+    assert critical.marks(15) == [15]
 
 
-def test_steps_to_a_target():
-    run = {"step": [2, 8, 32], "validation_accuracy": [0.3, 0.5, 0.9]}
-    assert noise.steps_to(run, 0.7) == (8, pytest.approx(16), 32)
-    assert noise.steps_to(run, 0.3) == (1, pytest.approx(2), 2)
-    assert noise.steps_to(run, 0.95) is None
-    runs = [{**run, "batch_size": 8, "lr": 0.1}, {**run, "batch_size": 16, "lr": 0.1, "validation_accuracy": [0, 0, 0]}]
-    assert set(noise.fewest_steps(runs, 0.7)) == {8}, "no rate of batch 16 gets there"
-    with pytest.raises(ValueError, match="2 batch sizes reach"):
-        noise.critical_batch({1: 10, 2: 8})
-
-
-def test_the_grid_is_read_from_its_parts_and_from_its_file(tmp_path, monkeypatch):
-    run = {"lr": 0.1, "step": [2, 4], "validation_accuracy": [0.25, 0.5], "train_loss": [2.0, 1.0]}
-    monkeypatch.setattr(tuning, "OUT", tmp_path / "tuning.json")
-    tuning.write(tuning.part_file("lenet_bn", 64, 0), {"recipe": tuning.recipe(), "runs": [run]})
-    tuning.write(tuning.part_file("lenet_bn", 16, 0), {"recipe": "another", "runs": [run]})
-    (found,) = noise.grid_runs()
-    assert (found["net"], found["batch_size"], found["seed"], found["step"]) == ("lenet_bn", 64, 0, [2, 4])
-    tuning.write(tuning.OUT, {"runs": [tuning.packed(("lenet_bn", 64, 0), run)]})
-    assert noise.grid_runs() == [found]
+def test_a_run_to_a_target_ends_when_it_dies(few):
+    run = critical.record(64, 50.0, 0)
+    assert run["diverged_at_step"] or run["dead_at_step"] == study.numbers(run["step"])[-1]
 
 
 # scaling

@@ -45,6 +45,7 @@ def test_claim_1_small_batches_with_equal_epochs(grids, net):
     assert all(found[B][2] < found[top][1] for B in (1024, 4096)), "very large ones fall behind"
     assert found[4096] == min(found.values(), key=mean)
     assert any(found[B][2] >= found[1][1] for B in (4, 16)), "1 is not special"
+    assert net == "lenet" or found[1][2] < found[4][1], "with batch norm the line falls on the left, too"
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -87,6 +88,7 @@ def test_claim_3_the_rate_grows_and_then_stops(grids):
     assert [rates[B] for B in (1, 4, 16, 64)] == sorted(rates[B] for B in (1, 4, 16, 64)) and rates[1] < rates[64]
     assert limits[1] < limits[64] and limits[256] == limits[1024] == limits[4096]
     assert rates[4096] < rates[256] * 16 / 2.5, "the linear rule leaves the best rates by more than a step of the grid"
+    assert 16 < rates[256] / rates[1] < 256, "more than the square root, less than in proportion"
 
 
 def test_claim_3_rules_and_warm_up():
@@ -104,10 +106,10 @@ def test_claim_3_rules_and_warm_up():
 
 
 def test_claim_4(grids):
-    """norm-table, norm-figure, claim-4-verdict."""
+    """norm-table, norm-figure, norm-why, claim-4-verdict."""
     for B in SIZES:
         without, with_norm = (evidence.rates_that_train(grids[net][B], "epochs")[-1] for net in NETS)
-        assert with_norm > 2 * without, f"batch {B}: larger by a step of the grid"
+        assert (with_norm > 2 * without) if B >= 64 else (with_norm == without), f"batch {B}"
 
 
 def test_accuracies_do_not_depend_on_the_number_of_gpus():
@@ -123,14 +125,18 @@ def test_accuracies_do_not_depend_on_the_number_of_gpus():
 
 def test_noise_grows_along_training():
     """noise-figure, noise-why."""
-    for moments in study("noise").values():
-        scales = [moment["noise_scale"] for moment in moments]
+    for found in study("noise").values():
+        scales = [moment["noise_scale"] for moment in found["moments"]]
         assert scales[0] == min(scales) and 5 < scales[0] < 50 and max(scales) > 10 * scales[0]
+        windows = [window["noise_scale"] for window in found["windows"]]
+        assert windows == sorted(windows)
 
 
-def test_the_critical_batch_is_near_the_noise_scale(grids):
+def test_the_critical_batch_is_near_the_noise_scale():
     """critical-why, summary: in the order of magnitude, before the accuracy is reached."""
-    steps = {B: about for B, (_, about, _) in evidence.fewest_steps(grids["lenet"], 0.75).items()}
+    study("critical")
+    target, runs = evidence.to_target()
+    steps = {B: about for B, (_, about, _) in evidence.fewest_steps(runs, target).items()}
     critical = evidence.critical_batch(steps)[0]
-    scales = [m["noise_scale"] for each in study("noise").values() for m in each if m["validation_accuracy"] < 0.75]
+    scales = [m["noise_scale"] for each in study("noise").values() for m in each["windows"] if m["to_step"] <= 215]
     assert min(scales) / 10 < critical < 10 * max(scales)

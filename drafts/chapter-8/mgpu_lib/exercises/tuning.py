@@ -55,10 +55,11 @@ def check_critical_batch(answer):
     got = answer(steps)
     expect(close(got, 200, 1.4), f"each number of steps is 10 % off, and B_crit is {got:.0f} instead of about 200. "
            "Batches of 1 take most steps: do they decide alone? Give each the weight 1 / S², or fit log S")
-    found = {B: about for B, (_, about, _) in evidence.fewest_steps(evidence.grid("lenet"), TARGET).items()}
+    target, runs = evidence.to_target()
+    found = {B: about for B, (_, about, _) in evidence.fewest_steps(runs, target).items()}
     got, right = answer(found), evidence.critical_batch(found)[0]
     expect(close(got, right, 2), f"the recorded runs of LeNet: {got:.0f} images, about {right:.0f} were expected")
-    return f"the recorded runs of LeNet have a critical batch of about {got:.0f} images at {TARGET:.0%}"
+    return f"the recorded runs of LeNet have a critical batch of about {got:.0f} images at {target:.0%}"
 
 
 def close(got, right, factor=1.02):

@@ -62,11 +62,21 @@ def unseen():
     return arranged(entries, recorded.read_grid()["trained_on"], stored["recipe"])
 
 
-def arranged(entries, images, budgets):
+def to_target():
+    """LeNet's runs up to an accuracy, measured often: (the accuracy, the runs as `grid` returns them, without ends).
+
+    FileNotFoundError without.
+    """
+    stored = study("critical")
+    return stored["recipe"]["target"], arranged(stored["runs"].values())
+
+
+def arranged(entries, images=None, budgets=None):
     """{batch size: {learning rate: [Run]}} of runs as the grid's file holds them; `budgets` says how long they are."""
     found = {}
     for entry in sorted(entries, key=lambda entry: (entry["batch_size"], entry["lr"], entry["seed"])):
-        ends = {budget: recorded.length(images, budgets, entry["batch_size"], budget) for budget in BUDGETS}
+        ends = {budget: recorded.length(images, budgets, entry["batch_size"], budget)
+                for budget in (BUDGETS if budgets else ())}
         rates = found.setdefault(entry["batch_size"], {})
         rates.setdefault(entry["lr"], []).append(as_run(entry, ends))
     return found
@@ -142,6 +152,12 @@ def fewest_steps(rates_of, target):
         if fewest[1] < math.inf:
             found[batch_size] = fewest
     return found
+
+
+def of_seed(rates_of, seed):
+    """The same runs, as `grid` returns them, but of one seed only."""
+    return {batch_size: {lr: [run for run in runs if run.seed == seed] for lr, runs in rates.items()}
+            for batch_size, rates in rates_of.items()}
 
 
 def critical_batch(steps):

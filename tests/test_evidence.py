@@ -116,6 +116,17 @@ def test_two_batch_sizes_are_too_few():
         evidence.critical_batch({1: 100, 2: 60})
 
 
+def test_runs_to_a_target_are_read_without_ends(results):
+    entries = {str(i): {"batch_size": 8, "lr": 0.1, "seed": i, "diverged_at_step": None, "dead_at_step": None,
+                        "step": "20 22", "train_loss": "2 1", "validation_accuracy": f"0.2 0.{5 + i}",
+                        "test_accuracy": {}} for i in (1, 0)}
+    (results / "critical.json").write_text(json.dumps({"recipe": {"target": 0.5}, "runs": entries}))
+    target, batches = evidence.to_target()
+    assert target == 0.5 and [run.seed for run in batches[8][0.1]] == [0, 1]
+    assert batches[8][0.1][1] == evidence.Run(1, [20, 22], [2, 1], [0.2, 0.6], None, {}, {})
+    assert evidence.of_seed(batches, 1) == {8: {0.1: [batches[8][0.1][1]]}}
+
+
 # The runs of batch sizes that the grid leaves out
 
 
@@ -142,11 +153,3 @@ def test_unseen_records_what_the_grid_would(monkeypatch):
     assert [(run["lr"], run["batch_size"], run["seed"]) for run in runs] == [(0.01, 512, 0), (0.1, 512, 0)]
     assert study.numbers(runs[1]["validation_accuracy"]) == wanted["validation_accuracy"]
     assert unseen.cases().keys() == {f"{b}/{s}" for b in (32, 512) for s in (0, 1, 2)}
-
-
-def test_unseen_is_that_of_the_present_code():
-    path = study.RESULTS / "unseen.json"
-    if not path.exists():
-        pytest.skip("unseen.json is not recorded yet: python -m experiments.unseen")
-    stored = json.loads(path.read_text())
-    assert stored["recipe"]["sha256"] == unseen.recipe()["sha256"] and stored["runs"].keys() == unseen.cases().keys()
