@@ -18,8 +18,9 @@ from mgpu_lib import data, models
 NET, TARGET = "lenet", 0.75
 SEEDS = (0, 1, 2)
 FIRST, GROWTH = 20, 1.1  # measured after FIRST steps, and whenever they have grown by this factor
-# The three largest rates of the grid with which LeNet trains: 0.063, 0.16 and 0.4, and smaller ones for small batches.
-RATES = {size: (0.063, 0.16, 0.4) for size in tuning.BATCH_SIZES} | {1: (0.01, 0.025, 0.063), 4: (0.025, 0.063, 0.16)}
+# The three or four largest rates of the grid with which LeNet trains: smaller ones for small batches.
+RATES = {size: (0.063, 0.16, 0.4) for size in tuning.BATCH_SIZES} | {1: (0.004, 0.01, 0.025, 0.063),
+                                                                    4: (0.01, 0.025, 0.063, 0.16)}
 
 
 def cases():
