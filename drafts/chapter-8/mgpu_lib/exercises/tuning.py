@@ -12,7 +12,6 @@ from mgpu_lib.tuning import noise_from_norms, noise_scale
 from .framework import exercise, expect, filled
 
 
-
 @exercise
 def check_best_lr(answer):
     """best_lr(batch_size, known): a learning rate for a batch size that the grid leaves out."""
