@@ -28,7 +28,7 @@ def assert_buffers_equal(replicas, atol=0.0):
     assert_equal_by_name([dict(replica.named_buffers()) if isinstance(replica, nn.Module) else tensors(replica)
                           for replica in two_or_more(replicas)], atol,
                          "No gradient reaches a buffer, so no all-reduce of gradients does either: copy replica 0's "
-                         "to the others, average them, or use nn.SyncBatchNorm.")
+                         "to the others, average them, or, with a process per GPU, use nn.SyncBatchNorm.")
 
 
 def assert_draws_agree(draws):
