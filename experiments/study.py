@@ -33,7 +33,7 @@ def run(name, cases, record, recipe, summary):
     missing = [key for key in cases if key not in runs]
     set_up()
     for key in tqdm(missing, unit="run", smoothing=0):
-        runs[key] = record(*cases[key])
+        runs[key] = plain(record(*cases[key]))  # as those are that come from the file
         write(part, {"recipe": recipe, "summary": summary(runs), "runs": runs})
     sources = [RESULTS.parent / f"{name}.py", Path(__file__), RESULTS.parent / "tuning_runs.py"]
     about = before["provenance"] if before and not missing else provenance(f"experiments.{name}", sources)

@@ -27,7 +27,7 @@ def record(batch_size, seed):
 
 def recipe():
     parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, record)
-    return {"sha256": study.fingerprint(*parts), "validation": tuning.VALIDATION, "epochs": tuning.EPOCHS,
+    return {"net": NET, "sha256": study.fingerprint(*parts), "validation": tuning.VALIDATION, "epochs": tuning.EPOCHS,
             "steps": tuning.STEPS, "learning_rates": {str(b): tuning.learning_rates(b) for b in BATCH_SIZES}}
 
 

@@ -101,15 +101,18 @@ def raw(folder):
     return Path(folder) / "FashionMNIST" / "raw"  # torchvision's layout
 
 
-def fetch_if_damaged(folder):
-    """Make the four files under `folder` whole, touching only those that aren't. Raises OSError saying why it can't."""
+def fetch_if_damaged(folder, check=lambda: None):
+    """Make the four files under `folder` whole, touching only those that aren't. Raises OSError saying why it can't.
+
+    `check` is called again and again during a download; what it raises ends that.
+    """
     damaged = damaged_files(folder)
     if not damaged:
         return
     try:
         raw(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder, ignore_cleanup_errors=True) as scratch:
-            download(scratch)
+            download(scratch, check)
             if damaged_files(scratch):
                 raise OSError(f"the downloaded {', '.join(damaged_files(scratch))} has the wrong checksum")
             for name in damaged:
@@ -118,7 +121,7 @@ def fetch_if_damaged(folder):
         raise OSError(f"{', '.join(damaged)} missing or damaged in {raw(folder)}, and not replaced: {error}") from error
 
 
-def download(folder):
+def download(folder, check):
     """Let torchvision download Fashion-MNIST into `folder`. Raises OSError when it fails, stalls or takes too long.
 
     It runs in a process of its own, because that can be stopped: torchvision and name look-up set no time limit.
@@ -127,7 +130,7 @@ def download(folder):
     with log.open("w") as output, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
                                                    stderr=subprocess.STDOUT) as process:
         try:
-            wait_while_growing(process, folder)
+            wait_while_growing(process, folder, check)
         finally:
             process.kill()
     if process.returncode:
@@ -135,11 +138,12 @@ def download(folder):
         raise OSError(f"the download failed ({last_line})")
 
 
-def wait_while_growing(process, folder):
+def wait_while_growing(process, folder, check):
     """Wait for `process`. Raises TimeoutError when nothing is added to `folder` for STALLED_S or it takes TOTAL_S."""
     size, start = 0, time.monotonic()
     grown = start
     while process.poll() is None:
+        check()
         now = time.monotonic()
         if folder_size(folder) > size:
             size, grown = folder_size(folder), now

@@ -155,9 +155,10 @@ def fewest_steps(rates_of, target):
 
 
 def of_seed(rates_of, seed):
-    """The same runs, as `grid` returns them, but of one seed only."""
-    return {batch_size: {lr: [run for run in runs if run.seed == seed] for lr, runs in rates.items()}
-            for batch_size, rates in rates_of.items()}
+    """The same runs, as `grid` returns them, but of one seed only. Cells without any are left out."""
+    found = {batch_size: {lr: own for lr, runs in rates.items() if (own := [run for run in runs if run.seed == seed])}
+             for batch_size, rates in rates_of.items()}
+    return {batch_size: rates for batch_size, rates in found.items() if rates}
 
 
 def critical_batch(steps):

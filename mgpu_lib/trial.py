@@ -31,13 +31,16 @@ class Progress(NamedTuple):
     diverged: bool              # the loss isn't finite, or all held-out images get the very same logits: the end
 
 
-def whole_data():
-    """All of Fashion-MNIST, whatever MGPU_FULL says; or the digits, where `load_fashion_mnist` would take those."""
+def whole_data(check=lambda: None):
+    """All of Fashion-MNIST, whatever MGPU_FULL says; or the digits, where `load_fashion_mnist` would take those.
+
+    `check` is called again and again during a download; what it raises ends that.
+    """
     folder = data_folder()
     if str(folder) == "digits":
         return load_digits()
     try:
-        fetch_if_damaged(folder)
+        fetch_if_damaged(folder, check)
         return read_fashion_mnist(folder, full=True)
     except OSError:
         return load_digits()

@@ -56,13 +56,13 @@ def write(folder, files):
 def network(monkeypatch, files):
     """A network that has the files; `network` counts its uses."""
     uses = []
-    monkeypatch.setattr(data, "download", lambda folder: (uses.append(folder), write(folder, files)))
+    monkeypatch.setattr(data, "download", lambda folder, check: (uses.append(folder), write(folder, files)))
     return uses
 
 
 @pytest.fixture
 def no_network(monkeypatch):
-    def download(folder):
+    def download(folder, check):
         raise OSError("the network is unreachable")
     monkeypatch.setattr(data, "download", download)
 
@@ -145,7 +145,7 @@ def test_damaged_files_are_never_trained_on(folder, files, no_network, capsys):
 
 
 def test_a_download_that_breaks_off_leaves_nothing(folder, files, monkeypatch):
-    def download(scratch):
+    def download(scratch, check):
         write(scratch, {name: content[:40] for name, content in files.items()})
         raise OSError("the connection was reset")
     monkeypatch.setattr(data, "download", download)
@@ -155,7 +155,8 @@ def test_a_download_that_breaks_off_leaves_nothing(folder, files, monkeypatch):
 
 def test_a_downloaded_file_with_the_wrong_bytes_is_refused(folder, files, monkeypatch, capsys):
     write(folder, {**files, "t10k-labels-idx1-ubyte": b""})
-    monkeypatch.setattr(data, "download", lambda scratch: write(scratch, {**files, "t10k-labels-idx1-ubyte": GARBAGE}))
+    monkeypatch.setattr(data, "download",
+                        lambda scratch, check: write(scratch, {**files, "t10k-labels-idx1-ubyte": GARBAGE}))
     load_fashion_mnist()
     assert "the downloaded t10k-labels-idx1-ubyte has the wrong checksum" in capsys.readouterr().out
     assert everything_in(folder)["t10k-labels-idx1-ubyte"] == b""
@@ -274,6 +275,19 @@ def test_a_closed_port_is_reported_at_once(folder, monkeypatch, capsys):
         load_fashion_mnist()
     assert "refused" in capsys.readouterr().out
     assert everything_in(folder) == {}
+
+
+def test_a_download_that_nobody_wants_any_more_ends(folder, mirror):
+    mirror("silent")
+    asked = []
+
+    def check():
+        asked.append(1)
+        if len(asked) == 3:
+            raise RuntimeError("enough")
+    with pytest.raises(RuntimeError, match="enough"):
+        data.fetch_if_damaged(folder, check)
+    assert len(asked) == 3 and everything_in(folder) == {} and not list(folder.glob(".fetching-*"))
 
 
 @pytest.mark.parametrize("mode, limit", [("silent", "STALLED_S"), ("trickle", "TOTAL_S")])

@@ -125,6 +125,7 @@ def test_runs_to_a_target_are_read_without_ends(results):
     assert target == 0.5 and [run.seed for run in batches[8][0.1]] == [0, 1]
     assert batches[8][0.1][1] == evidence.Run(1, [20, 22], [2, 1], [0.2, 0.6], None, {}, {})
     assert evidence.of_seed(batches, 1) == {8: {0.1: [batches[8][0.1][1]]}}
+    assert evidence.of_seed(batches, 2) == {}, "a seed that is not recorded yet"
 
 
 # The runs of batch sizes that the grid leaves out

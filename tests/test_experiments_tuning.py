@@ -24,6 +24,7 @@ from experiments import (
     tuning_runs,
     unseen,
 )
+from mgpu_lib import evidence
 from mgpu_lib.data import Data, batches, damaged_files, data_folder, load_digits, read_fashion_mnist
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
@@ -134,15 +135,15 @@ def test_cells_of_the_grid_fall_into_the_recorded_spread(fashion, net):
     Three seeds say little about the spread of one cell. That of its neighbours is taken with it: two degrees of freedom
     from each of five.
     """
-    cells = {lr: [run for run in noise.grid_runs() if (run["net"], run["batch_size"], run["lr"]) == (net, 256, lr)]
-             for lr in (0.01, 0.025, 0.063, 0.16, 0.4)}
-    if any({run["seed"] for run in cell} != {*tuning.SEEDS} for cell in cells.values()):
+    cells = {lr: evidence.grid(net)[256][lr] for lr in (0.01, 0.025, 0.063, 0.16, 0.4)}
+    if any({run.seed for run in cell} != {*tuning.SEEDS} for cell in cells.values()):
         pytest.skip("the grid is not recorded with all its seeds yet: python -m experiments.tuning")
     torch.set_num_threads(1)
     lrs = [0.063, 0.16]
     new = tuning_runs.train_runs(net, 256, lrs, 3, fashion, tuning.VALIDATION, 1, tuning.STEPS)
+
     def figures(run):
-        return run["test_accuracy"]["steps"], study.numbers(run["train_loss"])[run["step"].index(tuning.STEPS)]
+        return run.test["steps"], run.train_loss[run.step.index(tuning.STEPS)]
     columns = [list(zip(*map(figures, cell))) for cell in cells.values()]
     pooled = [math.sqrt(statistics.fmean(statistics.variance(cell[i]) for cell in columns)) for i in range(2)]
     margins = [digits.margin(deviation, 2 * len(cells), 3, 1, comparisons=4, risk=0.01) for deviation in pooled]
@@ -189,6 +190,23 @@ def test_an_interrupted_study_goes_on(results, capsys):
     assert whole["provenance"]["command"] == "python -m experiments.counting"
     study.run("counting", *arguments)
     assert rest == [2, 3] and "up to date" in capsys.readouterr().out
+
+
+def test_a_study_that_goes_on_has_runs_of_one_form(results):
+    """Those from the file have text as keys. The others get it too, before the summary reads them."""
+    (cases, _, recipe, _), _ = count_to(2)
+
+    def record_until(limit):
+        def record(number):
+            if number == limit:
+                raise KeyboardInterrupt
+            return {1: number}
+        return record
+    arguments = cases, record_until(2), recipe, lambda runs: {"numbers": [run["1"] for run in runs.values()]}
+    with pytest.raises(KeyboardInterrupt):
+        study.run("counting", *arguments)
+    study.run("counting", cases, record_until(9), *arguments[2:])
+    assert json.loads((results / "counting.json").read_text())["summary"] == {"numbers": [0, 1, 2, 3]}
 
 
 def test_a_study_with_another_recipe_is_recorded_anew_and_replaced_when_complete(results):

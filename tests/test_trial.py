@@ -201,11 +201,11 @@ def test_whole_data_are_all_images_or_the_digits(monkeypatch, tmp_path):
     assert trial.whole_data().name == load_digits().name
     monkeypatch.setenv("MGPU_DATA", str(tmp_path))
     asked = []
-    monkeypatch.setattr(trial, "fetch_if_damaged", asked.append)
+    monkeypatch.setattr(trial, "fetch_if_damaged", lambda folder, check: asked.append(folder))
     monkeypatch.setattr(trial, "read_fashion_mnist", lambda folder, full: (folder, full))
     assert trial.whole_data() == (tmp_path, True) and asked == [tmp_path]
 
-    def no_network(folder):
+    def no_network(folder, check):
         raise OSError("no network")
     monkeypatch.setattr(trial, "fetch_if_damaged", no_network)
     assert trial.whole_data().name == load_digits().name

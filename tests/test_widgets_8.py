@@ -261,9 +261,10 @@ def test_what_the_page_sends_is_taken_together(data):
 
 
 def test_the_start_is_the_best_rate_of_its_batch_size(data, loop):
-    net = data["nets"]["LeNet"]
+    net, norm = data["nets"]["LeNet"], data["nets"]["LeNet with batch norm"]
     assert TuningExplorer(data).batch_size == 256
     for b in SIZES:
+        assert TuningExplorer(data, batch_size=b, batch_norm=True).lr == recorded.best(norm, "epochs", b)[1]
         assert TuningExplorer(data, batch_size=b).lr == recorded.best(net, "epochs", b)[1]
         assert LoopExplorer(loop, batch_size=b).lr == recorded.best(net, "epochs", b)[1]
 
@@ -761,7 +762,7 @@ def test_a_new_run_stops_the_one_before_also_that_of_another_figure(trained):
 def test_what_is_chosen_after_the_start_changes_nothing(trained, monkeypatch):
     """Also while the run before it is still at a step, or the data are read."""
     gate, whole = threading.Event(), trial.whole_data
-    monkeypatch.setattr(trial, "whole_data", lambda: gate.wait(20) and whole())
+    monkeypatch.setattr(trial, "whole_data", lambda check: gate.wait(20) and whole())
     figure = trained(batch_size=256, lr=0.16, batch_norm=True)
     figure.train()
     figure.batch_norm, figure.budget, figure.batch_size = False, "steps", 1
@@ -781,7 +782,7 @@ def test_closing_the_widget_stops_its_training(trained):
 
 
 def test_what_goes_wrong_is_said_in_words(trained, monkeypatch):
-    def broken():
+    def broken(check):
         raise OSError("the disk is full")
     monkeypatch.setattr(trial, "whole_data", broken)
     figure = trained()
@@ -804,6 +805,16 @@ def test_training_leaves_other_modelled_times_alone(trained):
     assert end_of(figure)["state"] == "done"
     assert (machine.elapsed(), len(machine.timeline)) == before
     assert all(stream.free <= machine.clock.host().now for gpu in machine.gpus for stream in gpu.streams)
+
+
+def test_training_leaves_virtual_gpus_on(trained):
+    """Of whatever kind: tensors of other cells lie on them."""
+    devices.use_gpus(1, "H100")
+    machine = mgpu.current_machine()
+    figure = trained(batch_size=256, lr=0.16, num_gpus=2)
+    figure.train()
+    assert end_of(figure)["state"] == "done"
+    assert mgpu.current_machine() is machine and len(machine.devices) == 2
 
 
 def test_other_gpus_turned_on_meanwhile_end_it_with_words(trained):
@@ -849,7 +860,8 @@ LIVE = """async ([source, data, values]) => {
     };
     Object.assign(window, { heard, saved, sent });
     const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
-    window.leave = widget.render({ model, el: document.body.appendChild(document.createElement("div")) });
+    window.show = () => widget.render({ model, el: document.body.appendChild(document.createElement("div")) });
+    window.leave = show();
 }"""
 
 
@@ -877,6 +889,8 @@ def test_module_keeps_anywidgets_protocol(page, live):
     page.evaluate("model.set('run', {...model.get('run'), state: 'running', steps: 0})")
     root.get_by_role("button", name="Cancel").click()
     assert page.evaluate("sent") == [{"do": "train"}, {"do": "cancel"}]
+    page.evaluate("show()()")
+    assert page.evaluate("sent.length") == 2, "who closes one of two views does not cancel"
     assert page.evaluate("leave(); Object.values(heard).flat().length") == 0
     assert page.evaluate("sent.slice(2)") == [{"do": "cancel"}], "who closes the figure can't cancel any more"
 
@@ -889,6 +903,20 @@ RUN = {"network": "LeNet", "batch_norm": False, "budget": "epochs", "num_gpus": 
 
 def own_words(page):
     return page.locator(".mgpu-train [role=status]").text_content()
+
+
+def test_a_sentence_that_stays_is_not_said_again(page, live):
+    live(batch_size=256, lr=0.16)
+    page.evaluate("""() => {
+        window.said = 0;
+        const count = new MutationObserver((changes) => { said += changes.length; });
+        count.observe(document.querySelector(".mgpu-sentence"), {childList: true, characterData: true, subtree: true});
+    }""")
+    page.evaluate("run => model.set('run', run)", RUN)
+    page.wait_for_timeout(400)  # longer than a slider rests before its sentence is said
+    assert page.evaluate("said") == 0
+    page.evaluate("model.set('lr', 0.4)")
+    page.wait_for_function("said > 0")
 
 
 def test_a_run_is_drawn_over_the_recorded_ones_of_its_cell(page, live):

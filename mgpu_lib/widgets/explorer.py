@@ -33,7 +33,9 @@ class Explorer(TrainButton, InteractiveFigure):
     def __init__(self, data, **values):
         nets = data["nets"]
         network = values.setdefault("network", next(iter(nets)).removesuffix(BATCH_NORM))
-        net = nets.get(network) or nets.get(network + BATCH_NORM) or next(iter(nets.values()))
+        names = [network, network + BATCH_NORM]
+        wanted = names[::-1] if values.get("batch_norm") else names
+        net = next((nets[name] for name in wanted if name in nets), next(iter(nets.values())))
         sizes = net["batch_sizes"]
         batch_size = values.setdefault("batch_size", 256 if 256 in sizes else sizes[len(sizes) // 2])
         if batch_size in sizes and "lr" not in values:

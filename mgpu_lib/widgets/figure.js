@@ -88,7 +88,8 @@ function figure({ model, el, keys, controls, caption, sentence, draw, below = []
     // While a slider is dragged a screen reader would hear every step; it hears where the slider came to rest.
     clearTimeout(waiting);
     waiting = setTimeout(() => {
-      status.textContent = sentence();
+      const words = sentence();
+      if (status.textContent !== words) status.textContent = words; // or a screen reader says it again
     }, 200);
   };
   const observer = new ResizeObserver(() => {

@@ -137,9 +137,11 @@ class TrainButton(traitlets.HasTraits):
         """What the thread does: load the data, find the GPUs, and train step by step."""
         if not name.startswith("LeNet"):
             raise ValueError(f"{name} would take too long here: Train knows LeNet, without and with batch norm")
-        data, k, length = trial.whole_data(), run["num_gpus"], net["budgets"][run["budget"]]
+        data, k, length = trial.whole_data(check), run["num_gpus"], net["budgets"][run["budget"]]
         check()
-        devices, machine = use_gpus(k), current()
+        on = current()  # the virtual GPUs that are on stay the kind that they are
+        devices = use_gpus(k, on.spec.key) if on else use_gpus(k)
+        machine = current()
         if machine is not None:  # a host of its own that books nothing, so that other cells' modelled times stay theirs
             machine.clock.local.host = Host("mgpu-train")
             machine.clock.local.host.off = True

@@ -38,6 +38,8 @@ function against(data, run) {
   return `; recorded: ${percents(finals[0])}${finals.length > 1 ? ` to ${percents(finals.at(-1))}` : ""}`;
 }
 
+const views = new WeakMap(); // how many views show the figure with these data
+
 // Returns [element, show, leave]; an empty element on a static page, where nobody listens.
 function trainButton(model, data) {
   const root = html("div", { class: "mgpu-train" });
@@ -73,9 +75,12 @@ function trainButton(model, data) {
     left.textContent = `step ${step.toLocaleString("en-US")} of ${bar.max.toLocaleString("en-US")}, ${timeLeft(seconds)}`;
   };
   model.on("msg:custom", progress);
+  views.set(data, (views.get(data) ?? 0) + 1);
   const leave = () => {
     model.off("msg:custom", progress);
-    if (model.get("run")?.state === "running") model.send({ do: "cancel" }); // nobody could any more
+    views.set(data, views.get(data) - 1);
+    const last = views.get(data) === 0; // nobody could cancel any more
+    if (last && model.get("run")?.state === "running") model.send({ do: "cancel" });
   };
   return [root, show, leave];
 }
