@@ -172,8 +172,21 @@ def test_scaled_dot_product_attention(gpus, options):
     out = F.scaled_dot_product_attention(q, q, q, **options)
     out.sum().backward()
     assert out.device == q.grad.device == q.device
+    assert out.dtype == torch.float32
     if "dropout_p" not in options:
         torch.testing.assert_close(out.cpu(), F.scaled_dot_product_attention(q.cpu(), q.cpu(), q.cpu(), **options))
+
+
+def test_causal_attention_holds_no_mask(gpus):
+    """Real GPUs' kernels keep a number for each row beside the output, and no mask of all pairs of rows."""
+    held = {}
+    for is_causal in (False, True):
+        q = torch.randn(1, 1, 512, 8, device="cuda:1", requires_grad=True)
+        before = torch.cuda.memory_allocated(1)
+        out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+        held[is_causal] = torch.cuda.memory_allocated(1) - before
+        del out
+    assert held[True] == held[False] < 512 * 512
 
 
 def test_packed_sequences(gpus):
@@ -185,6 +198,37 @@ def test_packed_sequences(gpus):
     packed = nn.utils.rnn.pack_padded_sequence(X, lengths, batch_first=True)
     out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
     assert out.get_device() == 1 and sizes.tolist() == [5, 3]
+
+
+def test_the_lengths_of_sequences_belong_on_the_cpu(gpus):
+    """In the words of aten/src/ATen/native/PackedSequence.cpp."""
+    X, lengths = torch.randn(2, 5, 3), torch.tensor([5, 3], device="cuda:1")
+    words = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor"
+    for rows in (X, X.cuda(1)):
+        with pytest.raises(RuntimeError, match=f"^{words}$"):
+            nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_sequences(gpus, batch_first, side):
+    parts = [torch.randn(n, 3, requires_grad=True) for n in (2, 4, 1)]
+    options = {"batch_first": batch_first, "padding_value": 7.0, "padding_side": side}
+    padded = nn.utils.rnn.pad_sequence([part.cuda(1) for part in parts], **options)
+    assert padded.get_device() == 1 and torch.equal(padded.cpu(), nn.utils.rnn.pad_sequence(parts, **options))
+    padded.sum().backward()
+    assert all(part.grad.tolist() == torch.ones_like(part).tolist() for part in parts)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_transformer_with_padding(gpus, training):
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    net, X = nn.TransformerEncoder(layer, 2).train(training), torch.randn(2, 3, 8)
+    padded = torch.tensor([[False, False, True], [False, True, True]])
+    with torch.no_grad():
+        expected = net.train()(X, src_key_padding_mask=padded)  # the way without nested tensors
+        found = net.train(training).cuda(1)(X.cuda(1), src_key_padding_mask=padded.cuda(1))
+    torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
@@ -340,6 +384,21 @@ def test_a_module_moved_between_forward_and_backward(gpus):
     net.to("cuda:1")
     with pytest.raises(RuntimeError, match="before its parameters moved"):
         loss.backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
+    net = nn.Linear(2, 1).to(device)
+    weight, view = net.weight, net.weight.view(-1)
+    loss = net(torch.ones(1, 2, device=device)).sum()
+    net.to(device).float()
+    loss.backward()
+    assert net.weight is weight and weight.grad.tolist() == [[1, 1]] and view.tolist() == weight.flatten().tolist()
+    with torch.autocast("cuda"):
+        net(torch.ones(1, 2, device=device))
+        net.to(device)
+    assert net.double().weight is weight and weight.dtype == torch.float64 and weight.device == torch.device(device)
+    assert weight.grad.dtype == torch.float64
 
 
 def test_tied_parameters_stay_tied(gpus):
@@ -542,6 +601,27 @@ def test_autocast_has_the_lists_of_cuda(gpus):
     assert x.grad.dtype == torch.float32 and torch.exp(half).dtype == torch.float16
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
         assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_autocast_lowers_recurrent_networks(gpus, kind):
+    net, X = kind(3, 4).to("cuda:1"), torch.randn(2, 5, 3, device="cuda:1")
+    X = X[0] if kind.__name__.endswith("Cell") else X
+    with torch.autocast("cuda"):
+        out = net(X)
+    out = out[0] if isinstance(out, tuple) else out
+    assert out.dtype == torch.float16 and out.get_device() == 1
+    out.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+    torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+
+
+def test_autocast_bans_binary_cross_entropy_of_probabilities(gpus):
+    p = torch.rand(2, device="cuda:1")
+    with torch.autocast("cuda"), pytest.raises(RuntimeError, match=r"nn\.BCELoss are unsafe to autocast"):
+        nn.BCELoss()(p, p)
+    with torch.autocast("cuda", enabled=False):
+        assert nn.BCELoss()(p, p).get_device() == 1
 
 
 def test_autocast_reaches_the_replicas_of_data_parallel(gpus):

@@ -442,6 +442,60 @@ def test_conjugates_and_complex_numbers(gpus):
     torch.testing.assert_close(torch.linalg.pinv(x.to("cuda:1")).cpu(), torch.linalg.pinv(x))  # conjugates inside C++
 
 
+def test_factories_pin_memory(gpus):
+    like = torch.ones(3)
+    for made in (torch.empty(3, pin_memory=True), torch.tensor([1.0], pin_memory=True),
+                 torch.zeros_like(like, pin_memory=True), like.new_zeros(3, pin_memory=True),
+                 torch.randn(2, pin_memory=True, requires_grad=True)):
+        assert made.is_pinned() and made.is_leaf and made.is_cpu
+    assert not torch.empty(3, pin_memory=False).is_pinned()
+    x = torch.ones(3, device="cuda:1", requires_grad=True)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        out = (x * x).sum()
+    out.backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_new_is_on_the_same_gpu(gpus):
+    x = torch.ones(2, 3, device="cuda:1")
+    assert x.new(4, 5).shape == (4, 5) and x.new(4, 5).device == GPU1 and x.new([1, 2]).tolist() == [1, 2]
+    assert x.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu
+    assert torch.distributions.Exponential(x).sample().device == GPU1
+    before = gpus.traffic.copy()
+    x.new(4, 5)
+    assert gpus.traffic == before
+
+
+def test_lists_of_scalars_become_tensors(gpus):
+    losses = [torch.tensor(value, device="cuda:1") for value in (1.0, 3.0)]
+    assert torch.Tensor(losses).mean() == 2 and torch.FloatTensor(losses).is_cpu
+    assert torch.LongTensor([loss.long() for loss in losses]).tolist() == [1, 3]
+    assert (float(losses[1]), int(losses[1]), [5, 6][losses[0].long()]) == (3.0, 3, 6)
+    with pytest.raises(TypeError, match="only integer tensors"):
+        [5, 6][losses[0]]
+
+
+def test_what_an_assignment_takes_from_another_device(gpus):
+    """A slice takes anything, as copy_ does; chosen elements take a number only."""
+    x = torch.zeros(4, device="cuda:1")
+    for index in (x == 0, torch.tensor([0, 1], device="cuda:1"), [0, 1]):
+        with pytest.raises(RuntimeError, match="at least two devices, cuda:1 and cpu"):
+            x[index] = torch.ones(2)
+        x[index] = torch.tensor(5.0)
+    x[1:3] = torch.tensor([7.0, 8.0])
+    assert x.tolist() == [5, 7, 8, 5]
+    source = torch.ones(2, requires_grad=True)
+    filled = x.clone()
+    filled[:2] = source
+    filled.sum().backward()
+    assert source.grad.tolist() == [1, 1]
+    many = torch.zeros(2**18, device="cuda:1")
+    torch.cuda.reset_peak_memory_stats(1)
+    before = torch.cuda.memory_allocated(1)
+    many[:] = torch.ones(2**18)
+    assert torch.cuda.max_memory_allocated(1) == before, "no copy is made on the way"
+
+
 def test_pinned_memory(gpus):
     x = torch.arange(6.0)
     pinned = x.pin_memory()

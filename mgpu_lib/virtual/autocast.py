@@ -18,6 +18,11 @@ FLOAT32 = [
     "pdist", "cdist", "renorm", "logsumexp", "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod",
     "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum", "sum.dim_IntList"]
 LOWER = ["addmv", "addr", "mv", "prelu"]
+BANNED = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
+Many models use a sigmoid layer right before the binary cross entropy layer.
+In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
+or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
+safe to autocast."""
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -26,10 +31,12 @@ def patches():
     yield torch.amp.autocast_mode, "is_autocast_available", lambda device: device == "cuda" or _is_available(device)
     yield torch.amp.autocast, "__enter__", enter
     yield torch.amp.autocast, "__exit__", leave
+    yield torch._C._nn, "binary_cross_entropy", binary_cross_entropy
 
 
 _is_available = torch.amp.autocast_mode.is_autocast_available
 _enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
+_binary_cross_entropy = torch._C._nn.binary_cross_entropy
 
 
 def enter(self):
@@ -47,6 +54,13 @@ def leave(self, *exc):
         torch.set_autocast_enabled("cpu", enabled)
         torch.set_autocast_dtype("cpu", dtype)
     return _exit(self, *exc)
+
+
+def binary_cross_entropy(input, *args):
+    """Under F.binary_cross_entropy."""
+    if type(input) is VirtualTensor and torch.is_autocast_enabled("cuda"):
+        raise RuntimeError(BANNED)
+    return _binary_cross_entropy(input, *args)
 
 
 def register(stack):

@@ -112,6 +112,14 @@ def check_recurrent(X, hidden, weights):
                                    f"{X.device} and {name} tensor at {tensor.device}")
 
 
+def check_lengths(lengths):
+    """The lengths of sequences must be on the CPU; the words are those of PyTorch's PackedSequence.cpp."""
+    if lengths.device.type != "cpu":
+        kind = lengths.type().rpartition(".")[2].removesuffix("Tensor")
+        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got "
+                           f"{lengths.dim()}D {lengths.device} {kind} tensor")
+
+
 def check_query(query, key, value):
     """What attention says to three devices (transformers/attention.cpp, validate_sdpa_input); types come first."""
     if query.dtype == key.dtype == value.dtype and not query.device == key.device == value.device:

@@ -41,7 +41,7 @@ def patches():
     for owner, names in DRAWS.items():
         for name in names:
             yield owner, name, drawing(getattr(owner, name))
-    for function in (to, cuda, cpu, copy_, type_as, new_tensor, pin_memory, is_pinned):
+    for function in (to, cuda, cpu, copy_, type_as, new, new_tensor, pin_memory, is_pinned):
         yield Tensor, function.__name__, function
     yield Tensor, "type", type_
     yield torch, "Generator", Generator
@@ -78,7 +78,8 @@ def placed(original, constructs=False):
         if isinstance(kwargs.get("generator"), torch._C.Generator):
             check_generator(kwargs["generator"], virtual[0].gpu if device is None and virtual else gpu)
         if gpu is None and (device is None or not virtual):
-            return original(*args, **kwargs)
+            pin = kwargs.pop("pin_memory", False)
+            return pinned(original(*args, **kwargs), pin)
         if name in DENSE_ONLY:
             raise RuntimeError(f"torch.{name}: virtual GPUs hold dense tensors only")
         requires_grad = kwargs.pop("requires_grad", False)
@@ -128,12 +129,20 @@ def from_data(original):
             data = data.detach() if copies else data
             made = convert(data, device, kwargs.get("dtype"), copy=copies)
         elif gpu is None:
-            return original(plain(data), *args, **kwargs)
+            pin = kwargs.pop("pin_memory", False)
+            return pinned(original(plain(data), *args, **kwargs), pin)
         else:
             options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
             made = move(original(plain(data), *args, **{**options, "device": "cpu"}), gpu)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
     return make
+
+
+def new(self, *args, **kwargs):
+    """Tensor.new(sizes), the way of old programs to make a tensor like another one."""
+    if type(self) is not VirtualTensor:
+        return Base.new(self, *args, **kwargs)
+    return wrap(Base.new(self.inner, *map(inner_of, args), **kwargs), self.gpu)
 
 
 def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
@@ -236,15 +245,20 @@ def type_as(self, other):
     return convert(self, other.device, other.dtype)
 
 
+def pinned(tensor, pin=True):
+    """`tensor`, which says that it is pinned if `pin` is true."""
+    if pin:
+        tensor.untyped_storage().pinned = True
+    return tensor
+
+
 def pin_memory(self, device=None):
     """A copy that says it is pinned; what that saves is the clock's business."""
     if current() is None:
         return Base.pin_memory(self) if device is None else Base.pin_memory(self, device)
     if self.is_pinned():
         return self
-    pinned = self.clone()
-    pinned.untyped_storage().pinned = True
-    return pinned
+    return pinned(self.clone())
 
 
 def is_pinned(self, device=None):

@@ -8,21 +8,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import check_query, check_recurrent
+from .autocast import cast
+from .errors import check_lengths, check_query, check_recurrent
 from .tensor import VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
-_ctc_loss = torch.ctc_loss
+_ctc_loss, _pack_padded_sequence, _pad_sequence = (
+    torch.ctc_loss, torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence)
+_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
 def patches():
     """(owner, name, replacement), for machine.patch_everything."""
     yield F, "dropout", dropout
     yield F, "scaled_dot_product_attention", attention
+    yield torch._VF, "_pack_padded_sequence", pack_padded_sequence
     yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
+    yield torch._C._nn, "pad_sequence", pad_sequence
+    yield torch, "_nested_tensor_from_mask_left_aligned", left_aligned
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         yield torch._VF, name, recurrent(getattr(torch._VF, name))
+    for name in ("lstm_cell", "gru_cell"):
+        yield torch._VF, name, lowered(getattr(torch._VF, name))
     yield torch, "ctc_loss", ctc_loss
     for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
         yield owner, name, of_inner(getattr(owner, name))
@@ -45,11 +53,25 @@ def of_inner(original):
 def recurrent(original):
     """torch._VF.lstm and its like, called as the modules call them: (input, hidden, weights, whether there are biases,
     …), for packed sequences (input, lengths, hidden, weights, …)."""
+    lower = lowered(original)
+
     @functools.wraps(original)
     def call(input, *args):
         hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
         check_recurrent(input, hidden, weights)
-        return original(input, *args)
+        return lower(input, *args)
+    return call
+
+
+def lowered(original):
+    """`original` with half-precision arguments where CUDA's autocast is on."""
+    @functools.wraps(original)
+    def call(*args):
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            args = [type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype)
+                    for a in args]
+        return original(*args)
     return call
 
 
@@ -79,12 +101,36 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """F.scaled_dot_product_attention; the mask that is_causal stands for is made here, and not in C++."""
+    """F.scaled_dot_product_attention; where is_causal stands for a mask, it is made here, and not in C++."""
     check_query(query, key, value)
-    if is_causal and attn_mask is None and type(query) is VirtualTensor:
+    if is_causal and attn_mask is None and type(query) is VirtualTensor and not torch._fused_sdp_choice(
+            query, key, value, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa):
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         is_causal = False
     return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def pack_padded_sequence(input, lengths, batch_first):
+    """Under nn.utils.rnn.pack_padded_sequence; C++ would take lengths on a GPU for lengths on the CPU."""
+    check_lengths(lengths)
+    return _pack_padded_sequence(input, lengths, batch_first)
+
+
+def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
+    """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
+    if not any(type(s) is VirtualTensor for s in sequences):
+        return _pad_sequence(sequences, batch_first, padding_value, padding_side)
+    longest = max(len(s) for s in sequences)
+
+    def padded(s):
+        around = (0, longest - len(s)) if padding_side == "right" else (longest - len(s), 0)
+        return F.pad(s, (0, 0) * (s.dim() - 1) + around, value=padding_value)
+    return torch.stack([padded(s) for s in sequences], dim=0 if batch_first else 1)
+
+
+def left_aligned(t, mask):
+    """No: then nn.TransformerEncoder goes the way without nested tensors, which virtual GPUs can't hold."""
+    return type(t) is not VirtualTensor and _left_aligned(t, mask)
 
 
 def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):

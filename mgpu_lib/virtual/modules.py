@@ -70,4 +70,10 @@ def swaps_parameters():
 
 
 def swap_tensors(a, b):
-    return swap(a, b) if VirtualTensor in (type(a), type(b)) else _swap_tensors(a, b)
+    """torch.utils.swap_tensors. A module that stays on its device only gets other data, and graphs stay good."""
+    if getattr(_moving, "swap", None) and a.device == b.device:
+        a.data = b.data
+    elif VirtualTensor in (type(a), type(b)):
+        swap(a, b)
+    else:
+        _swap_tensors(a, b)

@@ -95,6 +95,18 @@ class VirtualTensor(Tensor):
         number = self.dim() == 0 and not self.inner.is_meta
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
+    def __float__(self):
+        with python_again():
+            return Base.__float__(self)
+
+    def __int__(self):
+        with python_again():
+            return Base.__int__(self)
+
+    def __index__(self):
+        with python_again():
+            return Base.__index__(self)
+
     def tolist(self):
         return self.detach().cpu().tolist()
 
@@ -159,9 +171,10 @@ class VirtualTensor(Tensor):
         Base.grad.__delete__(self)
 
     def __setitem__(self, index, value):
-        if isinstance(value, Tensor) and value.device != self.device and value.dim():
-            value = moves.move(value, self.gpu)  # a slice may be filled from another device
         parts = index if isinstance(index, tuple) else (index,)
+        away = isinstance(value, Tensor) and value.device != self.device
+        if away and value.requires_grad and not any(map(chooses, parts)):
+            value = moves.move(value, self.gpu)  # a slice may be filled from another device; its gradient goes back
         if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and chosen by indices on the CPU
             index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
         Base.__setitem__(self, index, value)
@@ -199,12 +212,24 @@ class VirtualTensor(Tensor):
     __torch_dispatch__ = classmethod(run)
 
 
+def chooses(index):
+    """Whether an index chooses element by element, as those in x[[0, 2]] and x[x > 0] do."""
+    return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
+
+
 def conjugation():
     """Inside, C++ sees the bit that says "conjugate", as it does outside of __torch_dispatch__."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def python_again():
+    """Inside, operations come through __torch_dispatch__ again, also where C++ has turned Python off, as
+    torch.Tensor([x]) does."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(torch._C.DispatchKey.Python))
 
 
 class Rule(NamedTuple):
