@@ -74,6 +74,7 @@ def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
 
     Each of the three is a replica. Take two steps or more on batches that don't divide evenly: stale gradients show
     from the second step on. The difference may be `rtol` of the step's length, and four roundings of the parameters.
+    Raises ValueError for a step that is no longer than these.
     """
     replicas = [tensors(replica) for replica in (before, after, expected)]
     if any(replica.keys() != replicas[0].keys() for replica in replicas):  # perhaps a list beside a module
@@ -83,7 +84,11 @@ def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
     eps = max(torch.finfo(p.dtype).eps for p in tensors(before).values() if p.is_floating_point())
     step, wanted = ours - start, single - start
     error, length = (step - wanted).norm(), wanted.norm()
-    if error <= rtol * length + 4 * eps * start.norm():
+    rounding = 4 * eps * start.norm()
+    if 0 < length <= rounding:
+        raise ValueError(f"the step is {length:.2g} long, and rounding the parameters takes up to {rounding:.2g}: "
+                         "compare in 32 or 64 bits, or take more steps")
+    if error <= rtol * length + rounding:
         return
     ratio, cosine = step.norm() / length, nn.functional.cosine_similarity(step, wanted, dim=0)
     wrong_length = cosine > 0.95 and abs(ratio - 1) > 0.1

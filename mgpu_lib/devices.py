@@ -101,5 +101,8 @@ def real_rows():
 def nvml_row(index, handle, nvml):
     name = nvml.nvmlDeviceGetName(handle)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    return row(index, name.decode() if isinstance(name, bytes) else name, memory.used, memory.total, f"{busy} %")
+    try:
+        busy = f"{nvml.nvmlDeviceGetUtilizationRates(handle).gpu} %"
+    except nvml.NVMLError:  # as for a part of a GPU (MIG)
+        busy = "N/A"
+    return row(index, name.decode() if isinstance(name, bytes) else name, memory.used, memory.total, busy)

@@ -178,6 +178,14 @@ def test_a_step_is_compared_with_a_single_device_s(devices, dtype):
         checks.assert_step_matches_single_device(before, expected, moved(net, math.nan))
 
 
+def test_a_step_no_longer_than_rounding_is_refused():
+    """The check could not fail: no step at all would pass."""
+    start = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    before, expected = [start.bfloat16()], [(start - 0.01).bfloat16()]
+    with pytest.raises(ValueError, match="compare in 32 or 64 bits"):
+        checks.assert_step_matches_single_device(before, before, expected)
+
+
 def test_a_step_may_differ_by_a_ten_thousandth():
     before = make_net().double()
     expected = moved(before, 1e-3)

@@ -109,6 +109,11 @@ def test_table_of_real_gpus(monkeypatch):
                            "utilization": "41 %"}]
     assert "&lt;V100&gt;" in table._repr_html_()
 
+    def not_supported(handle):  # a part of a GPU (MIG)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", not_supported)
+    assert mgpu.gpu_table().rows[0]["utilization"] == "N/A"
+
 
 class Answer:
     def __init__(self, **fields):

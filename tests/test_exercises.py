@@ -3,6 +3,7 @@
 import re
 import textwrap
 
+import numpy
 import pytest
 from pages import CHAPTERS, PAGES, cells, solutions
 
@@ -118,6 +119,23 @@ def test_every_check_is_used_once_and_tried_with_the_solution_shown():
         return nest"""),
     ("ring_allreduce", "from mgpu_lib.collectives import ring_allreduce"),
     ("tree_allreduce", "from mgpu_lib.collectives import tree_allreduce"),
+    ("tree_allreduce", """
+    def tree_allreduce(data):  # the last adds to the first, so the sum has another order
+        active, sent = list(range(len(data))), []
+        while len(active) > 1:
+            half = len(active) // 2
+            sent += [(active[-1 - i], active[i]) for i in range(half)]
+            active = active[:len(active) - half]
+        for source, target in sent:
+            data[target] += data[source].to(data[target].device)
+        for source, target in reversed(sent):
+            data[source].copy_(data[target])"""),
+    ("bubble", """
+    def bubble(num_gpus, micro_batches):  # counts, in 32 bits
+        busy = torch.zeros(num_gpus, micro_batches + num_gpus - 1)
+        for gpu in range(num_gpus):
+            busy[gpu, gpu:gpu + micro_batches] = 1
+        return 1 - busy.mean().item()"""),
     ("bucketed_allreduce", "from mgpu_lib.collectives import bucketed_allreduce"),
     ("bucketed_allreduce", """
     def bucketed_allreduce(device_grads, bucket_bytes):
@@ -248,6 +266,15 @@ WRONG = [
         return sizes + [0] * (k - len(sizes))""", "Leave out the GPUs that get nothing"),
     ("scatter_sizes", "return [rows // k] * (k - 1) + [rows - rows // k * (k - 1)]", "scatter gives"),
     ("scatter_sizes", "return [-(-rows // k)] * k", "Together they hold"),
+    ("broadcast_backward", "return torch.stack([g.to(device) for g in grads if g is not None]).sum()",
+     "the gradient has shape (), the parameter (2,)"),
+    ("strip_prefix", """
+        if not next(iter(state)).startswith("module."):
+            return dict(state)
+        if not all(name.startswith("module.") for name in state):
+            raise ValueError("mixed")
+        return {name.removeprefix("module."): value for name, value in state.items()}""", "['b', 'module.w'] became"),
+    ("best_cut", "return float(len(work) // 2)", "the check can't use your answer: TypeError"),
     ("broadcast_backward", """
         arrived = [grad.to(device) for grad in grads if grad is not None]
         return sum(arrived) / len(arrived)""", "don't average"),
@@ -308,7 +335,7 @@ WRONG = [
     ("strays", "return [n for n, p in net.named_parameters() if p.device == device]", "all of the network is on"),
     ("strays", "return [] if net[2].weight.device == device else [n for n, _ in net.named_parameters()]",
      "only 2.weight"),
-    ("to_device", "return [x.to(device) for x in nest]", "your code raises"),
+    ("to_device", "return [x.to(device) for x in nest]", "can't use your answer: AttributeError"),
     ("to_device", "return nest.to(device).clone() if isinstance(nest, torch.Tensor) else nest", "needs no copy"),
     ("to_device", "return nest.to(device) if isinstance(nest, torch.Tensor) else nest", "the caller's list"),
     ("to_device", """
@@ -422,6 +449,21 @@ WRONG = [
         for grads, values in zip(device_grads, flat):
             for grad, piece in zip(reversed(grads), values.split([grad.numel() for grad in reversed(grads)])):
                 grad.copy_(piece.view_as(grad))""", "isn't the sum"),
+    ("bucketed_allreduce", """
+        def reduce(places):
+            flat = [torch.cat([grads[i].flatten() for i in places]) for grads in device_grads]
+            mgpu.allreduce(flat)
+            for grads, values in zip(device_grads, flat):
+                for i, piece in zip(places, values.split([grads[i].numel() for i in places])):
+                    grads[i].copy_(piece.view_as(grads[i]))
+        places, size = [], 0
+        for i, grad in enumerate(device_grads[0]):  # looks only once the bucket is too full
+            places, size = [*places, i], size + grad.nbytes
+            if size >= bucket_bytes:
+                reduce(places)
+                places, size = [], 0
+        if places:
+            reduce(places)""", "one message has 64"),
     ("uneven_weights", "return [1 / len(sizes)] * len(sizes)", "equal weights are right for equal shards only"),
     ("uneven_weights", "return sizes", "not to 1"),
     ("uneven_weights", "return [size / max(sizes) for size in sizes]", "not to 1"),
@@ -498,6 +540,20 @@ def reduce(replicas):
     for params in replicas:
         nn.utils.clip_grad_norm_(params, length)
         torch.optim.SGD(params, lr / len(X)).step()""", "still has a gradient"),
+    ("""
+    backward(X, y, replicas, devices)
+    reduce(replicas)
+    for params in replicas:
+        norm = torch.cat([p.grad.flatten() for p in params]).norm()
+        for p in params:
+            p.grad.mul_(length / norm)
+        mgpu.sgd(params, lr, len(X))""", "a gradient shorter than `length` was changed"),
+    ("""
+    backward(X, y, replicas, devices)
+    reduce(replicas)
+    for params in replicas:
+        nn.utils.clip_grad_norm_(params, 1.0)
+        mgpu.sgd(params, lr, len(X))""", "the step differs"),
 ])
 def test_clipping_at_the_wrong_place_is_explained(body, phrase, capsys):
     line = said(capsys, "clipped_step", function("clipped_step", body), GRADIENTS)
@@ -506,6 +562,7 @@ def test_clipping_at_the_wrong_place_is_explained(body, phrase, capsys):
 
 @pytest.mark.parametrize("largest, line", [
     (None, "yours to fill in"), (64, "right: 64 fits, and 128 doesn't"), (32, "not yet: twice that, 64, fits too"),
+    (numpy.int64(64), "right: 64 fits, and 128 doesn't"),
     (128, "not yet: 128 is too large"), (100, "not yet: 100 is no power of two"), (0, "not yet: 0 is no power of two"),
     ("64", "not yet: '64' is no power of two")])
 def test_the_largest_batch(largest, line, capsys):
@@ -559,9 +616,10 @@ def test_the_three_lines(capsys):
         expect(got == 4, f"{got} isn't twice 2")
         return "doubled"
 
-    for given in (None, lambda x: None, lambda x: x, lambda x: 2 * x, lambda: 0):
+    for given in (None, lambda x: None, lambda x: x, lambda x: 2 * x, lambda: 0, lambda x: x + "1"):
         check(given)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["yours to fill in", "yours to fill in", "not yet: 2 isn't twice 2", "right: doubled"]
-    assert lines[4].startswith("not yet: your code raises TypeError: ")
+    assert lines[4].startswith("not yet: the check can't use your answer: TypeError: ")
+    assert lines[5].startswith("not yet: your code raises TypeError: ")
     assert check.__doc__ == "Doubles."

@@ -42,6 +42,10 @@ WRONG = [
     ("bottleneck", "return max(timeline.bound_by(0), key=timeline.bound_by(0).get)", "'fixed' is none of"),
     ("bottleneck", COSTS + "return max(costs.values())", "is none of"),
     ("bottleneck", COSTS + 'costs["link"] = 0\n    return max(costs, key=costs.get)', "and the times are"),
+    *[("bottleneck", COSTS + f"""costs["link"] = timeline.communication(0) * (1 - timeline.overlap()[0])
+    costs["host"] = {half}
+    return max(costs, key=costs.get)""", "fifty sums of 32 × 32 and three of 4096 × 4096: 'memory'")
+      for half in ("timeline.waiting_for_host(0)", "bound.get('fixed', 0)")],
     ("smallest_batch", SIZES + "return next((b for b in sizes if time(2, b) < time(1, b)), 0)", "not 1.5 times"),
     ("smallest_batch", SIZES + "return next((b for b in sizes if 2 * time(1, b) >= 1.5 * time(2, 2 * b)), 0)",
      "the one of all GPUs together"),

@@ -1,5 +1,6 @@
 """Checks for chapters 1 and 2: choosing a GPU, its numbers, aliases, and what fits into its memory."""
 
+from numbers import Integral
 from unittest import mock
 
 import torch
@@ -142,7 +143,7 @@ def shape(nest):
 @exercise
 def check_largest(answer, fits):
     """The largest power of two that is a batch for which `fits(batch_size)` holds."""
-    expect(isinstance(answer, int) and answer > 0 and answer & (answer - 1) == 0, f"{answer!r} is no power of two")
+    expect(isinstance(answer, Integral) and answer > 0 and answer & (answer - 1) == 0, f"{answer!r} is no power of two")
     expect(fits(answer), f"{answer:,} is too large")
     expect(not fits(2 * answer), f"twice that, {2 * answer:,}, fits too")
     return f"{answer:,} fits, and {2 * answer:,} doesn't"

@@ -1,6 +1,7 @@
 """What all checks share: one printed line, and never an exception."""
 
 import functools
+import traceback
 
 
 class Unfilled(Exception):
@@ -11,7 +12,7 @@ def exercise(check):
     """Make a reader's check out of `check(answer, …)`, which returns what to praise, or calls `expect`.
 
     The result prints one line: "yours to fill in" when the answer, or what it returns, is None or NotImplemented;
-    "right: …"; or "not yet: …", also for an exception that the answer raises.
+    "right: …"; or "not yet: …", also for an exception, and whether the answer raises it or does not fit the check.
     """
     @functools.wraps(check)
     def show(answer=None, *given):
@@ -22,9 +23,16 @@ def exercise(check):
         except AssertionError as error:
             line = f"not yet: {error}"
         except Exception as error:
-            line = f"not yet: your code raises {type(error).__name__}: {error}"
+            what = "your code raises" if comes_from(answer, error) else "the check can't use your answer:"
+            line = f"not yet: {what} {type(error).__name__}: {error}"
         print(line)
     return show
+
+
+def comes_from(answer, error):
+    """Whether `error` was raised in the function `answer`, or in what it called; True if it is no plain function."""
+    code = getattr(answer, "__code__", None)
+    return code is None or any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def filled(value, in_place=False):

@@ -11,7 +11,7 @@ from mgpu_lib.virtual import virtual_gpus
 
 from .framework import exercise, expect, filled
 
-LR = 0.01
+LR, LONGER = 0.01, 1e9  # LONGER than any gradient here
 
 
 @exercise
@@ -19,15 +19,18 @@ def check_clipped_step(answer):
     """clipped_step(X, y, replicas, devices, lr, length): clips the gradient of the whole batch, on all GPUs."""
     start = [p.double() for p in lenet_params()]
     X, y = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7)
-    with virtual_gpus(2) as machine:
-        replicas = [get_params(start, device) for device in machine.devices]
-        filled(answer(X, y, replicas, machine.devices, LR, 1.0), in_place=True)
-        expect(max_divergence(replicas) == 0, "the replicas differ after the step: all must clip the same gradient, by "
-                                              "the same factor")
-        expect(distance(replicas[0], single_device(X, y, start, 1e9)) > 1e-9,
-               "nothing was clipped: it must happen before the GPUs step")
-        checks.assert_step_matches_single_device(start, replicas[0], single_device(X, y, start, 1.0))
-        checks.assert_gradients_fresh(replicas)
+    unclipped = single_device(X, y, start, LONGER)
+    for length in (1.0, 0.3, LONGER):
+        with virtual_gpus(2) as machine:
+            replicas = [get_params(start, device) for device in machine.devices]
+            filled(answer(X, y, replicas, machine.devices, LR, length), in_place=True)
+            expect(max_divergence(replicas) == 0, "the replicas differ after the step: all must clip the same "
+                                                  "gradient, by the same factor")
+            clipped = distance(replicas[0], unclipped) > 1e-9
+            expect(clipped or length == LONGER, "nothing was clipped: it must happen before the GPUs step")
+            expect(not clipped or length < LONGER, "a gradient shorter than `length` was changed")
+            checks.assert_step_matches_single_device(start, replicas[0], single_device(X, y, start, length))
+            checks.assert_gradients_fresh(replicas)
     return "clipped once, after the all-reduce: the step of a single device"
 
 

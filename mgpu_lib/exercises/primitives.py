@@ -61,6 +61,7 @@ def check_broadcast_backward(answer):
             output = filled(answer(list(grads), torch.device("cuda:0")))
             here = [value for value in values if value is not None]
             expect(str(output.device) == "cuda:0", f"the gradient lies on {output.device}, the original on cuda:0")
+            expect(output.shape == (2,), f"the gradient has shape {tuple(output.shape)}, the parameter (2,)")
             output, after = output.cpu().tolist()[0], [None if g is None else g.cpu().tolist()[0] for g in grads]
         case = f"gradients {values}: you return {output:g}, not {sum(here):g}"
         changed = [gpu for gpu, value in enumerate(values) if after[gpu] != value]

@@ -51,7 +51,7 @@ class TimelineViewer(InteractiveFigure):
         name, value, data = proposal["trait"].name, proposal["value"], self.data
         count = len(data["events"]["type"])
         limits = {"start": data["whole"] * TICK, "zoom": data["levels"], "event": 2 * count - 1}
-        if value > limits[name]:
+        if not value <= limits[name]:  # NaN is not
             raise traitlets.TraitError(f"{name}={value!r}: choose {limits[name]} at most")
         return value
 
