@@ -200,6 +200,12 @@ def test_packed_sequences(gpus):
     assert out.get_device() == 1 and sizes.tolist() == [5, 3]
 
 
+def test_the_first_of_padded_sequences_decides(gpus):
+    whole, part = torch.tensor([1], device="cuda:1"), torch.ones(2, device="cuda:0")
+    padded = nn.utils.rnn.pad_sequence([whole, part], batch_first=True)
+    assert padded.dtype == torch.int64 and padded.get_device() == 1 and padded.tolist() == [[1, 0], [1, 1]]
+
+
 def test_the_lengths_of_sequences_belong_on_the_cpu(gpus):
     """In the words of aten/src/ATen/native/PackedSequence.cpp."""
     X, lengths = torch.randn(2, 5, 3), torch.tensor([5, 3], device="cuda:1")
@@ -614,6 +620,17 @@ def test_autocast_lowers_recurrent_networks(gpus, kind):
     out.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in net.parameters())
     torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
+    cell, x = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1")
+    with torch.autocast("cuda"):
+        hidden, held = None, []
+        for _ in range(3):
+            hidden = cell(x, hidden)
+            held.append(torch.cuda.memory_allocated(1))
+    assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
 
 
 def test_autocast_bans_binary_cross_entropy_of_probabilities(gpus):

@@ -6,6 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.tensor import form_of
@@ -440,6 +442,50 @@ def test_conjugates_and_complex_numbers(gpus):
     assert z.conj().tolist() == [1 - 2j, 3 + 1j] and torch.fft.ifft(torch.fft.fft(z)).cpu().allclose(z.cpu())
     x = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(torch.linalg.pinv(x.to("cuda:1")).cpu(), torch.linalg.pinv(x))  # conjugates inside C++
+
+
+@pytest.mark.parametrize("compare", [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy,
+                                     F.binary_cross_entropy_with_logits, torch.allclose, torch.dist])
+def test_what_is_pointwise_inside_names_two_devices(gpus, compare):
+    words = "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and cpu!"
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        compare(torch.ones(3, device="cuda:1"), torch.ones(3))
+
+
+def test_equal_names_its_argument(gpus):
+    with pytest.raises(RuntimeError, match="got other is on cpu, different from other tensors on cuda:1"):
+        torch.equal(torch.ones(3, device="cuda:1"), torch.ones(3))
+
+
+def test_a_shallow_copy_shares_memory(gpus):
+    x = torch.ones(2, device="cuda:1")
+    before = torch.cuda.memory_allocated(1)
+    made = copy.copy(x)
+    made[0] = 5
+    assert made.device == GPU1 and x.tolist() == [5, 1] and torch.cuda.memory_allocated(1) == before
+    weight = copy.copy(nn.Parameter(x))
+    assert isinstance(weight, nn.Parameter) and weight.device == GPU1 and weight.requires_grad
+
+
+def test_random_split_with_the_gpus_generator(gpus):
+    generator = torch.Generator("cuda:1").manual_seed(0)
+    with torch.device("cuda:1"):
+        parts = torch.utils.data.random_split(range(10), [5, 5], generator=generator)
+    assert sorted(i for part in parts for i in part) == list(range(10))
+
+
+def test_what_was_overwritten_is_called_a_tensor_on_a_gpu(gpus):
+    p = torch.ones(3, device="cuda:1", requires_grad=True)
+    y = p.exp()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match=r"inplace operation: \[torch\.cuda\.FloatTensor \[3\]\], which is output 0"):
+        y.sum().backward()
+
+
+def test_a_vectorized_jacobian(gpus):
+    x = torch.tensor([1.0, 2.0], device="cuda:1")
+    found = torch.autograd.functional.jacobian(lambda x: x**2, x, vectorize=True)
+    assert found.device == GPU1 and found.tolist() == [[2, 0], [0, 4]]
 
 
 def test_factories_pin_memory(gpus):

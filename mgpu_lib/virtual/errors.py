@@ -8,8 +8,11 @@ GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by add
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
 KERNELS = {"convolution": "_cudnn_convolution", "embedding": "_index_select", "native_batch_norm": "_native_batch_norm",
-           "native_layer_norm": "_native_layer_norm", "stack": "cat",
+           "native_layer_norm": "_native_layer_norm", "stack": "cat", "equal": "_equal",
            "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_efficient_attention"}
+# Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
+ITERATED = {"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "allclose",
+            "dist"}
 STRICT = {"cat", "stack", "nll_loss_forward", "embedding", "index_select", "gather", "addmm", "mm", "bmm"}
 ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self",
              ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask"): "attn_bias"}
@@ -62,7 +65,7 @@ def check_strays(func, args, kwargs, gpu, strays):
     if name in INDEXING:
         check_indices(args[0], args[1], strays)
         return strays
-    if torch.Tag.pointwise in func.tags:
+    if (torch.Tag.pointwise in func.tags and name != "equal") or name in ITERATED:
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                            f"{gpu.device} and {strays[0].device}!")
     given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]

@@ -25,6 +25,7 @@ LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "rand
 DRAWS = {Tensor: ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial",
                   "normal_", "random_", "uniform_"),
          torch: ("bernoulli", "multinomial", "poisson")}
+_randperm = torch.utils.data.dataset.randperm  # which PyTorch itself has taken out, for random_split
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
@@ -33,6 +34,7 @@ def patches():
     for original in _device_constructors():
         owner, name = home_of(original)
         yield owner, name, from_data(original) if name in FROM_DATA else placed(original, constructs=True)
+    yield torch.utils.data.dataset, "randperm", placed(_randperm, constructs=True)
     for name in LIKE:
         yield torch, name, placed(getattr(torch, name))
     yield torch, "normal", placed(torch.normal)

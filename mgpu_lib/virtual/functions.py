@@ -29,8 +29,8 @@ def patches():
     yield torch, "_nested_tensor_from_mask_left_aligned", left_aligned
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         yield torch._VF, name, recurrent(getattr(torch._VF, name))
-    for name in ("lstm_cell", "gru_cell"):
-        yield torch._VF, name, lowered(getattr(torch._VF, name))
+    for name in ("lstm_cell", "gru_cell"):  # their weights are lowered, and kept, by autocast itself
+        yield torch._VF, name, lowered(getattr(torch._VF, name), 2)
     yield torch, "ctc_loss", ctc_loss
     for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
         yield owner, name, of_inner(getattr(owner, name))
@@ -63,14 +63,15 @@ def recurrent(original):
     return call
 
 
-def lowered(original):
-    """`original` with half-precision arguments where CUDA's autocast is on."""
+def lowered(original, first=None):
+    """`original` with half-precision arguments, or the `first` of them, where CUDA's autocast is on."""
     @functools.wraps(original)
     def call(*args):
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-            args = [type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype)
-                    for a in args]
+            lower = [type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype)
+                     for a in args[:first]]
+            args = *lower, *args[len(lower):]
         return original(*args)
     return call
 
@@ -120,6 +121,7 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
     """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
     if not any(type(s) is VirtualTensor for s in sequences):
         return _pad_sequence(sequences, batch_first, padding_value, padding_side)
+    sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
     longest = max(len(s) for s in sequences)
 
     def padded(s):

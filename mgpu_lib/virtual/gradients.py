@@ -35,9 +35,14 @@ def device_of(value):
     return value.device if isinstance(value, Tensor) else None
 
 
+def batched(grad):
+    """Whether this is a stack of gradients, which is_grads_batched=True makes; autograd takes it for one of them."""
+    return isinstance(grad, Tensor) and torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
 def checked(grad, device, index, who=""):
     """`grad` if it is on `device`, with PyTorch's error if it isn't; a single number moves."""
-    if device is None or not isinstance(grad, Tensor) or grad.device == device:
+    if device is None or not isinstance(grad, Tensor) or batched(grad) or grad.device == device:
         return grad
     if grad.dim():
         raise RuntimeError(f"{who}invalid gradient at index {index} - expected device {device} but got {grad.device}")
@@ -48,11 +53,17 @@ def start_backward(outputs, grads, *args, **kwargs):
     """Autograd's engine, under Tensor.backward and torch.autograd.grad, with a thread for each GPU on the clock."""
     grads = tuple(checked(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
     with current().clock.backward():
-        found = _run_backward(outputs, grads, *args, **kwargs)
+        try:
+            found = _run_backward(outputs, grads, *args, **kwargs)
+        except RuntimeError as error:
+            if "modified by an inplace operation: [torch." in str(error) and all(map(gpu_of, outputs)):
+                error.args = (str(error).replace("[torch.", "[torch.cuda."),)
+            raise
     if not found:
         return found
     inputs = args[2] if len(args) > 2 else kwargs["inputs"]
-    return tuple(brought_home(grad, gpu_of(x)) for grad, x in zip(found, inputs, strict=True))
+    return tuple(grad if batched(grad) else brought_home(grad, gpu_of(x))
+                 for grad, x in zip(found, inputs, strict=True))
 
 
 def apply(cls, *args, **kwargs):

@@ -115,8 +115,10 @@ class Ledger:
         blocks = stat(self.blocks, self.peak_blocks, self.ever_blocks, self.at_reset[0])
         allocated = stat(self.allocated, self.peak, self.ever_allocated, self.at_reset[1])
         reserved = stat(self.reserved, self.peak_reserved, self.ever_reserved, self.at_reset[2])
+        none = stat(0, 0, 0, 0)  # no block is ever split, and a request is never tried twice
         return {"allocation": blocks, "active": blocks, "allocated_bytes": allocated, "active_bytes": allocated,
-                "requested_bytes": allocated, "reserved_bytes": reserved, "num_ooms": self.out_of_memory}
+                "requested_bytes": allocated, "reserved_bytes": reserved, "inactive_split": none,
+                "inactive_split_bytes": none, "num_alloc_retries": 0, "num_ooms": self.out_of_memory}
 
 
 def readable(nbytes):

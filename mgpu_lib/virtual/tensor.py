@@ -179,6 +179,11 @@ class VirtualTensor(Tensor):
             index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
         Base.__setitem__(self, index, value)
 
+    def __copy__(self):
+        if isinstance(self, Parameter):
+            return Parameter(self.data, self.requires_grad)
+        return wrap(self.inner.detach(), self.gpu).requires_grad_(self.requires_grad)
+
     def __deepcopy__(self, memo):
         if id(self) in memo:
             return memo[id(self)]
