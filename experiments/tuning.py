@@ -105,6 +105,7 @@ def main(arguments=None):
     if OUT.exists() and json.loads(OUT.read_text())["recipe"] == recipe():
         print(f"{OUT.name} is up to date")
         return
+    made = recipe()  # now: source files may change while this runs, and what runs is what was there at the start
     fashion_mnist()  # fetched once, and an error comes before the work
     # Freed memory stays with the process: else each step of a large batch takes its pages from the system anew, and
     # is nearly twice as slow. The GNU C library reads this when a worker starts.
@@ -113,7 +114,7 @@ def main(arguments=None):
     parallel = joblib.Parallel(n_jobs=-1, batch_size=1, return_as="generator_unordered")
     with tqdm(total=sum(9 * images(part[1]) for part in missing), unit="image", unit_scale=True, smoothing=0) as bar:
         for part, runs in parallel(joblib.delayed(record)(*part, EPOCHS, STEPS) for part in missing):
-            write(part_file(*part), {"recipe": recipe(), "runs": runs})
+            write(part_file(*part), {"recipe": made, "runs": runs})
             bar.update(9 * images(part[1]))
     compact()
 
