@@ -467,6 +467,11 @@ def test_a_shallow_copy_shares_memory(gpus):
     assert isinstance(weight, nn.Parameter) and weight.device == GPU1 and weight.requires_grad
 
 
+def test_memory_stats_have_the_keys_that_programs_log(gpus):
+    stats = torch.cuda.memory_stats(1)
+    assert stats["num_alloc_retries"] == stats["num_ooms"] == stats["inactive_split_bytes.all.current"] == 0
+
+
 def test_random_split_with_the_gpus_generator(gpus):
     generator = torch.Generator("cuda:1").manual_seed(0)
     with torch.device("cuda:1"):

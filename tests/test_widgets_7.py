@@ -126,6 +126,7 @@ def test_viewer_is_read_and_set_from_python():
         ({"zoom": 7}, "zoom=7: choose 6 at most"),
         ({"start": -1e-6}, "start"),
         ({"start": 0.002}, "start=0.002: choose 0.001005 at most"),
+        ({"start": float("nan")}, "start=nan: choose 0.001005 at most"),
         ({"event": -2}, "event"),
         ({"event": 10}, "event=10: choose 9 at most"),
     ],

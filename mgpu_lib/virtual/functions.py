@@ -14,9 +14,8 @@ from .tensor import VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
-_ctc_loss, _pack_padded_sequence, _pad_sequence = (
-    torch.ctc_loss, torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence)
-_left_aligned = torch._nested_tensor_from_mask_left_aligned
+_ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
+_pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
 
 
 def patches():
