@@ -139,7 +139,8 @@ def bucketed_allreduce(device_grads, bucket_bytes):
     `device_grads` holds one list of gradients per GPU, in the same order. Buckets are filled from the last gradient to
     the first, the order in which the backward pass makes them, and hold at most `bucket_bytes` bytes of one type; a
     larger gradient has a bucket of its own. Returns the buckets, lists of places in the lists of gradients. Raises
-    ValueError for `bucket_bytes` below 1, lists of different lengths, and gradients that are None.
+    ValueError for `bucket_bytes` below 1, lists of different lengths, gradients that are None, and those of one place
+    that differ in shape or type.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket must hold at least 1 byte")
@@ -148,6 +149,8 @@ def bucketed_allreduce(device_grads, bucket_bytes):
     missing = [(gpu, i) for gpu, grads in enumerate(device_grads) for i, grad in enumerate(grads) if grad is None]
     if missing:
         raise ValueError("gradient {1} of GPU {0} is None: run backward first, on every GPU".format(*missing[0]))
+    for same in zip(*device_grads):
+        _check([], same)
     filled = buckets(device_grads[0], bucket_bytes)
     for places in filled:
         flat = [torch.cat([grads[i].reshape(-1) for i in places]) for grads in device_grads]

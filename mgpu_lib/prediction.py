@@ -61,6 +61,8 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
             start = synchronized(machine)
             step()
         seconds = synchronized(machine) - start
+        if seconds == 0:
+            raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
         timeline, peaks = machine.timeline.since(start), [ledger.peak for ledger in machine.ledgers]
         if strategy == "ddp":
             timeline, peaks = on_every_rank(timeline, n_gpus), peaks[:1] * n_gpus

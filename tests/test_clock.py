@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
+from mgpu_lib.virtual.clock import Host, this_thread
 from mgpu_lib.virtual.timeline import Timeline, total, union
 
 
@@ -480,6 +481,21 @@ def test_costs_and_shapes_know_true_from_one_and_names_of_arguments(dry):
     X = torch.empty(3, 4, device="cuda:0")
     assert torch.var(X, 1, correction=1).shape == (3,)
     assert torch.var(X, 1, correction=None, keepdim=True).shape == (3, 1)
+
+
+def test_a_thread_with_a_host_of_its_own_books_there_on_every_clock():
+    """The explorers' Train copies to GPUs of a machine that another cell may turn on in between."""
+    def copy_aside():
+        this_thread.host = Host("aside")
+        this_thread.host.off = True
+        torch.ones(8).to("cuda:0")
+    with mgpu.virtual_gpus(1) as later:
+        thread = threading.Thread(target=copy_aside)
+        thread.start()
+        thread.join()
+        assert len(later.timeline) == later.elapsed() == 0
+        torch.ones(8).to("cuda:0")
+        assert len(later.timeline) > 0 < later.elapsed()
 
 
 def test_timer_refuses_nonsense():

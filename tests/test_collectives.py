@@ -238,6 +238,11 @@ def test_bucketed_allreduce_returns_its_buckets_and_refuses_bad_input():
         bucketed_allreduce([grads[0], [grads[1][0], None, grads[1][2]]], 100)
     with pytest.raises(ValueError, match=r"lists of \[\]"):
         bucketed_allreduce([], 100)
+    for other in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):
+        grads = [[torch.ones(1), torch.ones(2, 3)], [torch.ones(1), other]]
+        with pytest.raises(ValueError, match="differ in shape or type"):
+            bucketed_allreduce(grads, 4)
+        assert torch.equal(grads[0][0], torch.ones(1)), "nothing is summed before all are compared"
 
 
 # Seconds, modelled

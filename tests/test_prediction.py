@@ -204,6 +204,8 @@ def test_models_that_cannot_be_trained():
             mgpu.predict(model, X)
         for strategy in ("manual", "data_parallel", "ddp"):
             assert mgpu.predict(model, X, n_gpus=2, strategy=strategy, training=False).seconds > 0
+    with pytest.raises(ValueError, match="Flatten runs nothing on a GPU"):
+        mgpu.predict(nn.Flatten(), X, training=False)
     with pytest.raises(ValueError, match="call it once"):
         mgpu.predict(nn.LazyLinear(3), X)
     with pytest.raises(ValueError, match="'manual', 'data_parallel', 'ddp'"):

@@ -177,6 +177,21 @@ def test_torch_accelerator(gpus):
     torch.accelerator.synchronize()
 
 
+def test_torch_accelerator_reads_the_ledger(gpus):
+    X = torch.ones(1000, device="cuda:1")
+    assert torch.accelerator.memory_allocated(1) == torch.cuda.memory_allocated(1) >= X.nbytes
+    assert torch.accelerator.memory_allocated(0) == 0
+    assert torch.accelerator.get_memory_info(1) == torch.cuda.mem_get_info(1)
+    del X
+    assert torch.accelerator.max_memory_allocated(1) == torch.cuda.max_memory_allocated(1) > 0
+    torch.accelerator.reset_peak_memory_stats(1)
+    assert torch.accelerator.max_memory_allocated(1) == 0 < torch.accelerator.memory_reserved(1)
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved(1) == torch.cuda.memory_reserved(1) == 0
+    torch.accelerator.reset_accumulated_memory_stats(1)
+    assert torch.accelerator.memory_stats(1)["allocated_bytes.all.allocated"] == 0
+
+
 REFUSED = {
     "CUDA graphs": lambda: torch.cuda.CUDAGraph(),
     "graph": lambda: torch.cuda.graph(None),

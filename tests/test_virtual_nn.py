@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "AdamW": torch.optim.AdamW,
     "AdamW amsgrad": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
     "Adam fused": lambda p, lr: torch.optim.Adam(p, lr, fused=True),
+    "Adam capturable": lambda p, lr: torch.optim.Adam(p := [*p], lr, capturable=p[0].is_cuda),
     "RMSprop": torch.optim.RMSprop,
     "Adagrad": torch.optim.Adagrad,
     "Adadelta": torch.optim.Adadelta,

@@ -83,9 +83,12 @@ class Host:
 
 
 class PerThread(threading.local):
-    """A ReplicaThread's own host."""
+    """The host of a thread that has its own, as each ReplicaThread has, on whatever clock it books."""
 
     host = None
+
+
+this_thread = PerThread()
 
 
 class Clock:
@@ -97,18 +100,18 @@ class Clock:
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
         self.ports = {}   # (a link's key, GPU, "copy in" or "copy out") -> when it is free
-        self.local, self.shared = PerThread(), Host("host")
+        self.shared = Host("host")
 
     def host(self):
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
-        return self.local.host or self.shared
+        return this_thread.host or self.shared
 
     def book(self, gpu, func, args, kwargs, out, key):
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
 
         `key` is what its time depends on, as something that a dictionary takes.
         """
-        host = self.local.host or self.shared
+        host = this_thread.host or self.shared
         if host.off:
             return
         if self.spec.tf32 is not None:
@@ -260,7 +263,7 @@ class ReplicaThread(threading.Thread):
         super().start()
 
     def run(self):
-        self.clock.local.host = self.host
+        this_thread.host = self.host
         super().run()
 
     def join(self, timeout=None):

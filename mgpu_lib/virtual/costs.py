@@ -77,8 +77,9 @@ def work(func, args, kwargs, out, tf32):
         return Work(name, kind, flops(func, args, kwargs, out), outputs[0].numel(), nbytes, 0, 0, 1, 0,
                     precision(inputs[0].dtype, tf32[1]))
     if name.startswith("_foreach"):
-        launched = max(-(-len(args[0]) // 64), -(-sum(t.numel() for t in args[0]) // (320 * 65536)))
-        return Work(name, "foreach", 0, 0, nbytes, 0, 0, launched, len(args[0]), "fp32")
+        listed = next(arg for arg in args if isinstance(arg, (list, tuple)))  # behind the base, in _foreach_pow
+        launched = max(-(-len(listed) // 64), -(-sum(t.numel() for t in listed) // (320 * 65536)))
+        return Work(name, "foreach", 0, 0, nbytes, 0, 0, launched, len(listed), "fp32")
     return Work(name, kind, 0, 0, nbytes, 0, 0, 1, 0, "fp32")
 
 

@@ -112,11 +112,16 @@ def c_names():
         "_cuda_memoryStats": lambda index: ledger(index).stats(),
         "_cuda_resetPeakMemoryStats": lambda index: ledger(index).reset_peak(),
         "_cuda_resetAccumulatedMemoryStats": lambda index: ledger(index).reset_accumulated(),
-        "_cuda_emptyCache": lambda: [gpu.ledger.empty_cache() for gpu in current().gpus] and None,
+        "_cuda_emptyCache": empty_cache,
         "_cuda_setMemoryFraction": set_memory_fraction, "_cuda_getMemoryFraction": lambda index: ledger(index).fraction,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": current_index,
         "_accelerator_setDeviceIndex": select, "_accelerator_exchangeDevice": select,
         "_accelerator_maybeExchangeDevice": select, "_accelerator_synchronizeDevice": synchronize,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": lambda index: ledger(index).stats(),
+        "_accelerator_resetPeakStats": lambda index: ledger(index).reset_peak(),
+        "_accelerator_resetAccumulatedStats": lambda index: ledger(index).reset_accumulated(),
+        "_accelerator_getMemoryInfo": memory_info, "_accelerator_emptyCache": empty_cache,
         "_accelerator_getStream": streams.current_stream, "_accelerator_setStream": streams.set_stream,
         "_group_tensors_by_device_and_dtype": group_tensors,
     }
@@ -180,8 +185,18 @@ class Runtime:
     """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
 
     def cudaMemGetInfo(self, index=None):
-        held = ledger(current_index() if index is None else index)
-        return held.capacity - held.reserved, held.capacity
+        return memory_info(current_index() if index is None else index)
+
+
+def memory_info(index):
+    """Free bytes, and all."""
+    held = ledger(index)
+    return held.capacity - held.reserved, held.capacity
+
+
+def empty_cache():
+    for gpu in current().gpus:
+        gpu.ledger.empty_cache()
 
 
 def memory_summary(device=None, abbreviated=False):

@@ -10,7 +10,7 @@ import traitlets
 from mgpu_lib import trial
 from mgpu_lib.devices import use_gpus
 from mgpu_lib.virtual import current
-from mgpu_lib.virtual.clock import Host
+from mgpu_lib.virtual.clock import Host, this_thread
 
 from .recorded import BATCH_NORM
 
@@ -143,8 +143,8 @@ class TrainButton(traitlets.HasTraits):
         devices = use_gpus(k, on.spec.key) if on else use_gpus(k)
         machine = current()
         if machine is not None:  # a host of its own that books nothing, so that other cells' modelled times stay theirs
-            machine.clock.local.host = Host("mgpu-train")
-            machine.clock.local.host.off = True
+            this_thread.host = Host("mgpu-train")
+            this_thread.host.off = True
         images = len(trial.hold_out(data)[0])
         per_epoch = math.ceil(images / run["batch_size"])
         steps = length * per_epoch if run["budget"] == "epochs" else length
