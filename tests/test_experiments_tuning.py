@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from experiments import (
     critical,
     digits,
+    example,
     noise,
     oscillation,
     resnet_grid,
@@ -52,7 +53,7 @@ def few(monkeypatch):
 # What is recorded
 
 
-@pytest.mark.parametrize("module", [critical, digits, noise, oscillation, resnet_grid, same_step, scaling,
+@pytest.mark.parametrize("module", [critical, digits, example, noise, oscillation, resnet_grid, same_step, scaling,
                                     unseen])
 def test_a_recorded_study_is_that_of_the_present_code(module):
     path = study.RESULTS / f"{module.__name__.rpartition('.')[2]}.json"
@@ -463,6 +464,46 @@ def test_rules_multiply_the_base_rate():
     assert len(cases) == 2 * (1 + 2 * 5) * 3 and len({*cases.values()}) == len(cases)
     rates = [rule(scaling.LR, 256, 4096) / scaling.LR for rule in scaling.RULES.values()]
     assert rates == pytest.approx([1, 4, 16])
+
+
+# example
+
+
+@pytest.mark.parametrize("num_gpus", [1, 3])
+def test_the_example_is_the_grid_s_program(few, num_gpus):
+    run = example.record(num_gpus, 256, 0.2, 2, 1)
+    (alone,) = tuning_runs.train_runs("lenet", 256, [0.2], 1, few, 500, 2, 8)
+    by_epoch = [accuracy for step, accuracy in zip(alone["step"], alone["validation_accuracy"]) if step in (4, 8)]
+    assert run["validation_accuracy"] == pytest.approx(by_epoch, abs=0.01)
+    assert run["test_accuracy"] == pytest.approx(alone["test_accuracy"]["epochs"], abs=1.1 / 50)
+    assert run["ended_at_step"] is None
+
+
+def test_the_example_warms_up_for_an_epoch_from_the_old_rate(few):
+    X, y, X_validation, y_validation = study.split()
+    params = [get_params(lenet_params(0), CPU)]
+    rates = [0.2, 0.25, 0.3, 0.35, 0.4, 0.4, 0.4, 0.4]
+    for batch, rate in zip(tuning_runs.endless(X, y, 250, 0), rates):
+        train_batch(*batch, params, [CPU], rate)
+    right = lenet(X_validation, params[0]).argmax(1) == y_validation
+    assert example.record(2, 250, 0.4, 2, 0)["validation_accuracy"][1] == pytest.approx(
+        right.float().mean().item(), abs=0.01)
+
+
+def test_an_example_that_diverges_has_no_accuracy(few):
+    runs = {"2/256/1e+08/2/0": example.record(2, 256, 1e8, 2, 0), "1/256/0.2/1/0": example.record(1, 256, 0.2, 1, 0)}
+    found = example.summary(runs)
+    (ended,) = found["2/256/1e+08/2"]["ended_at_step"]
+    assert 1 <= ended <= 8 and found["2/256/1e+08/2"]["test_accuracy"] is None
+    accuracy = runs["1/256/0.2/1/0"]["test_accuracy"]
+    assert found["1/256/0.2/1"] == {"ended_at_step": [], "test_accuracy": [round(accuracy, 5)] * 3}
+
+
+def test_the_example_goes_from_one_gpu_to_four():
+    cases = example.cases()
+    assert len({*cases.values()}) == len(cases) == 3 * 7
+    assert [case[:3] for case in cases.values()][:6] == [
+        (1, 256, 0.2), (4, 256, 0.2), *((4, 1024, lr) for lr in (0.2, 0.4, 0.8, 1.6))]
 
 
 # resnet_grid
