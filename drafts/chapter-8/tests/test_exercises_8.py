@@ -114,6 +114,13 @@ def test_the_five_curves_show_what_they_are_called():
     assert_each_shows_its_word(five())
 
 
+def test_a_run_whose_loss_was_no_longer_finite_is_not_one_that_died(monkeypatch):
+    batches, died = evidence.grid("lenet"), five()["learned, then died"]
+    batches[16][max(batches[16])].append(died._replace(accuracy=[*died.accuracy[:-1], 0.95]))
+    monkeypatch.setattr(evidence, "grid", lambda net: batches)
+    assert five()["learned, then died"] == died
+
+
 def test_so_do_the_recorded_ones(monkeypatch):
     monkeypatch.undo()
     if not (recorded.RESULTS / "tuning.json").exists():

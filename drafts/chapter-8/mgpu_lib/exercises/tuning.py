@@ -50,12 +50,12 @@ def check_critical_batch(answer):
         expect(close(got, critical), f"{case}: {got:g}. Where 1 / B is 0, the line is at S_min; that is less than the "
                                      "steps of the largest batch")
     steps = {B: 100 * (1 + 200 / B) * factor for B, factor in zip((1, 8, 64, 512, 4096), (1.1, 1 / 1.1) * 3)}
-    got = answer(steps)
+    got = filled(answer(steps))
     expect(close(got, 200, 1.4), f"each number of steps is 10 % off, and B_crit is {got:.0f} instead of about 200. "
            "Batches of 1 take most steps: do they decide alone? Give each the weight 1 / S², or fit log S")
     target, runs = evidence.to_target()
     found = {B: about for B, (_, about, _) in evidence.fewest_steps(runs, target).items()}
-    got, right = answer(found), evidence.critical_batch(found)[0]
+    got, right = filled(answer(found)), evidence.critical_batch(found)[0]
     expect(close(got, right, 2), f"the recorded runs of LeNet: {got:.0f} images, about {right:.0f} were expected")
     return f"the recorded runs of LeNet have a critical batch of about {got:.0f} images at {target:.0%}"
 
@@ -83,8 +83,8 @@ def curves():
     batches = evidence.grid("lenet")
     best = {B: evidence.best_rate(rates, "epochs") for B, rates in batches.items()}
     runs = [(B, lr, run) for B, rates in batches.items() for lr, each in rates.items() for run in each]
-    large = [run for B, lr, run in runs if lr >= best[B] and run.ended is None and run not in batches[256][best[256]]]
-    ended = [run for *_, run in runs if run.ended and run.accuracy]
+    large = [run for B, lr, run in runs if lr > best[B] and run.ended is None]
+    ended = [run for *_, run in runs if run.ended and run.accuracy and run.accuracy[-1] < 2 * evidence.GUESSING]
     found = {"too small": batches[max(batches)][min(batches[max(batches)])][0], "good": batches[256][best[256]][0],
              "jumps": max(large, key=jumping), "dead at once": batches[256][max(batches[256])][0],
              "learned, then died": max(ended, key=lambda run: max(run.accuracy))}
