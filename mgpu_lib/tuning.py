@@ -42,7 +42,8 @@ def warmup(step, warmup_steps, lr, start):
 def lr_grid(low, high, count):
     """`count` learning rates from `low` to `high`, both included, each the same factor above the one before.
 
-    Rates act by their ratio: from 0.1 to 0.2 is as far as from 1 to 2. ValueError for numbers that make no sense.
+    Rates act by their ratio: from 0.1 to 0.2 is as far as from 1 to 2. Source: the rates of Smith's range test, see
+    `range_test`, but evenly spaced in their logarithm. ValueError for numbers that make no sense.
     """
     if not check_rate("low", low) < check_rate("high", high):
         raise ValueError(f"low is {low} and high is {high}: low must be smaller")
@@ -53,8 +54,9 @@ def lr_grid(low, high, count):
 def range_test(step, batches, lrs):
     """A learning-rate range test: one training step for each of `lrs`, rising; a list of (lr, loss).
 
-    step      called as step(X, y, lr), takes one training step and returns the loss before it, a float
+    step      called as step(X, y, lr), takes one training step and returns the mean loss before it, a float
     batches   yields (X, y), one for each learning rate
+    lrs       factors of the gradient of the mean loss
 
     A rate is useful where the loss falls, and too large where it rises. The test stops at the first loss that isn't
     finite, which it includes as None. One pass is cheaper than a grid, but the rates share one network: later losses
@@ -123,15 +125,16 @@ def noise_scale(estimates):
     At this batch size a gradient holds as much noise as signal. Well below it, k times the batch needs nearly k times
     fewer steps; well above it, nearly as many as before. The means are taken before the ratio, because a ratio of
     noisy numbers is biased. Source: McCandlish et al. 2018, equation 2.9 and appendix A.1 (arXiv:1812.06162). Raises
-    ValueError without estimates, and when the mean |G|² isn't positive: more noise than these steps average out.
+    ValueError without estimates, and when the mean |G|² isn't positive or the mean tr Σ is negative: more noise than
+    these steps average out.
     """
     estimates = list(estimates)
     if not estimates:
         raise ValueError("no estimates: pass a (|G|², tr Σ) for each of many steps")
     signal, noise = (sum(column) / len(estimates) for column in zip(*estimates))
-    if not signal > 0:
-        raise ValueError(f"the mean |G|² of {len(estimates)} steps is {signal:.3g}, not positive: take more steps, or "
-                         "larger batches")
+    if not (0 < signal < math.inf and 0 <= noise < math.inf):
+        raise ValueError(f"the means over {len(estimates)} steps are |G|² = {signal:.3g}, which must be positive, and "
+                         f"tr Σ = {noise:.3g}, which can't be negative: take more steps, or larger batches")
     return noise / signal
 
 

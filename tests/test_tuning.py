@@ -147,7 +147,8 @@ def test_noise_from_norms_solves_the_two_equations():
     (lambda: gradient_noise([[torch.ones(1)]] * 2, [4, 0]), "a size is 0"),
     (lambda: noise_from_norms(1, 1, 8, 8), "must be larger"), (lambda: noise_from_norms(1, -1, 8, 9), "not negative"),
     (lambda: noise_from_norms(math.nan, 1, 8, 9), "nan"), (lambda: noise_scale([]), "no estimates"),
-    (lambda: noise_scale([(-1, 2), (0.5, 2)]), "not positive")])
+    (lambda: noise_scale([(-1, 2), (0.5, 2)]), "must be positive"),
+    (lambda: noise_scale([(1, -2), (1, 1)]), "can't be negative"), (lambda: noise_scale([(1, math.nan)]), "nan")])
 def test_what_makes_no_sense_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -330,11 +330,13 @@ def every_state(data):
                            "batch_size": b, "lr": lr}
 
 
-@pytest.mark.parametrize("which", ["map", "loop", "one seed"])
+@pytest.mark.parametrize("which", ["map", "loop", "one seed", "guessing"])
 def test_the_page_says_of_every_cell_what_python_says(page, which, data, loop, grid):
     few = {**grid, "runs": [run for run in grid["runs"] if run["seed"] == 0 and run["batch_size"] > 1]}
+    dull = {**grid, "runs": [{**run, "validation_accuracy": [0.1] * 99} if run["lr"] == 1 else run
+                             for run in grid["runs"]]}
     figure = (TuningExplorer(data) if which == "map" else LoopExplorer(loop) if which == "loop" else
-              TuningExplorer(recorded.explorer_data(few)))
+              TuningExplorer(recorded.explorer_data(few if which == "one seed" else dull)))
     page.goto("about:blank")
     page.add_script_tag(content=module(*SCRIPTS).removesuffix(EXPORT))
     states = list(every_state(figure.data))
@@ -347,6 +349,7 @@ def test_the_page_says_of_every_cell_what_python_says(page, which, data, loop, g
                 setattr(figure, name, value)
         expected.append(figure.sentence())
     assert said == expected
+    assert any("accuracy 10.0% (no better than guessing) after" in words for words in said) == (which == "guessing")
     if which == "map":
         kinds = ("No cell of this map", "As good as", "points below", "largest rate", "times as slow", "times as fast",
                  "of 3 seeds diverged", "all 3 seeds", "without an image", "images each")

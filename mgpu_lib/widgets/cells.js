@@ -77,8 +77,9 @@ function result(net, at, { end, finals, diverged, seeds }) {
   const within = `within ${many(Math.max(...diverged), "step")}`;
   if (!finals.length) return `diverged ${within} (${seeds > 1 ? `all ${seeds} seeds` : "one seed"}).`;
   const span = `${percents(finals[0])} to ${percents(finals.at(-1))} over ${finals.length} seeds`;
+  const guessed = finals.at(-1) < 1200 ? " (no better than guessing)" : "";
   const words =
-    `accuracy ${percents(rounded({ finals }, 10), 10)} after ${amount(net, at, end)}, ` +
+    `accuracy ${percents(rounded({ finals }, 10), 10)}${guessed} after ${amount(net, at, end)}, ` +
     `${finals.length > 1 ? span : "one seed"}.`;
   return diverged.length ? `${words} ${diverged.length} of ${seeds} seeds diverged, ${within}.` : words;
 }

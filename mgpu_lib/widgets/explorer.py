@@ -110,7 +110,8 @@ class Explorer(TrainButton, InteractiveFigure):
         if not finals:
             return f"diverged {within} ({f'all {there.seeds} seeds' if there.seeds > 1 else 'one seed'})."
         span = f"{percent(finals[0])} to {percent(finals[-1])} over {len(finals)} seeds"
-        words = f"accuracy {percent(there.rounded(10), 10)} after {self.amount(there.end)}, "
+        guessed = " (no better than guessing)" if finals[-1] < 1200 else ""
+        words = f"accuracy {percent(there.rounded(10), 10)}{guessed} after {self.amount(there.end)}, "
         words += f"{span if len(finals) > 1 else 'one seed'}."
         return words + (f" {len(diverged)} of {there.seeds} seeds diverged, {within}." if diverged else "")
 
