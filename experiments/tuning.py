@@ -40,7 +40,7 @@ VALIDATION = 5_000  # of the 60,000 training images; 55,000 are trained on
 EPOCHS = 4          # equal epochs
 STEPS = 215         # equal steps: an epoch of 256 images; 16 epochs of 4096
 FIRST = {1: -9, 4: -8, 16: -7}  # the smallest learning rate is 10 ** (this / 2.5); -6 for larger batches
-WIDTH = {1: 9, 4: 9, 16: 9, 64: 3}  # runs trained at once, else 1: more don't fit the caches (measured)
+WIDTH = {1: 9, 4: 9, 16: 9, 32: 3, 64: 3}  # runs trained at once, else 1: more don't fit the caches (measured)
 OUT = Path(__file__).parent / "results" / "tuning.json"
 DECIDING = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params)  # the runs' numbers
 
@@ -49,6 +49,12 @@ def learning_rates(batch_size):
     """Nine, a factor of 2.5 apart, from too small to too large for this batch size (short trials set the ends)."""
     first = FIRST.get(batch_size, -6)
     return [float(f"{10 ** (i / 2.5):.2g}") for i in range(first, first + 9)]
+
+
+def stacks(batch_size):
+    """The learning rates in lists of those that are trained at once."""
+    lrs, width = learning_rates(batch_size), WIDTH.get(batch_size, 1)
+    return [lrs[i:i + width] for i in range(0, len(lrs), width)]
 
 
 def grid(seeds):
@@ -74,9 +80,7 @@ def record(net, batch_size, seed, epochs, steps):
     torch.set_num_threads(1)
     torch.compiler.reset()  # what was compiled for the part before is of no use, and would be looked through
     torch._dynamo.config.recompile_limit = 100  # one for each number of runs left, not 8: then it no longer compiles
-    lrs, width = learning_rates(batch_size), WIDTH.get(batch_size, 1)
-    stacks = [lrs[i:i + width] for i in range(0, len(lrs), width)]
-    return (net, batch_size, seed), [run for stack in stacks for run in train_runs(
+    return (net, batch_size, seed), [run for stack in stacks(batch_size) for run in train_runs(
         net, batch_size, stack, seed, fashion_mnist(), VALIDATION, epochs, steps)]
 
 

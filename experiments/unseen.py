@@ -9,20 +9,18 @@ from experiments import study, tuning, tuning_runs
 from mgpu_lib import data, models
 
 NET, BATCH_SIZES, SEEDS = "lenet", (32, 512), tuning.SEEDS
-WIDTH = 3  # runs of 32 images trained at once, as the grid does with 64
 
 
 def cases():
-    """{key: (batch_size, seed)}: key batch_size/seed, one seed after the other."""
-    return {f"{batch_size}/{seed}": (batch_size, seed) for seed in SEEDS for batch_size in BATCH_SIZES}
+    """{key: (batch_size, lrs, seed)}: key batch_size/smallest rate/seed, one seed after the other."""
+    return {f"{batch_size}/{lrs[0]}/{seed}": (batch_size, lrs, seed)
+            for seed in SEEDS for batch_size in BATCH_SIZES for lrs in tuning.stacks(batch_size)}
 
 
-def record(batch_size, seed):
-    """The runs of all learning rates, as the file of the grid holds them."""
-    lrs, width = tuning.learning_rates(batch_size), WIDTH if batch_size < 64 else 1
-    stacks = [lrs[i:i + width] for i in range(0, len(lrs), width)]
-    return [tuning.packed((NET, batch_size, seed), run) for stack in stacks for run in tuning_runs.train_runs(
-        NET, batch_size, stack, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS)]
+def record(batch_size, lrs, seed):
+    """The runs of these learning rates, trained at once, as the file of the grid holds them."""
+    return [tuning.packed((NET, batch_size, seed), run) for run in tuning_runs.train_runs(
+        NET, batch_size, lrs, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS)]
 
 
 def recipe():

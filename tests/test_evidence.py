@@ -146,11 +146,14 @@ def test_unseen_records_what_the_grid_would(monkeypatch):
         monkeypatch.setattr(tuning, "fashion_mnist", lambda: few)
         for name, value in {"VALIDATION": 1200, "EPOCHS": 1, "STEPS": 2}.items():
             monkeypatch.setattr(tuning, name, value)
-        monkeypatch.setattr(tuning, "learning_rates", lambda batch_size: [0.01, 0.1])
-        runs = unseen.record(512, 0)
+        runs = unseen.record(512, [0.01, 0.1], 0)
         [wanted] = tuning_runs.train_runs("lenet", 512, [0.1], 0, few, 1200, 1, 2)
     finally:
         torch.compiler.set_stance("default")
     assert [(run["lr"], run["batch_size"], run["seed"]) for run in runs] == [(0.01, 512, 0), (0.1, 512, 0)]
     assert study.numbers(runs[1]["validation_accuracy"]) == wanted["validation_accuracy"]
-    assert unseen.cases().keys() == {f"{b}/{s}" for b in (32, 512) for s in (0, 1, 2)}
+    cases = [*unseen.cases().values()]
+    assert len(unseen.cases()) == 3 * (3 + 9) and [lrs for b, lrs, s in cases if (b, s) == (32, 1)] == [
+        [0.004, 0.01, 0.025], [0.063, 0.16, 0.4], [1.0, 2.5, 6.3]]
+    assert all([lr for b, lrs, s in cases if (b, s) == (512, seed) for lr in lrs] == tuning.learning_rates(512)
+               for seed in range(3))

@@ -65,6 +65,11 @@ def test_a_recorded_study_is_that_of_the_present_code(module):
     assert stored["summary"] == study.plain(module.summary(stored["runs"])), f"sum it up: python -m {module.__name__}"
 
 
+def test_the_results_are_small():
+    sizes = {path.name: path.stat().st_size for path in study.RESULTS.rglob("*.json")}
+    assert sizes and sum(sizes.values()) <= 3_000_000, sizes
+
+
 @pytest.fixture(scope="module")
 def recorded_digits():
     """{part: {rate: figures of each seed}}, from a file that holds runs of 20 seeds."""
