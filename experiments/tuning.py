@@ -12,8 +12,9 @@ joblib spreads the parts over the cores of one machine. Its Dask back end takes 
     with joblib.parallel_config(backend="dask"):
         tuning.main([])
 
-Workers need this checkout and the data (MGPU_DATA). Results come back one by one to the program that asked, and it
-alone writes files; joblib can't have that of Ray, whose back end returns all results at the end.
+Workers need this checkout, the data (MGPU_DATA) and one thread each (`dask worker --nthreads 1`), since a worker trains
+on one core. Results come back one by one to the program that asked, and it alone writes files; joblib can't have that
+of Ray, whose back end returns all results at the end.
 """
 import argparse
 import hashlib
