@@ -52,9 +52,9 @@ def learning_rates(batch_size):
     return [float(f"{10 ** (i / 2.5):.2g}") for i in range(first, first + 9)]
 
 
-def stacks(batch_size):
-    """The learning rates in lists of those that are trained at once."""
-    lrs, width = learning_rates(batch_size), WIDTH.get(batch_size, 1)
+def stacks(batch_size, lrs):
+    """Learning rates in lists of those that are trained at once."""
+    width = WIDTH.get(batch_size, 1)
     return [lrs[i:i + width] for i in range(0, len(lrs), width)]
 
 
@@ -81,8 +81,9 @@ def record(net, batch_size, seed, epochs, steps):
     torch.set_num_threads(1)
     torch.compiler.reset()  # what was compiled for the part before is of no use, and would be looked through
     torch._dynamo.config.recompile_limit = 100  # one for each number of runs left, not 8: then it no longer compiles
-    return (net, batch_size, seed), [run for stack in stacks(batch_size) for run in train_runs(
-        net, batch_size, stack, seed, fashion_mnist(), VALIDATION, epochs, steps)]
+    trained_at_once = stacks(batch_size, learning_rates(batch_size))
+    return (net, batch_size, seed), [run for lrs in trained_at_once for run in train_runs(
+        net, batch_size, lrs, seed, fashion_mnist(), VALIDATION, epochs, steps)]
 
 
 def recipe():
