@@ -215,3 +215,12 @@ def test_the_critical_batch_is_near_the_noise_scale():
     assert 20 < critical < 100, "some tens of images"
     assert max(steps[B] for B in SIZES[3:]) < 1.5 * min(steps[B] for B in SIZES[3:]), "nearly flat from 64 on"
     assert steps[1024] >= steps[256], "1024 images need no fewer steps"
+
+
+def test_the_loop_of_chapter_4_from_256_to_1024(grids):
+    """loop-explained, in chapter 4."""
+    at_256, at_1024 = (grids["lenet"][B] for B in (256, 1024))
+    assert evidence.best_rate(at_256, "epochs") == evidence.best_rate(at_1024, "epochs") == 0.4
+    found = {lr: evidence.tested(at_1024[lr], "epochs") for lr in (0.16, 0.4, 1.0)}
+    assert all(found[lr][2] < evidence.tested(at_256[lr], "epochs")[1] for lr in (0.16, 0.4)), "it ends lower"
+    assert found[0.16][0] < found[0.4][0] < found[0.16][0] + 3 and found[1.0] is None
