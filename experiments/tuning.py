@@ -2,8 +2,8 @@
 
     python -m experiments.tuning            (one seed of the three: python -m experiments.tuning --seeds 0)
 
-writes experiments/results/tuning.json. It keeps each finished part (one network, batch size and seed, all learning
-rates) in a file of its own, so that a run that was interrupted goes on where it was.
+writes experiments/results/tuning.json. It keeps each finished part (the runs of one network, batch size and seed that
+are trained at once, or a single one) in a file of its own, so that what was interrupted goes on where it was.
 
 joblib spreads the parts over the cores of one machine. Its Dask back end takes the same grid to a cluster:
 
@@ -24,7 +24,7 @@ import math
 import os
 import shutil
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import joblib
@@ -53,14 +53,15 @@ def learning_rates(batch_size):
 
 
 def stacks(batch_size, lrs):
-    """Learning rates in lists of those that are trained at once."""
+    """Learning rates in groups of those that are trained at once."""
     width = WIDTH.get(batch_size, 1)
-    return [lrs[i:i + width] for i in range(0, len(lrs), width)]
+    return [tuple(lrs[i:i + width]) for i in range(0, len(lrs), width)]
 
 
 def grid(seeds):
-    """(net, batch_size, seed) of every part: one seed after the other, large batches first, which take longest."""
-    return [(net, batch_size, seed) for seed in seeds for batch_size in reversed(BATCH_SIZES) for net in NETS]
+    """(net, batch_size, seed, lrs) of every part, one seed after the other."""
+    return [(net, batch_size, seed, lrs) for seed in seeds for batch_size in reversed(BATCH_SIZES) for net in NETS
+            for lrs in stacks(batch_size, learning_rates(batch_size))]
 
 
 def images(batch_size):
@@ -76,14 +77,19 @@ def fashion_mnist():
     return data.read_fashion_mnist(data.data_folder(), full=True)
 
 
-def record(net, batch_size, seed, epochs, steps):
-    """All learning rates of one part: (the part, its list of runs)."""
+def record(net, batch_size, seed, lrs, epochs, steps):
+    """One part: (the part, its list of runs)."""
     torch.set_num_threads(1)
-    torch.compiler.reset()  # what was compiled for the part before is of no use, and would be looked through
+    forget_others(net, batch_size)
     torch._dynamo.config.recompile_limit = 100  # one for each number of runs left, not 8: then it no longer compiles
-    trained_at_once = stacks(batch_size, learning_rates(batch_size))
-    return (net, batch_size, seed), [run for lrs in trained_at_once for run in train_runs(
-        net, batch_size, lrs, seed, fashion_mnist(), VALIDATION, epochs, steps)]
+    return (net, batch_size, seed, lrs), train_runs(net, batch_size, list(lrs), seed, fashion_mnist(), VALIDATION,
+                                                    epochs, steps)
+
+
+@lru_cache(maxsize=1)
+def forget_others(net, batch_size):
+    """Called with others than before: what was compiled for those is of no use, and would be looked through."""
+    torch.compiler.reset()
 
 
 def recipe():
@@ -93,8 +99,8 @@ def recipe():
             "steps": STEPS, "learning_rates": {str(b): learning_rates(b) for b in BATCH_SIZES}}
 
 
-def part_file(net, batch_size, seed):
-    return OUT.with_name("tuning.unfinished") / f"{net}-{batch_size}-{seed}.json"
+def part_file(net, batch_size, seed, lrs):
+    return OUT.with_name("tuning.unfinished") / f"{net}-{batch_size}-{seed}-{lrs[0]}.json"
 
 
 def finished(part):
@@ -118,10 +124,11 @@ def main(arguments=None):
     os.environ.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(2**40))
     missing = [part for part in grid(seeds) if finished(part) is None]
     parallel = joblib.Parallel(n_jobs=-1, batch_size=1, return_as="generator_unordered")
-    with tqdm(total=sum(9 * images(part[1]) for part in missing), unit="image", unit_scale=True, smoothing=0) as bar:
+    work = {part: len(part[-1]) * images(part[1]) for part in missing}
+    with tqdm(total=sum(work.values()), unit="image", unit_scale=True, smoothing=0) as bar:
         for part, runs in parallel(joblib.delayed(record)(*part, EPOCHS, STEPS) for part in missing):
             write(part_file(*part), {"recipe": made, "runs": runs})
-            bar.update(9 * images(part[1]))
+            bar.update(work[part])
     compact()
 
 

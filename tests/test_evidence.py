@@ -56,9 +56,8 @@ def test_parts_and_whole_read_alike(results):
     (results / "tuning.json").unlink()
     (results / "tuning.unfinished").mkdir()
     for run in stored["runs"]:
-        path = results / "tuning.unfinished" / f"{run.pop('net')}-{run.pop('batch_size')}-{run.pop('seed')}.json"
-        part = json.loads(path.read_text()) if path.exists() else {"recipe": stored["recipe"], "runs": []}
-        path.write_text(json.dumps({**part, "runs": [*part["runs"], run]}))
+        name = f"{run.pop('net')}-{run.pop('batch_size')}-{run.pop('seed')}-{run['lr']}.json"
+        (results / "tuning.unfinished" / name).write_text(json.dumps({"recipe": stored["recipe"], "runs": [run]}))
     assert (evidence.grid("lenet_bn"), evidence.recipe()) == whole
 
 
@@ -154,6 +153,6 @@ def test_unseen_records_what_the_grid_would(monkeypatch):
     assert study.numbers(runs[1]["validation_accuracy"]) == wanted["validation_accuracy"]
     cases = [*unseen.cases().values()]
     assert len(unseen.cases()) == 3 * (2 + 5)
-    assert [lrs for b, lrs, s in cases if (b, s) == (32, 1)] == [[0.025, 0.063, 0.16], [0.4, 1.0]]
+    assert [lrs for b, lrs, s in cases if (b, s) == (32, 1)] == [(0.025, 0.063, 0.16), (0.4, 1.0)]
     assert all([lr for b, lrs, s in cases if (b, s) == (512, seed) for lr in lrs] == [0.025, 0.063, 0.16, 0.4, 1.0]
                for seed in range(3))

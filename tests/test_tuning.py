@@ -243,7 +243,8 @@ def test_marks_end_with_the_longer_budget():
 
 def test_the_grid_is_the_one_asked_for():
     parts = grid.grid(grid.SEEDS)
-    assert len(set(parts)) == len(parts) == 2 * 7 * 3
+    assert len(set(parts)) == len(parts) == 2 * 3 * (3 + 3 + 3 * 9)
+    assert sum(len(lrs) for *_, lrs in parts) == 2 * 3 * 7 * 9
     for batch_size in grid.BATCH_SIZES:
         lrs = grid.learning_rates(batch_size)
         assert len(lrs) == 9 and all(2 < later / lr < 3 for lr, later in itertools.pairwise(lrs))
@@ -257,9 +258,9 @@ def small_grid(few, tmp_path, monkeypatch):
                         "OUT": tmp_path / "tuning.json", "fashion_mnist": lambda: few}.items():
         monkeypatch.setattr(grid, name, value)
     done = []
-    def record(net, batch_size, seed, epochs, steps):
-        done.append((net, batch_size, seed))
-        return done[-1], runs(few, net, batch_size, grid.learning_rates(batch_size)[:1], seed, epochs, steps)
+    def record(net, batch_size, seed, lrs, epochs, steps):
+        done.append((net, batch_size, seed, lrs))
+        return done[-1], runs(few, net, batch_size, lrs[:1], seed, epochs, steps)
     monkeypatch.setattr(grid, "record", record)
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):  # main sets them for its workers
         monkeypatch.setenv(name, os.environ.get(name, "0"))
@@ -283,7 +284,8 @@ def test_an_interrupted_grid_goes_on_where_it_was(small_grid, monkeypatch, capsy
     assert sorted(small_grid) == sorted(grid.grid(grid.SEEDS)), "each part once"
     result = json.loads(grid.OUT.read_text())
     assert len(result["runs"]) == len(grid.grid(grid.SEEDS))
-    assert {(run["net"], run["batch_size"], run["seed"]) for run in result["runs"]} == set(grid.grid(grid.SEEDS))
+    assert [(run["net"], run["batch_size"], run["seed"], run["lr"]) for run in result["runs"]] == [
+        (*part, lrs[0]) for *part, lrs in grid.grid(grid.SEEDS)]
     assert result["provenance"]["sha256"] and all(run["train_loss"] for run in result["runs"])
     grid.main([])
     assert len(small_grid) == len(grid.grid(grid.SEEDS)) and "up to date" in capsys.readouterr().out
@@ -319,5 +321,5 @@ def test_the_grid_refuses_the_digits():
 def test_some_seeds_only(small_grid, monkeypatch, capsys):
     monkeypatch.setattr(grid, "SEEDS", (0, 1))
     grid.main(["--seeds", "1"])
-    assert {seed for _, _, seed in small_grid} == {1} and not grid.OUT.exists()
-    assert "4 of 8 parts are still to come" in capsys.readouterr().err
+    assert {seed for _, _, seed, _ in small_grid} == {1} and not grid.OUT.exists()
+    assert "24 of 48 parts are still to come" in capsys.readouterr().err

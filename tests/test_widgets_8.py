@@ -95,7 +95,8 @@ def test_finished_parts_and_the_whole_grid_give_the_same_data(grid, data, monkey
     for net, b, seed in itertools.product(("lenet", "lenet_bn"), SIZES, (0, 1, 2)):
         runs = [{name: value for name, value in run.items() if name not in ("net", "batch_size", "seed")}
                 for run in grid["runs"] if (run["net"], run["batch_size"], run["seed"]) == (net, b, seed)]
-        (parts / f"{net}-{b}-{seed}.json").write_text(json.dumps({"recipe": grid["recipe"], "runs": runs}))
+        part = parts / f"{net}-{b}-{seed}-{runs[0]['lr']}.json"
+        part.write_text(json.dumps({"recipe": grid["recipe"], "runs": runs}))
     monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     assert recorded.explorer_data(recorded.read_grid()) == data
     joined = [tuning.packed((run["net"], run["batch_size"], run["seed"]), run) for run in grid["runs"]]
@@ -638,9 +639,14 @@ def test_every_control_has_a_name_a_visible_focus_and_its_own_keys(page, write, 
     assert page.get_by_role("grid").get_attribute("data-lm-suppress-shortcuts") == "true"
 
 
-def test_it_can_be_used_within_a_second(page, write, data, loop):
+@pytest.mark.parametrize("where", ["a page of its own", "chapter 8"])
+def test_it_can_be_used_within_a_second(page, write, data, loop, where, request):
     """From the start of the navigation until a click on the map has been answered; the best of three."""
-    address, seconds = write(TuningExplorer(data), LoopExplorer(loop)), []
+    if where == "chapter 8":
+        address = (request.getfixturevalue("book") / "chapters/08-batch-size-and-learning-rate.html").as_uri()
+    else:
+        address = write(TuningExplorer(data), LoopExplorer(loop))
+    seconds = []
     for _ in range(3):
         page.goto(address, wait_until="commit")
         seconds.append(page.evaluate("""() => new Promise((done) => {

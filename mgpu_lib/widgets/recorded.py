@@ -28,7 +28,7 @@ TOP = 9999  # thousandths: a loss of 10 is as far as the picture goes
 
 def read_grid():
     """The recorded grid, or the parts of it that are finished. FileNotFoundError without any."""
-    whole, parts = RESULTS / "tuning.json", sorted((RESULTS / "tuning.unfinished").glob("*-*-*.json"))
+    whole, parts = RESULTS / "tuning.json", sorted((RESULTS / "tuning.unfinished").glob("*-*-*-*.json"))
     if whole.exists():
         return json.loads(whole.read_text(encoding="utf-8"))
     if not parts:
@@ -56,7 +56,8 @@ def resnet_runs(stored):
 
 
 def join(parts):
-    """Finished parts {"NET-BATCH-SEED": what its file holds} in the form of the whole grid. ValueError if they differ.
+    """Finished parts {"NET-BATCH-SEED-RATE": what its file holds} in the form of the whole grid. ValueError if they
+    differ.
 
     Parts of different recipes are no grid.
     """
@@ -68,7 +69,7 @@ def join(parts):
         )
     recipe, runs = json.loads(recipes.pop()), []
     for name, part in parts.items():
-        net, batch_size, seed = name.split("-")
+        net, batch_size, seed, _ = name.split("-")
         runs += [{"net": net, "batch_size": int(batch_size), "seed": int(seed), **run} for run in part["runs"]]
     return {"recipe": recipe, "trained_on": 60_000 - recipe["validation"], "runs": runs}
 
