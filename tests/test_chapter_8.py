@@ -165,6 +165,18 @@ def test_claim_3_rules_and_warm_up(grids):
     assert not ended("lenet_bn", 4096, "linear, warm-up") and accuracy("lenet_bn", 4096, "linear, warm-up")[2] < 0.5
 
 
+def test_the_worked_example():
+    """example-table, example-why."""
+    found = {key: line["test_accuracy"] for key, line in study("example").items() if not line["ended_at_step"]}
+    one, four = found["1/256/0.2/4"], found["4/256/0.2/4"]
+    assert one[1] < four[2] and four[1] < one[2] and abs(one[0] - four[0]) < 0.01, "the same batch, the same end"
+    large = {lr: found.get(f"4/1024/{lr}/4", [0.1] * 3) for lr in (0.2, 0.4, 0.8, 1.6)}
+    assert all(mean < one[1] for mean, *_ in large.values()), "lower at every rate"
+    assert max(large, key=lambda lr: large[lr][0]) == 0.8 and large[1.6][2] < 0.12
+    assert abs(large[0.4][0] - large[0.2][0]) < 0.01, "half of the linear rule's rate is no better than the old one"
+    assert large[0.4][2] < found["4/1024/0.4/8"][0] < one[1], "eight epochs win back a part"
+
+
 def test_claim_4(grids):
     """norm-table, norm-figure, norm-why, claim-4-verdict."""
     plain, normed = grids["lenet"], grids["lenet_bn"]
