@@ -177,6 +177,17 @@ def test_the_worked_example():
     assert large[0.4][2] < found["4/1024/0.4/8"][0] < one[1], "eight epochs win back a part"
 
 
+def test_the_glance_at_resnet():
+    """resnet, resnet-why."""
+    found = {tuple(map(float, key.split("/"))): line["test_accuracy"] for key, line in study("resnet_grid").items()}
+    assert all(len(accuracies) == 2 for accuracies in found.values())
+    for B in (16, 64):
+        for seed in (0, 1):
+            assert min((0.025, 0.1, 0.4, 1.6), key=lambda lr: found[B, lr][seed]) == 1.6
+    assert max(abs(a - b) for a, b in found.values()) > 0.1, "the seeds differ by more than neighboring rates"
+    assert max(max(found[256, lr]) for lr in (0.025, 0.1, 0.4, 1.6)) < 0.5, "little is learned"
+
+
 def test_claim_4(grids):
     """norm-table, norm-figure, norm-why, claim-4-verdict."""
     plain, normed = grids["lenet"], grids["lenet_bn"]
