@@ -166,6 +166,15 @@ def buckets_in_streams(way):
     return program
 
 
+def gradients_for_the_noise(X, y, devices):
+    """Chapter 8: the mean gradients of the shards, none of them empty. Weighted by their rows they are the batch's."""
+    devices = devices[:len(X)]
+    replicas = [parallel.get_params(PARAMS, device) for device in devices]
+    found = shown("08", "replica_gradients", devices=devices, replicas=replicas)["replica_gradients"](X, y)
+    shares = [len(shard) / len(X) for shard in X.tensor_split(len(devices))]
+    return [[sum(share * grad.cpu() for share, grad in zip(shares, same)) for same in zip(*found)]]
+
+
 clipped_step = solution("museum", "clipped_step", **shown("museum", "backward"))
 ON_PARAMS = {
     "train_batch": stepped(parallel.train_batch),
@@ -180,6 +189,7 @@ ON_PARAMS = {
     "chapter 7: named_step": stepped(with_names),
     "chapter 7: ring_in_streams":
         reduced(one_by_one(lambda data: shown("07", "ring_in_streams", on=torch.cuda.stream)["ring_in_streams"](data))),
+    "chapter 8: replica_gradients": gradients_for_the_noise,
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
     "museum: solution clipped_step": stepped(partial(clipped_step, length=1e9)),  # nothing is that long
 }
@@ -385,7 +395,7 @@ NO_PROGRAMS = {
     "calls programs that are tested, to train or to compare": [
         "chapter 4: fit", "chapter 4: gap_per_step", "chapter 5: gap_to_chapter_4", "chapter 5: refuses",
         "chapter 6: train_resnet", "chapter 6: train_heat", "chapter 6: error_of", "chapter 6: outside",
-        "museum: exhibit"],
+        "chapter 8: right_step", "chapter 8: after_a_step", "museum: exhibit"],
     "computes on one device: an oracle": [
         "chapter 3: unsplit", "chapter 4: mean_gradient", "chapter 5: step", "chapter 6: gradients",
         "museum: one_device"],
@@ -395,7 +405,8 @@ NO_PROGRAMS = {
                                    "chapter 5: solution broadcast_backward", "chapter 6: solution unwrap",
                                    "chapter 7: replicas"],
     "wrong on purpose": ["chapter 2: replicas", "chapter 4: allreduce_rebinding", "chapter 4: step_rebinding",
-                         "chapter 4: step_unzeroed", "chapter 4: cpu_pair", "museum: clipped_too_early"],
+                         "chapter 4: step_unzeroed", "chapter 4: cpu_pair", "chapter 8: step_with_means",
+                         "museum: clipped_too_early"],
     "right for equal parts only, as its chapter says": ["chapter 6: inside"],
 }
 MOVES = {"to", "cuda"}  # methods
