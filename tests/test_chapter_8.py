@@ -8,22 +8,17 @@ from itertools import pairwise
 import pytest
 
 from mgpu_lib import evidence
-from mgpu_lib.widgets import recorded
 
 NETS = ("lenet", "lenet_bn")
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 
 
 def study(name):
-    if not (recorded.RESULTS / f"{name}.json").exists():
-        pytest.skip(f"{name}.json is not recorded yet: python -m experiments.{name}")
     return evidence.study(name)["summary"]
 
 
 @pytest.fixture(scope="module")
 def grids():
-    if not (recorded.RESULTS / "tuning.json").exists():
-        pytest.skip("tuning.json is not recorded yet: python -m experiments.tuning")
     return {net: evidence.grid(net) for net in NETS}
 
 

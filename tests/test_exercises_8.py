@@ -126,6 +126,4 @@ def test_a_run_whose_loss_was_no_longer_finite_is_not_one_that_died(monkeypatch)
 
 def test_so_do_the_recorded_ones(monkeypatch):
     monkeypatch.undo()
-    if not (recorded.RESULTS / "tuning.json").exists():
-        pytest.skip("tuning.json is not recorded yet: python -m experiments.tuning")
     assert_each_shows_its_word(five())
