@@ -1,16 +1,21 @@
 # Two commands do it: `make book` and `make test`. Each sets up .venv by itself, once per state of the requirements.
 #   make book                 build the static book and print where to open it
-#   make test                 ruff, and pytest --nbval over tests/ and chapters/
+#   make test                 ruff, and pytest --nbval over tests/ and chapters/; long sweeps in part
+#   make test ALL=1           the same with the whole of each sweep
 #   make serve                build the book and serve it at http://localhost:8000
 #   make lab                  open the chapters in JupyterLab
 #   make run-notebooks        run all chapters and store their outputs
 #                             one chapter: make run-notebooks CHAPTER=chapters/NN-name.ipynb
+#   make pictures             take the pictures that figures show where no JavaScript runs, of the stored outputs
+#                             a figure's look changed: make pictures, then run-notebooks, which puts them in
+#                             its values or data changed: run-notebooks, pictures, run-notebooks
 #   make clean                remove what was built (the environment stays: delete .venv to have it set up anew)
 # Another Python: make book PYTHON=python3.12
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+ALL ?=
 CHAPTER ?=
 
 BIN := $(VENV)/bin
@@ -19,7 +24,7 @@ READY := $(VENV)/.ready-$(HASH)
 # The library of this checkout, also where the environment was set up for another one.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: book test serve lab run-notebooks clean
+.PHONY: book test serve lab run-notebooks pictures clean
 .DEFAULT_GOAL := book
 
 $(READY):
@@ -36,7 +41,8 @@ book: $(READY)
 
 test: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --durations 10
+	$(BIN)/ruff format --check .
+	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --durations 10
 
 serve: book
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
@@ -46,6 +52,9 @@ lab: $(READY)
 
 run-notebooks: $(READY)
 	$(BIN)/python scripts/run_notebooks.py $(CHAPTER)
+
+pictures: $(READY)
+	$(BIN)/python scripts/take_pictures.py
 
 clean:
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -6,6 +6,7 @@ One ratio is the time that a step of one run takes in the book's own loop, over 
 grid trains it: one compiled program, so many runs wide. Both on one thread, because the grid gives each core a part of
 its own. Compiling, some 20 seconds for each batch size, is left out. The median of many is quoted.
 """
+
 import statistics
 
 import torch
@@ -34,6 +35,7 @@ def in_a_stack(X, y, width, steps):
         for _ in range(steps):
             now, _, loss = step(now, [], X, y, rates)
             loss.tolist()  # the grid looks at each loss, and train_batch returns it
+
     return train
 
 

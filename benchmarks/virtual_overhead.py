@@ -5,6 +5,7 @@
 One ratio is the time of a step on virtual GPUs over that of the step before it on the CPU, because a busy machine
 slows both. The median of many is quoted.
 """
+
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def resnet_step(devices):
         optimizer.zero_grad()
         F.cross_entropy(net(X.to(devices[0])), y.to(devices[0])).backward()
         optimizer.step()
+
     return step
 
 
@@ -75,9 +77,11 @@ def import_seconds():
 def main():
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios: median (quartiles) [bound]")
     kept = True
-    for name, make_step, num_gpus, pairs, bound in (("LeNet, batch 256, 1 virtual GPU", lenet_step, 1, 200, 1.10),
-                                                    ("LeNet, batch 256, 4 virtual GPUs", lenet_step, 4, 200, 1.25),
-                                                    ("ResNet-18, batch 64, 1 virtual GPU", resnet_step, 1, 60, 1.05)):
+    for name, make_step, num_gpus, pairs, bound in (
+        ("LeNet, batch 256, 1 virtual GPU", lenet_step, 1, 200, 1.10),
+        ("LeNet, batch 256, 4 virtual GPUs", lenet_step, 4, 200, 1.25),
+        ("ResNet-18, batch 64, 1 virtual GPU", resnet_step, 1, 60, 1.05),
+    ):
         low, median, high = statistics.quantiles(ratios(make_step, num_gpus, pairs), n=4)
         kept &= median <= bound
         print(f"{name:<36} {median:.3f} ({low:.3f} to {high:.3f}) [{bound:.2f}]")

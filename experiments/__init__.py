@@ -1,1 +1,1 @@
-"""Programs that record evidence for the book, and what they recorded (see `results`)."""
+"""Programs that record evidence for the book, whose results lie in mgpu_lib/recorded."""

@@ -6,6 +6,7 @@ writes mgpu_lib/virtual/rates.json. Every setting is one for all models; those o
 settings that all generations share. Each setting is drawn towards a plain starting value, by as much as it is known
 beforehand: what the measurements say nothing about stays there.
 """
+
 import math
 from typing import NamedTuple
 
@@ -31,8 +32,13 @@ def setting(name, value, uncertainty, *places):
 # Large matrix products reach 74 % on an A100, 76 % on a V100 (github.com/mli/transformers-benchmarks): known well.
 # A 3x3 convolution of unit stride may exceed 1 on the cores: Winograd's way takes up to 2.25 times fewer operations.
 for kind, on_cores, on_tensor_cores in (
-        ("conv1x1", 0.75, 0.5), ("conv3x3", 1.2, 0.5), ("conv", 0.6, 0.35), ("conv_grouped", 0.2, 0.1),
-        ("conv_depthwise", 0.15, None), ("matmul", 0.85, 0.75)):
+    ("conv1x1", 0.75, 0.5),
+    ("conv3x3", 1.2, 0.5),
+    ("conv", 0.6, 0.35),
+    ("conv_grouped", 0.2, 0.1),
+    ("conv_depthwise", 0.15, None),
+    ("matmul", 0.85, 0.75),
+):
     more = ("attention",) if kind == "matmul" else ()
     setting(f"cores {kind}", on_cores, 0.3, *(("cores", k) for k in (kind, *more)))
     if on_tensor_cores:
@@ -42,8 +48,14 @@ setting("backward on cores", 0.9, 0.3)
 setting("backward on tensor cores", 0.8, 0.3)
 setting("backward depthwise", 0.5, 0.3)
 setting("half", 4000, 0.5, ("half",))
-setting("memory convolutions", 0.75, 0.15, *(("memory", k) for k in CONVOLUTIONS[:3]), ("memory", "matmul"),
-        ("memory", "attention"))
+setting(
+    "memory convolutions",
+    0.75,
+    0.15,
+    *(("memory", k) for k in CONVOLUTIONS[:3]),
+    ("memory", "matmul"),
+    ("memory", "attention"),
+)
 setting("memory grouped", 0.6, 0.3, ("memory", "conv_grouped"))
 setting("memory depthwise", 0.6, 0.3, ("memory", "conv_depthwise"))
 setting("memory norm", 0.7, 0.15, ("memory", "norm"))
@@ -60,21 +72,33 @@ setting("copies from pageable memory", 0.3, 0.5, ("copy", "pageable"))
 setting("fixed heavy", 6e-6, 0.4, *(("fixed", k) for k in (*CONVOLUTIONS, "matmul", "attention", "norm")))
 setting("fixed light", 2e-6, 0.5, *(("fixed", k) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
 setting("fixed layout", 3e-6, 0.3, ("fixed", "layout"))
-for i, (way, conv, norm, matmul, light) in enumerate((("called", 40e-6, 35e-6, 25e-6, 15e-6),
-                                                      ("by the engine", 45e-6, 25e-6, 20e-6, 10e-6))):
+for i, (way, conv, norm, matmul, light) in enumerate(
+    (("called", 40e-6, 35e-6, 25e-6, 15e-6), ("by the engine", 45e-6, 25e-6, 20e-6, 10e-6))
+):
     setting(f"host convolutions, {way}", conv, 0.4, *(("host", k, i) for k in CONVOLUTIONS))
     setting(f"host norm, {way}", norm, 0.4, ("host", "norm", i))
     setting(f"host matmul, {way}", matmul, 0.4, ("host", "matmul", i), ("host", "attention", i))
-    setting(f"host others, {way}", light, 0.4,
-            *(("host", k, i) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
+    setting(
+        f"host others, {way}",
+        light,
+        0.4,
+        *(("host", k, i) for k in ("pool", "reduce", "gather", "pointwise", "foreach")),
+    )
     setting(f"host views, {way}", (3e-6, 1e-6)[i], 0.4, ("host", "view", i))
     setting(f"host tensors in a list, {way}", 0.7e-6, 0.4, ("host", "tensor", i))
 
 
 def tables(values):
     """The tables of rates.json, from {setting: value}."""
-    found = {"cores": {}, "tensor": {}, "factor": {"cores": {}, "tensor cores": {}, "memory": {}}, "memory": {},
-             "fixed": {}, "copy": {}, "host": {}}
+    found = {
+        "cores": {},
+        "tensor": {},
+        "factor": {"cores": {}, "tensor cores": {}, "memory": {}},
+        "memory": {},
+        "fixed": {},
+        "copy": {},
+        "host": {},
+    }
     for name, (_, _, places) in START.items():
         for place in places:
             if place[0] == "host":
@@ -95,18 +119,18 @@ def tables(values):
 class Log(NamedTuple):
     """The operations of one step, as arrays over the operations."""
 
-    kind: np.ndarray     # index into KINDS
-    deep: np.ndarray     # whether it is a convolution's backward
+    kind: np.ndarray  # index into KINDS
+    deep: np.ndarray  # whether it is a convolution's backward
     flops: np.ndarray
     results: np.ndarray
     nbytes: np.ndarray
     layout: np.ndarray
-    relaid: np.ndarray
+    layout_copies: np.ndarray
     kernels: np.ndarray
     tensors: np.ndarray
-    engine: np.ndarray   # whether autograd's engine called it
-    fast: np.ndarray     # FLOP per second of the tensor cores at this precision, 0: not on them
-    copied: int          # bytes of the batch that are copied to the GPU first
+    engine: np.ndarray  # whether autograd's engine called it
+    fast: np.ndarray  # FLOP per second of the tensor cores at this precision, 0: not on them
+    copied: int  # bytes of the batch that are copied to the GPU first
 
 
 KINDS = sorted(rates.HOST)
@@ -116,28 +140,39 @@ def record(row):
     """The Log of a row."""
     spec, found = sheets.find(row["sheet"]), []
     with sheets.added(), mgpu.virtual_gpus(1, gpu=row["sheet"], backing="meta") as machine:
-        machine.ledgers[0].capacity = machine.ledgers[0].limit = 10**15  # the published batch sizes did fit
+        machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = published.tf32(row)
         step = published.step_on(machine.devices[0], row)
         with published.attention(row):
             step()  # the first one makes the optimizer's state
-            machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append((
-                costs.work(func, args, kwargs, out, machine.clock.tf32), machine.clock.host().engine is not None))
+            machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
+                (costs.work(func, args, kwargs, out, machine.clock.tf32), machine.clock.host().engine is not None)
+            )
             step()
     work, engine = zip(*found, strict=True)
     copied = 0
     if published.PROGRAMS[row["source"]].get("copied"):
         copied = math.prod(published.batch_shape(row)) * (2 if row["precision"] == "fp16" else 4)
     fast = [getattr(spec, w.precision) if costs.on_tensor_cores(w, spec) else 0.0 for w in work]
-    columns = ([KINDS.index(w.kind) for w in work], [w.name == "convolution_backward" for w in work],
-               [w.flops for w in work], [w.results for w in work], [w.nbytes for w in work],
-               [w.layout for w in work], [w.relaid for w in work], [w.kernels for w in work],
-               [w.tensors for w in work], engine, fast)
+    columns = (
+        [KINDS.index(w.kind) for w in work],
+        [w.name == "convolution_backward" for w in work],
+        [w.flops for w in work],
+        [w.results for w in work],
+        [w.nbytes for w in work],
+        [w.layout for w in work],
+        [w.layout_copies for w in work],
+        [w.kernels for w in work],
+        [w.tensors for w in work],
+        engine,
+        fast,
+    )
     return Log(*(np.array(c, dtype=float if i else int) for i, c in enumerate(columns)), copied)
 
 
 def replay(log, spec, table):
     """Seconds of a step, with the rates in `table`: what the clock says, all operations at once."""
+
     def of(name, more=""):
         return np.array([table[name].get(kind + more, 1.0) for kind in KINDS])[log.kind]
 
@@ -146,15 +181,18 @@ def replay(log, spec, table):
 
     group = rates.generation(spec)
     better = {units: table["factor"][units].get(group, 1.0) for units in ("cores", "tensor cores")}
-    rate = np.where(log.fast > 0, log.fast * np.minimum(1.0, part("tensor") * better["tensor cores"]),
-                    spec.fp32 * part("cores") * better["cores"])
+    rate = np.where(
+        log.fast > 0,
+        log.fast * np.minimum(1.0, part("tensor") * better["tensor cores"]),
+        spec.fp32 * part("cores") * better["cores"],
+    )
     rate *= np.where(log.results > 0, log.results / (log.results + table["half"] * spec.sm_count), 1.0)
     rate *= table["factor"]["low power"] if spec.power <= rates.LOW_POWER else 1.0
     good = table["factor"]["memory"].get(group, 1.0)
     traffic = log.nbytes / (spec.bandwidth * np.minimum(1.0, of("memory") * good))
     layout = np.where(log.fast > 0, log.layout, 0) / (spec.bandwidth * min(1.0, table["memory"]["layout"] * good))
-    relaid = np.where(log.fast > 0, log.relaid, 0) * table["fixed"]["layout"]
-    seconds = log.kernels * of("fixed") + relaid + np.maximum(log.flops / rate, traffic) + layout
+    copies = np.where(log.fast > 0, log.layout_copies, 0) * table["fixed"]["layout"]
+    seconds = log.kernels * of("fixed") + copies + np.maximum(log.flops / rate, traffic) + layout
     host = np.array([table["host"][kind] for kind in KINDS])[log.kind, log.engine.astype(int)]
     host = host + log.tensors * np.array(table["host"]["tensor"])[log.engine.astype(int)]
     seconds = np.where(log.kernels > 0, seconds, 0.0)
@@ -173,8 +211,10 @@ def fit(rows, logs):
 
     def residuals(x):
         table = tables(dict(zip(names, np.exp(x), strict=True)))
-        errors = [math.log(replay(log, sheets.find(row["sheet"]), table) / published.seconds(row))
-                  for row, log in zip(rows, logs, strict=True)]
+        errors = [
+            math.log(replay(log, sheets.find(row["sheet"]), table) / published.seconds(row))
+            for row, log in zip(rows, logs, strict=True)
+        ]
         return np.concatenate([soft(np.array(errors) / SPREAD) * weight, (x - start) / loose])
 
     most = np.log([1.0 if name in PARTS else 1e9 for name in names])
@@ -184,7 +224,8 @@ def fit(rows, logs):
 
 # settings that are parts of a peak, and stay below it
 PARTS = {n for n in START if n.startswith("tensor cores ") and " of " not in n} | {
-    n for n in START if n.startswith("memory ") and " of " not in n}
+    n for n in START if n.startswith("memory ") and " of " not in n
+}
 SPREAD = 0.1  # how far a good prediction may be off, as a factor e**s
 
 
@@ -206,9 +247,17 @@ def used(rows):
 def main():
     rows = [r for r in used(published.rows()) if r["half"] == "fit"]
     settings = fit(rows, [record(row) for row in rows])
-    write(OUT, {**tables(settings), "settings": settings,
-                "provenance": {**provenance("experiments.clock_fit", (__file__, published.__file__, costs.__file__,
-                                                                      published.PATH)), "rows": len(rows)}})
+    write(
+        OUT,
+        {
+            **tables(settings),
+            "settings": settings,
+            "provenance": {
+                **provenance("experiments.clock_fit"),
+                "rows": len(rows),
+            },
+        },
+    )
 
 
 if __name__ == "__main__":

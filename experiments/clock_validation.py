@@ -3,28 +3,54 @@
     python -m experiments.clock_validation             predicts every row of published.json
     python -m experiments.clock_validation --measure   times steps on this machine's GPU
 
-The first writes results/clock_validation.json. Rows of one half (see `published.halve`) were used to fit the clock;
-errors are reported for the other. Rows that a rule leaves out are predicted as well where that is possible, so that one
-can see what the rule does to the errors. The second writes results/measured_<GPU>.json.
+The first writes mgpu_lib/recorded/clock_validation.json. Rows of one half (see `published.halve`) were used to fit the
+clock; errors are reported for the other. Rows that a rule leaves out are predicted as well where that is possible, so
+that one can see what the rule does to the errors. The second writes measured_validation.json beside it.
 """
+
 import argparse
+import itertools
 import statistics
 import sys
-from pathlib import Path
 
 import torch
 import torchvision
 
 import mgpu_lib as mgpu
-from experiments import published, sheets
-from experiments.record import digest, provenance, write
+from experiments import fingerprint, published, sheets
+from experiments.record import provenance, write
 from mgpu_lib.prediction import predict
-from mgpu_lib.virtual import clock, costs, rates
+from mgpu_lib.recorded import RESULTS
 
-RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "clock_validation.json"
-SHOWN = ("id", "source", "gpu", "sheet", "n_gpus", "model", "batch_per_gpu", "precision", "memory_format", "mode",
-         "half", "framework", "url", "where", "quote")
+SAMPLE = None  # all: a row takes less than a second
+SHOWN = (
+    "id",
+    "source",
+    "gpu",
+    "sheet",
+    "n_gpus",
+    "model",
+    "batch_per_gpu",
+    "precision",
+    "memory_format",
+    "mode",
+    "half",
+    "framework",
+    "url",
+    "where",
+    "quote",
+)
+
+
+def cases():
+    """{id of a row that counts: (the row,)}."""
+    return {row["id"]: (row,) for row in published.rows() if not row["excluded"]}
+
+
+def recipe():
+    roots = ("clock_validation.record", "clock_validation.can_be_predicted", "published.rows", "published.late")
+    return {"sha256": fingerprint.of_times(*(f"experiments.{name}" for name in roots))}
 
 
 def seconds(row):
@@ -32,7 +58,7 @@ def seconds(row):
     if row["n_gpus"] > 1:
         return several(row)
     with sheets.added(), mgpu.virtual_gpus(1, gpu=row["sheet"], backing="meta") as machine, published.attention(row):
-        machine.ledgers[0].capacity = machine.ledgers[0].limit = 10**15  # the published batch sizes did fit
+        machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = published.tf32(row)
         step = published.step_on(machine.devices[0], row)
         step()  # the first one makes the optimizer's state
@@ -49,11 +75,15 @@ def several(row):
     return predict(net, X, row["sheet"], row["n_gpus"], "ddp", row["precision"], row["link"]).seconds
 
 
-def compared(row):
+def record(row):
     """A row with its prediction; "error" is how much too long that is, as a part of the published time."""
     real, said = published.seconds(row), seconds(row)
-    return {**{key: row.get(key) for key in SHOWN}, "published": round(real, 6), "predicted": round(said, 6),
-            "error": round(said / real - 1, 4)}
+    return {
+        **{key: row.get(key) for key in SHOWN},
+        "published": round(real, 6),
+        "predicted": round(said, 6),
+        "error": round(said / real - 1, 4),
+    }
 
 
 def can_be_predicted(row):
@@ -66,47 +96,62 @@ def summary(errors):
     sizes = sorted(map(abs, errors))
     if not sizes:
         return {"rows": 0}
-    return {"rows": len(sizes), "median": statistics.median(sizes), "nine in ten": sizes[int(0.9 * (len(sizes) - 1))],
-            "worst": sizes[-1]}
+    return {
+        "rows": len(sizes),
+        "median": statistics.median(sizes),
+        "nine in ten": sizes[int(0.9 * (len(sizes) - 1))],
+        "worst": sizes[-1],
+    }
 
 
 def validate():
     rows = published.rows()
-    found = [compared(row) for row in rows if not row["excluded"]]
+    found = [record(row) for row in rows if not row["excluded"]]
     left_out, late = {}, []
     for row in rows:
         if row["excluded"]:
-            error = compared(row)["error"] if can_be_predicted(row) else None
+            error = record(row)["error"] if can_be_predicted(row) else None
             left_out.setdefault(row["excluded"], []).append(error)
             late += [error] if published.late(row) else []
-    excluded = [{"rule": rule, "meaning": published.RULES[rule], "all": len(errors),
-                 **summary([e for e in errors if e is not None])} for rule, errors in sorted(left_out.items())]
+    excluded = [
+        {
+            "rule": rule,
+            "meaning": published.RULES[rule],
+            "all": len(errors),
+            **summary([e for e in errors if e is not None]),
+        }
+        for rule, errors in sorted(left_out.items())
+    ]
     errors = {half: [row["error"] for row in found if row["half"] == half] for half in ("held out", "fit")}
     errors["held out, and what late rules left out"] = errors["held out"] + late
     halves = {name: summary(found) for name, found in errors.items()}
-    sources = [published.__file__, published.PATH, sheets.__file__, clock.__file__, costs.__file__, rates.PATH,
-               __file__]
-    write(OUT, {"provenance": provenance("experiments.clock_validation", sources), "rates": digest([rates.PATH]),
-                "summary": halves, "excluded": excluded, "rows": found})
+    write(
+        OUT,
+        {
+            "provenance": provenance("experiments.clock_validation"),
+            "recipe": recipe(),
+            "summary": halves,
+            "excluded": excluded,
+            "rows": found,
+        },
+    )
     for half, numbers in halves.items():
         print(half, numbers)
 
 
-def measure():
-    """Seconds of a training step and of a forward pass on this machine's GPU, for LeNet and ResNet-18."""
-    device, found = torch.device("cuda"), []
-    for name, image in (("lenet", (1, 28, 28)), ("resnet18", (3, 224, 224))):
-        for batch in (1, 16, 64, 256):
-            for mode in ("train", "infer"):
-                timing = mgpu.Timer([device]).measure(real_step(name, image, batch, mode, device))
-                low, high = timing.spread
-                found.append({"model": name, "batch": batch, "mode": mode, "median": timing.median, "low": low,
-                              "high": high})
-    gpu = torch.cuda.get_device_name(device)
-    write(RESULTS / f"measured_{gpu.lower().replace(' ', '_')}.json",
-          {"provenance": provenance("experiments.clock_validation --measure", [__file__]), "gpu": gpu,
-           "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "precision": "PyTorch's defaults",
-           "rows": found})
+def measured_cases():
+    """{name of a step: arguments of `measured`} of what a real GPU is asked: LeNet and ResNet-18, trained and not."""
+    images = {"lenet": (1, 28, 28), "resnet18": (3, 224, 224)}
+    steps = itertools.product(images.items(), (1, 16, 64, 256), ("train", "infer"))
+    return {f"{name}/{batch}/{mode}": (name, image, batch, mode) for (name, image), batch, mode in steps}
+
+
+def measured(name, image, batch, mode):
+    """Seconds of one of these steps on the first GPU: median and quartiles."""
+    device = torch.device("cuda", 0)
+    timing = mgpu.Timer([device]).measure(real_step(name, image, batch, mode, device))
+    low, high = timing.spread
+    return {"model": name, "batch": batch, "mode": mode, "median": timing.median, "low": low, "high": high}
 
 
 def real_step(name, image, batch, mode, device):
@@ -144,7 +189,9 @@ def main():
         return validate()
     if mgpu.current_machine() is not None or not torch.cuda.is_available():
         sys.exit("--measure needs a real GPU, and PyTorch sees none here")
-    return measure()
+    from experiments import on_a_gpu  # which knows these steps, too
+
+    return on_a_gpu.measure("validation", RESULTS)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,29 @@
 
     python -m experiments.critical
 
-writes experiments/results/critical.json. LeNet trains as in the grid, `experiments.tuning`, which measures small
+writes mgpu_lib/recorded/critical.json. LeNet trains as in the grid, `experiments.tuning`, which measures small
 batches too rarely for this: a batch of 1 for the second time after half an epoch. Here a run is measured whenever the
 steps have grown by a tenth, and ends when it reaches TARGET.
 """
+
 import itertools
 import math
 
 import torch
 
-from experiments import study, tuning, tuning_runs
-from experiments.tuning_runs import accuracies, endless, stacked, start, stepper, train_until
-from mgpu_lib import data, models
+from experiments import study, tuning
+from experiments.tuning_runs import accuracies, new_run, note, stacked, start, stepper, train_until
+from mgpu_lib.data import endless
 
 NET, TARGET = "lenet", 0.75
 SEEDS = (0, 1, 2)
 FIRST, GROWTH = 20, 1.1  # measured after FIRST steps, and whenever they have grown by this factor
 # The three or four largest rates of the grid with which LeNet trains: smaller ones for small batches.
-RATES = {size: (0.063, 0.16, 0.4) for size in tuning.BATCH_SIZES} | {1: (0.004, 0.01, 0.025, 0.063),
-                                                                    4: (0.01, 0.025, 0.063, 0.16)}
+RATES = {size: (0.063, 0.16, 0.4) for size in tuning.BATCH_SIZES} | {
+    1: (0.004, 0.01, 0.025, 0.063),
+    4: (0.01, 0.025, 0.063, 0.16),
+}
+SAMPLE = ("64/0.4/0",)
 
 
 def cases():
@@ -32,19 +36,14 @@ def record(batch_size, lr, seed):
     """A run as the grid's file holds them, without accuracies on test images."""
     X, y, X_validation, y_validation = study.split()
     params, running = (stacked(tensors, 1) for tensors in start(NET, seed))
-    run = {"net": NET, "batch_size": batch_size, "seed": seed, "lr": lr, "diverged_at_step": None, "dead_at_step": None,
-           "step": [], "train_loss": [], "validation_accuracy": [], "test_accuracy": {}}
+    run = {"net": NET, "batch_size": batch_size, "seed": seed, **new_run(lr), "test_accuracy": {}}
     shuffled = enumerate(endless(X, y, batch_size, seed), 1)
     for mark in marks(max(math.ceil(len(X) / batch_size), tuning.STEPS)):
         params, running, (loss,) = train_until(mark, shuffled, stepper(NET), params, running, torch.tensor([lr]), [run])
         if run["diverged_at_step"]:
             break
         (accuracy,), (dead,) = accuracies(NET, params, running, X_validation, y_validation)
-        run["step"].append(mark)
-        run["train_loss"].append(round(loss, 5))
-        run["validation_accuracy"].append(accuracy)
-        if dead:
-            run["dead_at_step"] = mark
+        note(run, mark, loss, accuracy, dead)
         if dead or accuracy >= TARGET:
             break
     return {name: study.text(value) if isinstance(value, list) else value for name, value in run.items()}
@@ -52,15 +51,19 @@ def record(batch_size, lr, seed):
 
 def marks(last):
     """After which steps to measure: FIRST, a tenth more, and so on, up to `last`."""
-    grown = (math.ceil(FIRST * GROWTH ** i) for i in itertools.count())
+    grown = (math.ceil(FIRST * GROWTH**i) for i in itertools.count())
     return [*dict.fromkeys(itertools.takewhile(lambda step: step < last, grown)), last]
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, study.split,
-             record, marks)
-    return {"sha256": study.fingerprint(*parts), "target": TARGET, "first": FIRST, "growth": GROWTH,
-            "rates": {str(size): rates for size, rates in RATES.items()}, "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("critical"),
+        "target": TARGET,
+        "first": FIRST,
+        "growth": GROWTH,
+        "rates": {str(size): rates for size, rates in RATES.items()},
+        "validation": tuning.VALIDATION,
+    }
 
 
 def summary(runs):

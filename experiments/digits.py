@@ -2,27 +2,33 @@
 
     python -m experiments.digits
 
-writes experiments/results/digits.json: one epoch of 1,200 images, with 20 seeds. Runs can't be compared number by
+writes mgpu_lib/recorded/digits.json: one epoch of 1,200 images, with 20 seeds. Runs can't be compared number by
 number with those of another machine: sums are rounded in another way there, and after some twenty steps that shows.
 What can be compared is a run with a new seed and the spread over the recorded seeds; `margin` computes how far from
 their mean it may lie. These figures are there for the test, not for the book.
 """
+
 import math
 import statistics
 
 from scipy import stats
 
 from experiments import study, tuning_runs
-from mgpu_lib import data, models
+from mgpu_lib import data
 
 LRS = {16: (0.004, 0.01, 0.025), 64: (0.01, 0.025, 0.063)}  # for each batch size; none near those that diverge
 VALIDATION, EPOCHS, STEPS = 300, 1, 8
 SEEDS = range(20)
+SAMPLE = ("lenet/64/0", "lenet_bn/64/0")
 
 
 def cases():
-    return {f"{net}/{batch_size}/{seed}": (net, batch_size, seed)
-            for seed in SEEDS for net in tuning_runs.NETS for batch_size in LRS}
+    return {
+        f"{net}/{batch_size}/{seed}": (net, batch_size, seed)
+        for seed in SEEDS
+        for net in tuning_runs.NETS
+        for batch_size in LRS
+    }
 
 
 def record(net, batch_size, seed):
@@ -32,8 +38,13 @@ def record(net, batch_size, seed):
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.load_digits, models.lenet, models.lenet_params, record)
-    return {"sha256": study.fingerprint(*parts), "lrs": LRS, "validation": VALIDATION, "epochs": EPOCHS, "steps": STEPS}
+    return {
+        "sha256": study.fingerprint("digits"),
+        "lrs": LRS,
+        "validation": VALIDATION,
+        "epochs": EPOCHS,
+        "steps": STEPS,
+    }
 
 
 def summary(runs):
@@ -42,8 +53,11 @@ def summary(runs):
     for key, run in runs.items():
         for lr, figures in run.items():
             values.setdefault(f"{key.rpartition('/')[0]}/{lr}", []).append(figures)
-    return {name: [[round(statistics.fmean(column), 5), round(statistics.stdev(column), 5)] for column in zip(*each)]
-            for name, each in values.items() if len(each) > 1}
+    return {
+        name: [[round(statistics.fmean(column), 5), round(statistics.stdev(column), 5)] for column in zip(*each)]
+        for name, each in values.items()
+        if len(each) > 1
+    }
 
 
 def margin(deviation, freedom, recorded, new, comparisons, risk=0.001):

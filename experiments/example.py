@@ -1,33 +1,38 @@
-"""The worked example of chapter 8: batches of 256 at a rate of 0.2 on one GPU, and what becomes of that on four.
+"""The worked example of chapter 9: batches of 256 at a rate of 0.2 on one GPU, and what becomes of that on four.
 
     python -m experiments.example
 
-writes experiments/results/example.json. The book's own loop trains LeNet on virtual GPUs: the same batch on four; then
+writes mgpu_lib/recorded/example.json. The book's own loop trains LeNet on virtual GPUs: the same batch on four; then
 four times the batch, at the old rate and at rates around the one that the linear rule says, with a first epoch in which
 the rate rises from the old one; and once for twice as many epochs.
 """
+
 import itertools
 import math
 import statistics
 
-from experiments import study, tuning, tuning_runs
-from experiments.tuning_runs import endless
-from mgpu_lib import data, models, parallel, trial
+from experiments import study, tuning
+from mgpu_lib import training
 from mgpu_lib import tuning as rules
+from mgpu_lib.data import endless
 from mgpu_lib.virtual import virtual_gpus
 
 BATCH_SIZE, LR, GPUS = 256, 0.2, 4  # of the lecture notes
 EPOCHS = tuning.EPOCHS
 SEEDS = (0, 1, 2)
+SAMPLE = ("4/1024/0.4/4/0",)
 
 
 def cases():
     """{key: (num_gpus, batch_size, lr, epochs, seed)}: key num_gpus/batch_size/lr/epochs/seed."""
     linear = rules.linear_scaling(LR, BATCH_SIZE, GPUS * BATCH_SIZE)
-    ways = [(1, BATCH_SIZE, LR, EPOCHS), (GPUS, BATCH_SIZE, LR, EPOCHS),
-            *((GPUS, GPUS * BATCH_SIZE, lr, EPOCHS) for lr in (LR, linear / 2, linear, 2 * linear)),
-            (GPUS, GPUS * BATCH_SIZE, linear / 2, 2 * EPOCHS)]
-    return {"/".join(map(str, (*way, seed))): (*way, seed) for seed in SEEDS for way in ways}
+    settings = [
+        (1, BATCH_SIZE, LR, EPOCHS),
+        (GPUS, BATCH_SIZE, LR, EPOCHS),
+        *((GPUS, GPUS * BATCH_SIZE, lr, EPOCHS) for lr in (LR, linear / 2, linear, 2 * linear)),
+        (GPUS, GPUS * BATCH_SIZE, linear / 2, 2 * EPOCHS),
+    ]
+    return {"/".join(map(str, (*setting, seed))): (*setting, seed) for seed in SEEDS for setting in settings}
 
 
 def record(num_gpus, batch_size, lr, epochs, seed):
@@ -38,25 +43,29 @@ def record(num_gpus, batch_size, lr, epochs, seed):
     test, per_epoch = tuning.fashion_mnist(), math.ceil(len(X) / batch_size)
     run = {"validation_accuracy": [], "test_accuracy": None, "ended_at_step": None}
     with virtual_gpus(num_gpus) as machine:
-        step, logits = trial.program(False, machine.devices, seed)
+        step, net = training.lenet_program(machine.devices, seed=seed)
+        rates = (rules.warmup(number, per_epoch, lr, LR) for number in itertools.count())
         shuffled = itertools.islice(endless(X, y, batch_size, seed), epochs * per_epoch)
-        for number, batch in enumerate(shuffled):
-            loss = step(*batch, lr=rules.warmup(number, per_epoch, lr, LR))
-            dead = not math.isfinite(loss)
-            if not dead and (number + 1) % per_epoch == 0:
-                accuracy, dead = trial.measure(logits, X_validation, y_validation, machine.devices[0])
+        for at in training.run_steps(lambda X, y: step(X, y, lr=next(rates)), shuffled):
+            dead = at.diverged
+            if not dead and at.step % per_epoch == 0:
+                accuracy, dead = training.validate(net, X_validation, y_validation, machine.devices[0])
                 run["validation_accuracy"].append(round(accuracy, 5))
             if dead:
-                return {**run, "ended_at_step": number + 1}
-        run["test_accuracy"], _ = trial.measure(logits, test.X_test, test.y_test, machine.devices[0])
+                return {**run, "ended_at_step": at.step}
+        run["test_accuracy"], _ = training.validate(net, test.X_test, test.y_test, machine.devices[0])
     return run
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, trial.program,
-             parallel.train_batch, trial.measure, study.split, record, rules.linear_scaling, rules.warmup)
-    return {"sha256": study.fingerprint(*parts), "batch_size": BATCH_SIZE, "lr": LR, "gpus": GPUS, "epochs": EPOCHS,
-            "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("example"),
+        "batch_size": BATCH_SIZE,
+        "lr": LR,
+        "gpus": GPUS,
+        "epochs": EPOCHS,
+        "validation": tuning.VALIDATION,
+    }
 
 
 def summary(runs):
@@ -68,8 +77,10 @@ def summary(runs):
     for name, keys in itertools.groupby(sorted(runs), key=lambda key: key.rpartition("/")[0]):
         group = [runs[key] for key in keys]
         done = [run["test_accuracy"] for run in group if run["test_accuracy"] is not None]
-        found[name] = {"ended_at_step": [run["ended_at_step"] for run in group if run["ended_at_step"]],
-                       "test_accuracy": [round(of(done), 5) for of in (statistics.fmean, min, max)] if done else None}
+        found[name] = {
+            "ended_at_step": [run["ended_at_step"] for run in group if run["ended_at_step"]],
+            "test_accuracy": [round(of(done), 5) for of in (statistics.fmean, min, max)] if done else None,
+        }
     return found
 
 

@@ -2,11 +2,12 @@
 
     python -m experiments.noise
 
-writes experiments/results/noise.json. LeNet trains with batches of 256 on 4 virtual GPUs, and each GPU's own gradient
+writes mgpu_lib/recorded/noise.json. LeNet trains with batches of 256 on 4 virtual GPUs, and each GPU's own gradient
 before the all-reduce gives an estimate of the noise: at every step, and at some moments from 50 more batches while the
 weights stand still. With batch norm there would be no such number: there the gradient of an image depends on the other
 images of its shard.
 """
+
 import itertools
 import math
 
@@ -14,17 +15,18 @@ import torch
 from torch.nn import functional as F
 
 from experiments import study, tuning
-from experiments.tuning_runs import endless
-from mgpu_lib import data, models, parallel, training
+from mgpu_lib import parallel, training
 from mgpu_lib import tuning as rules
+from mgpu_lib.data import endless
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
 
 GPUS, BATCH_SIZE, LR = 4, 256, 0.16
 MOMENTS = (0, 10, 50, 215, 430, 860)  # steps; an epoch has 215
-BATCHES = 50    # at each moment
+BATCHES = 50  # at each moment
 RESAMPLED = 1000
 SEEDS = (0, 1, 2)
+SAMPLE = ("0",)
 
 
 def cases():
@@ -43,12 +45,17 @@ def record(seed):
     with virtual_gpus(GPUS) as machine:
         devices = machine.devices
         replicas = [parallel.get_params(lenet_params(seed), device) for device in devices]
+
+        def measured_step(X, y):
+            along.append(rules.gradient_noise(*replica_gradients(X, y, replicas, devices)))
+            return parallel.train_batch(X, y, replicas, devices, LR)
+
         for before, step in zip((0, *MOMENTS), MOMENTS):
-            for batch in itertools.islice(shuffled, step - before):
-                along.append(rules.gradient_noise(*replica_gradients(*batch, replicas, devices)))
-                parallel.train_batch(*batch, replicas, devices, LR)
-            still = [rules.gradient_noise(*replica_gradients(*batch, replicas, devices))
-                     for batch in itertools.islice(others, BATCHES)]
+            list(training.run_steps(measured_step, itertools.islice(shuffled, step - before)))
+            still = [
+                rules.gradient_noise(*replica_gradients(*batch, replicas, devices))
+                for batch in itertools.islice(others, BATCHES)
+            ]
             right = training.evaluate(lambda X: lenet(X, replicas[0]), X_validation, y_validation, devices[0])
             moments.append({"step": step, "validation_accuracy": round(right, 5), **packed(still)})
     return {"steps": packed(along), "moments": moments}
@@ -62,17 +69,23 @@ def packed(estimates):
 def replica_gradients(X, y, replicas, devices):
     """Each replica's gradient of the mean loss over its shard, and the shards' sizes: no all-reduce, no step."""
     X_shards, y_shards = parallel.split_batch(X, y, devices)
-    losses = [F.cross_entropy(lenet(X_shard, params), y_shard)
-              for X_shard, y_shard, params in zip(X_shards, y_shards, replicas)]
+    losses = [
+        F.cross_entropy(lenet(X_shard, params), y_shard)
+        for X_shard, y_shard, params in zip(X_shards, y_shards, replicas)
+    ]
     return [torch.autograd.grad(loss, params) for loss, params in zip(losses, replicas)], [len(s) for s in X_shards]
 
 
 def recipe():
-    parts = (parallel, rules.gradient_noise, rules.squared_norm, rules.noise_from_norms, data.batches,
-             data.read_fashion_mnist, models.lenet, models.lenet_params, training.evaluate, endless, study.split,
-             record, packed, replica_gradients)
-    return {"sha256": study.fingerprint(*parts), "gpus": GPUS, "batch_size": BATCH_SIZE, "lr": LR, "moments": MOMENTS,
-            "batches": BATCHES, "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("noise"),
+        "gpus": GPUS,
+        "batch_size": BATCH_SIZE,
+        "lr": LR,
+        "moments": MOMENTS,
+        "batches": BATCHES,
+        "validation": tuning.VALIDATION,
+    }
 
 
 # What the runs say
@@ -88,10 +101,16 @@ def summary(runs):
     found = {}
     for key, run in runs.items():
         along = pairs(run["steps"])
-        found[key] = {"moments": [{"step": moment["step"], "validation_accuracy": moment["validation_accuracy"],
-                                   **scale(pairs(moment))} for moment in run["moments"]],
-                      "windows": [{"after": after, "to_step": step, **scale(along[after:step])}
-                                  for after, step in itertools.pairwise(MOMENTS)]}
+        found[key] = {
+            "moments": [
+                {"step": moment["step"], "validation_accuracy": moment["validation_accuracy"], **scale(pairs(moment))}
+                for moment in run["moments"]
+            ],
+            "windows": [
+                {"after": after, "to_step": step, **scale(along[after:step])}
+                for after, step in itertools.pairwise(MOMENTS)
+            ],
+        }
     return found
 
 
@@ -111,8 +130,11 @@ def scale(estimates):
     values = torch.where(signal > 0, noise / signal, math.inf)
     low, high = values.quantile(torch.tensor([0.05, 0.95], dtype=torch.double), interpolation="nearest").tolist()
     middle = given.mean(dim=0)
-    return {"noise_scale": rounded(rules.noise_scale(estimates) if middle[0] > 0 else math.inf),
-            "from": rounded(low), "to": rounded(high)}
+    return {
+        "noise_scale": rounded(rules.noise_scale(estimates) if middle[0] > 0 else math.inf),
+        "from": rounded(low),
+        "to": rounded(high),
+    }
 
 
 def rounded(value):

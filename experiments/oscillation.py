@@ -2,11 +2,12 @@
 
     python -m experiments.oscillation
 
-writes experiments/results/oscillation.json. For each seed LeNet trains for six epochs with batches of 256 at a learning
-rate of 0.2. From there it goes on for four epochs in several ways, which differ in one thing each: the learning rate or
-the batch size. What needs no run of its own is measured in the same run: averages of the weights, smaller validation
-sets, and, in LeNet with batch norm, other statistics to evaluate with.
+writes mgpu_lib/recorded/oscillation.json. For each seed LeNet trains for six epochs with batches of 256 at a learning
+rate of 0.2. From there it goes on for four epochs in several branches, which differ in one thing each: the learning
+rate or the batch size. What needs no run of its own is measured in the same run: averages of the weights, smaller
+validation sets, and, in LeNet with batch norm, other statistics to evaluate with.
 """
+
 import itertools
 import math
 import statistics
@@ -15,45 +16,61 @@ from functools import cache
 import torch
 
 from experiments import study, tuning, tuning_runs
-from experiments.tuning_runs import EVALUATED, MOMENTUM, NETS, accuracies, counter, endless, stacked, start
-from mgpu_lib import data, models
+from experiments.tuning_runs import EVALUATED, MOMENTUM, NETS, accuracies, counter, stacked, start
+from mgpu_lib import data, training
+from mgpu_lib.data import endless
 
 BATCH_SIZE, LR = 256, 0.2
-EPOCHS, LATE_EPOCHS = 6, 4  # before the ways part, and after
-PER_EPOCH = 4               # measurements
-SETTLED = 3                 # epochs at the end in which the spread is measured
+EPOCHS, LATE_EPOCHS = 6, 4  # before the runs branch, and after
+PER_EPOCH = 4  # measurements
+SETTLED = 3  # epochs at the end in which the spread is measured
 SEEDS = (0, 1, 2)
-LATE = {"same": (BATCH_SIZE, "constant", 1), "lr / 4": (BATCH_SIZE, "constant", 1 / 4),
-        "lr / 16": (BATCH_SIZE, "constant", 1 / 16), "cosine to 0": (BATCH_SIZE, "cosine", 1),
-        "batch 64": (64, "constant", 1), "batch 1024": (1024, "constant", 1)}  # batch size, schedule, factor
-AVERAGED = 100              # steps over which the exponential average of the weights reaches back
-MOMENTA = (0.01, 0.5)       # of running statistics, beside PyTorch's 0.1
-RECOMPUTED = 40             # batches from which batch-norm statistics are computed anew
+LATE = {
+    "same": (BATCH_SIZE, "constant", 1),
+    "lr / 4": (BATCH_SIZE, "constant", 1 / 4),
+    "lr / 16": (BATCH_SIZE, "constant", 1 / 16),
+    "cosine to 0": (BATCH_SIZE, "cosine", 1),
+    "batch 64": (64, "constant", 1),
+    "batch 1024": (1024, "constant", 1),
+}  # batch size, schedule, factor
+AVERAGED = 100  # steps over which the exponential average of the weights reaches back
+MOMENTA = (0.01, 0.5)  # of running statistics, beside PyTorch's 0.1
+RECOMPUTED = 40  # batches from which batch-norm statistics are computed anew
 SIZES = (250, 500, 1000, 2500, 5000)  # images in validation sets that are parts of the whole
+SAMPLE = ("lenet/same/0", "lenet_bn/same/0")
 
 
 def cases():
     """{key: (net, late, seed)}: key net/late/seed; one seed after the other."""
-    ways = [("lenet", late) for late in LATE] + [("lenet_bn", "same")]
-    return {f"{net}/{late}/{seed}": (net, late, seed) for seed in SEEDS for net, late in ways}
+    branches = [("lenet", late) for late in LATE] + [("lenet_bn", "same")]
+    return {f"{net}/{late}/{seed}": (net, late, seed) for seed in SEEDS for net, late in branches}
 
 
 @cache
 def trunk(net, seed):
-    """(parameters, running statistics, curve) after the first epochs, in which all ways are one."""
+    """(parameters, running statistics, curve) after the first epochs, which all branches share."""
     X, y, *_ = study.split()
     params, running = (stacked(tensors, 1) for tensors in start(net, seed))
     measure, curve = counts(net), new_curve()
     running = {"as usual": running, **{f"momentum {m}": running for m in MOMENTA}} if running else {"as usual": []}
     steps = EPOCHS * math.ceil(len(X) / BATCH_SIZE)
     shuffled = endless(X, y, BATCH_SIZE, seed)
-    params, running = go(net, params, running, shuffled, lambda step: LR, steps, EPOCHS * PER_EPOCH,
-                         lambda params, running: {"as usual": measure(params, running["as usual"])}, curve)
+    params, running = train_further(
+        net,
+        params,
+        running,
+        shuffled,
+        lambda step: LR,
+        steps,
+        EPOCHS * PER_EPOCH,
+        lambda params, running: {"as usual": measure(params, running["as usual"])},
+        curve,
+    )
     return params, running, curve
 
 
 def record(net, late, seed):
-    """One way to go on: curves before and after the ways part, and the accuracy on the test set at the end."""
+    """One branch: curves before and after it leaves the trunk, and the accuracy on the test set at the end."""
     batch_size, schedule, factor = LATE[late]
     X, y, *_ = study.split()
     params, running, early = trunk(net, seed)
@@ -68,37 +85,56 @@ def record(net, late, seed):
             found["recomputed"] = measure(params, recomputed(net, params, X, y))
         return found | {name: measure(tensors, []) for name, tensors in (averages.now() if averages else {}).items()}
 
-    params, running = go(net, params, running, endless(X, y, batch_size, seed + 1000), rate, steps,
-                         LATE_EPOCHS * PER_EPOCH, measured, curve, averages)
+    params, running = train_further(
+        net,
+        params,
+        running,
+        endless(X, y, batch_size, seed + 1000),
+        rate,
+        steps,
+        LATE_EPOCHS * PER_EPOCH,
+        measured,
+        curve,
+        averages,
+    )
     test = tuning.fashion_mnist()
     (accuracy,), (dead,) = accuracies(net, params, running["as usual"], test.X_test, test.y_test)
-    return {"net": net, "late": late, "seed": seed, "early": packed(early), **packed(curve), "test_accuracy": accuracy,
-            "dead": dead or not math.isfinite(curve["train_loss"][-1])}
+    return {
+        "net": net,
+        "late": late,
+        "seed": seed,
+        "early": packed(early),
+        **packed(curve),
+        "test_accuracy": accuracy,
+        "dead": dead or steps not in curve["step"],  # the loss was no longer finite
+    }
 
 
 def cosine(share):
     return (1 + math.cos(math.pi * share)) / 2
 
 
-def go(net, params, running, shuffled, rate, steps, times, measured, curve, averages=None):
+def train_further(net, params, running, shuffled, rate, steps, times, measured, curve, averages=None):
     """Take `steps` steps, adding to `curve` `times` times: (parameters, {kind: running statistics})."""
     due = {math.ceil(steps * i / times) for i in range(1, times + 1)}
-    losses, rows = 0.0, 0
     # From statistics of 0 the step makes MOMENTUM times those of the batch; any momentum can be had from these.
     empty = [torch.zeros_like(tensor) for tensor in running["as usual"]]
-    for number, (X, y) in enumerate(itertools.islice(shuffled, steps), 1):
-        lr = torch.tensor([rate(number - 1)])
-        params, seen, loss = tuning_runs.stepper(net)(params, empty, X, y, lr)
+    rates = map(rate, itertools.count())
+
+    def step(X, y):
+        nonlocal params, running
+        params, seen, loss = tuning_runs.stepper(net)(params, empty, X, y, torch.tensor([next(rates)]))
         running = {kind: blended(old, seen, momentum(kind)) for kind, old in running.items()}
-        losses, rows = losses + loss.item() * len(X), rows + len(X)
         if averages:
             averages.add(params)
-        if number in due:
-            curve["step"].append(number)
-            curve["train_loss"].append(round(losses / rows, 5))
+        return loss.item()
+
+    for at in training.run_steps(step, itertools.islice(shuffled, steps), due):
+        if at.train_loss is not None:
+            curve["step"].append(at.step)
+            curve["train_loss"].append(round(at.train_loss, 5))
             for kind, blocks in measured(params, running).items():
                 curve["correct"].setdefault(kind, []).extend(blocks)
-            losses, rows = 0.0, 0
     return params, running
 
 
@@ -111,7 +147,7 @@ def blended(old, seen, momentum):
 
 
 class Averages:
-    """Averages of the weights, kept beside training: exponential, and the mean of all steps since the ways parted."""
+    """Averages of the weights, kept beside training: exponential, and the mean of all steps since the branching."""
 
     def __init__(self):
         self.steps, self.exponential, self.mean = 0, None, None
@@ -131,8 +167,10 @@ class Averages:
 @torch.no_grad()
 def recomputed(net, params, X, y):
     """Batch-norm statistics of the present weights: means over the first batches, instead of a running average."""
-    seen = [NETS[net](X_batch, [p[0] for p in params], None)[1]
-            for X_batch, _ in itertools.islice(data.batches(X, y, BATCH_SIZE), RECOMPUTED)]
+    seen = [
+        NETS[net](X_batch, [p[0] for p in params], None)[1]
+        for X_batch, _ in itertools.islice(data.batches(X, y, BATCH_SIZE), RECOMPUTED)
+    ]
     return [torch.stack(tensors).mean(dim=0)[None] for tensors in zip(*seen)]
 
 
@@ -144,6 +182,7 @@ def counts(net):
     @torch.no_grad()
     def measure(params, running):
         return [int(counter(net)(params, running, *block)[0]) for block in blocks]
+
     return measure
 
 
@@ -153,16 +192,28 @@ def new_curve():
 
 def packed(curve):
     """A curve as text: `correct` has, for each kind, the counts of all blocks at the first measurement, the second …"""
-    return {"step": study.text(curve["step"]), "train_loss": study.text(curve["train_loss"]),
-            "correct": {kind: study.text(counts) for kind, counts in curve["correct"].items()}}
+    return {
+        "step": study.text(curve["step"]),
+        "train_loss": study.text(curve["train_loss"]),
+        "correct": {kind: study.text(counts) for kind, counts in curve["correct"].items()},
+    }
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, study.split, trunk,
-             record, cosine, go, blended, momentum, Averages, recomputed, counts)
-    return {"sha256": study.fingerprint(*parts), "batch_size": BATCH_SIZE, "lr": LR, "late": LATE, "epochs": EPOCHS,
-            "late_epochs": LATE_EPOCHS, "per_epoch": PER_EPOCH, "averaged": AVERAGED, "momenta": MOMENTA,
-            "recomputed": RECOMPUTED, "block": EVALUATED, "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("oscillation"),
+        "batch_size": BATCH_SIZE,
+        "lr": LR,
+        "late": LATE,
+        "epochs": EPOCHS,
+        "late_epochs": LATE_EPOCHS,
+        "per_epoch": PER_EPOCH,
+        "averaged": AVERAGED,
+        "momenta": MOMENTA,
+        "recomputed": RECOMPUTED,
+        "block": EVALUATED,
+        "validation": tuning.VALIDATION,
+    }
 
 
 # What the runs say
@@ -173,7 +224,7 @@ def accuracy(run, kind="as usual", images=None):
     measurements = len(run["step"].split())
     blocks = torch.tensor(study.numbers(run["correct"][kind])).reshape(measurements, -1)
     each = blocks.shape[1] if images is None else images // EVALUATED
-    sets = blocks[:, :blocks.shape[1] // each * each].unflatten(1, (-1, each)).sum(dim=2)
+    sets = blocks[:, : blocks.shape[1] // each * each].unflatten(1, (-1, each)).sum(dim=2)
     return (sets / (each * EVALUATED)).T.tolist()
 
 
@@ -183,7 +234,8 @@ def spread(values):
         raise ValueError(f"{len(values)} values: a straight line goes through any two, so pass at least 3")
     middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
     slope = sum((i - middle) * value for i, value in enumerate(values)) / sum(
-        (i - middle) ** 2 for i in range(len(values)))
+        (i - middle) ** 2 for i in range(len(values))
+    )
     rest = [value - mean - slope * (i - middle) for i, value in enumerate(values)]
     return math.sqrt(sum(r * r for r in rest) / (len(values) - 2))
 
@@ -199,7 +251,7 @@ def binomial(p, images):
 
 
 def settled(values):
-    return values[-SETTLED * PER_EPOCH:]
+    return values[-SETTLED * PER_EPOCH :]
 
 
 def line(runs, kind="as usual", images=None):
@@ -208,8 +260,12 @@ def line(runs, kind="as usual", images=None):
     spreads = [statistics.fmean(spread(settled(values)) for values in each) for each in sets]
     level = statistics.fmean(statistics.fmean(settled(values)) for each in sets for values in each)
     size = images or EVALUATED * len(runs[0]["correct"][kind].split()) // len(runs[0]["step"].split())
-    return {"spread": round(statistics.fmean(spreads), 6), "spreads": [round(each, 6) for each in spreads],
-            "accuracy": round(level, 5), "binomial": round(binomial(level, size), 6)}
+    return {
+        "spread": round(statistics.fmean(spreads), 6),
+        "spreads": [round(each, 6) for each in spreads],
+        "accuracy": round(level, 5),
+        "binomial": round(binomial(level, size), 6),
+    }
 
 
 def summary(runs):

@@ -6,6 +6,7 @@ validation therefore reports the error without them, too.
 
 NVIDIA's DeepLearningExamples tables for ResNet-50 are not among them. They are kept for an independent trial.
 """
+
 import contextlib
 import copy
 import functools
@@ -22,22 +23,38 @@ from torchvision.models.resnet import Bottleneck, ResNet
 PATH = Path(__file__).parent / "published.json"
 # How the sources name GPUs -> key of a data sheet. Where form or memory are not stated, the first kind of that GPU.
 SHEETS = {
-    "V100-SXM2-16GB": "V100", "V100-SXM2-32GB": "V100", "V100-SXM2 (memory size not stated)": "V100",
-    "V100 (form and memory not stated)": "V100", "V100-SXM3-32GB (DGX-2)": "V100",
-    "T4": "T4", "Titan V": "TitanV", "GTX 1080 Ti": "GTX1080Ti",
-    "RTX 2080 Ti": "RTX2080Ti", "RTX 3090": "RTX3090", "RTX 4090": "RTX4090",
-    "A100-SXM4-40GB": "A100-40", "A100-40GB (SXM4 or PCIe not stated)": "A100-40",
+    "V100-SXM2-16GB": "V100",
+    "V100-SXM2-32GB": "V100",
+    "V100-SXM2 (memory size not stated)": "V100",
+    "V100 (form and memory not stated)": "V100",
+    "V100-SXM3-32GB (DGX-2)": "V100",
+    "T4": "T4",
+    "Titan V": "TitanV",
+    "GTX 1080 Ti": "GTX1080Ti",
+    "RTX 2080 Ti": "RTX2080Ti",
+    "RTX 3090": "RTX3090",
+    "RTX 4090": "RTX4090",
+    "A100-SXM4-40GB": "A100-40",
+    "A100-40GB (SXM4 or PCIe not stated)": "A100-40",
     "A100 (form and memory not stated)": "A100-40",
 }
 # The programs that measured, by the group they stand in: what a timed step contains, beside forward and backward.
 #   update: the optimizer's step; copied: the batch is copied from the host's (pageable) memory;
 #   smallest: the least batch that counts, because the host's program is another than plain PyTorch
 PROGRAMS = {
-    "ddp": {"update": True}, "ait": {}, "timm": {"update": True}, "pycls": {}, "u39": {}, "ryu": {},
-    "sjtu": {"copied": True}, "aisen": {"copied": True}, "incnext": {"update": True}, "xwang": {"update": True},
+    "ddp": {"update": True},
+    "ait": {},
+    "timm": {"update": True},
+    "pycls": {},
+    "u39": {},
+    "ryu": {},
+    "sjtu": {"copied": True},
+    "aisen": {"copied": True},
+    "incnext": {"update": True},
+    "xwang": {"update": True},
     "dle-resnext101": {"update": True},
     "mx": {"update": True, "smallest": 16},  # MXNet 1.2 runs a graph without Python
-    "hf": {"smallest": 16},                  # the models of Hugging Face call more, smaller modules
+    "hf": {"smallest": 16},  # the models of Hugging Face call more, smaller modules
 }
 RULES = {
     "program": "the program that measured is not a PyTorch or MXNet that calls cuDNN 7 or later operation by operation",
@@ -59,8 +76,20 @@ def rows():
         row["url"], row["note"] = printed["urls"][row["url"]], printed["notes"][row["note"]]
         row["sheet"] = SHEETS.get(row["gpu"])
         row["small"] = row["batch_per_gpu"] <= 8
-        row["curve"] = "/".join(map(str, (row["source"], row["sheet"], row["model"], row["mode"], row["precision"],
-                                          row["memory_format"], "small" if row["small"] else "large")))
+        row["curve"] = "/".join(
+            map(
+                str,
+                (
+                    row["source"],
+                    row["sheet"],
+                    row["model"],
+                    row["mode"],
+                    row["precision"],
+                    row["memory_format"],
+                    "small" if row["small"] else "large",
+                ),
+            )
+        )
         row["excluded"] = excluded(row)
     halve([row for row in found if not row["excluded"]])
     return found
@@ -126,7 +155,8 @@ def build_by(name):
     """A function that builds the model of this name, or None."""
     if name.startswith("bert-base encoder only"):
         return lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True), 12)
+            nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True), 12
+        )
     if name.startswith("resnext101_32x4d"):
         return lambda: ResNet(Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4)
     options = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}

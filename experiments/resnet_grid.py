@@ -2,9 +2,10 @@
 
     python -m experiments.resnet_grid
 
-writes experiments/results/resnet_grid.json, which says how many images were trained on and on which device. On one core
+writes mgpu_lib/recorded/resnet_grid.json, which says how many images were trained on and on which device. On one core
 ResNet-18 takes some 70 images per second: there it sees 3,000 images, two times. On a GPU it sees all of them.
 """
+
 import itertools
 import math
 import statistics
@@ -14,13 +15,14 @@ import torch
 from torch.nn import functional as F
 
 from experiments import study, tuning
-from experiments.tuning_runs import endless
-from mgpu_lib import data, models, training
+from mgpu_lib import models, training
+from mgpu_lib.data import endless
 
 BATCH_SIZES, LRS = (16, 64, 256), (0.025, 0.1, 0.4, 1.6)
 EPOCHS = 2
 SUBSET = {"train": 3_000, "validation": 1_000, "test": 2_000}  # images, without a GPU
 SEEDS = (0, 1)
+SAMPLE = ("256/0.1/0",)
 
 
 def device():
@@ -33,12 +35,16 @@ def images():
     X, y, *validation = study.split()
     whole = {"train": (X, y), "validation": validation, "test": tuning.fashion_mnist()[3:]}
     limits = SUBSET if device().type == "cpu" else dict.fromkeys(whole)
-    return {part: tuple(tensor[:limits[part]] for tensor in tensors) for part, tensors in whole.items()}
+    return {part: tuple(tensor[: limits[part]] for tensor in tensors) for part, tensors in whole.items()}
 
 
 def cases():
-    return {f"{batch_size}/{lr}/{seed}": (batch_size, lr, seed)
-            for seed in SEEDS for batch_size in BATCH_SIZES for lr in LRS}
+    return {
+        f"{batch_size}/{lr}/{seed}": (batch_size, lr, seed)
+        for seed in SEEDS
+        for batch_size in BATCH_SIZES
+        for lr in LRS
+    }
 
 
 def record(batch_size, lr, seed):
@@ -51,8 +57,14 @@ def record(batch_size, lr, seed):
     net = models.resnet18().to(where, memory_format=torch.channels_last)  # a seventh faster
     optimizer = torch.optim.SGD(net.parameters(), lr)
     shuffled = endless(*parts["train"], batch_size, seed)
-    run = {"images": len(parts["train"][0]), "diverged_at_step": None, "train_loss": [], "validation_accuracy": [],
-           "test_accuracy": None, "seconds": 0.0}
+    run = {
+        "images": len(parts["train"][0]),
+        "diverged_at_step": None,
+        "train_loss": [],
+        "validation_accuracy": [],
+        "test_accuracy": None,
+        "seconds": 0.0,
+    }
     steps = math.ceil(run["images"] / batch_size)
     for epoch in range(EPOCHS):
         began = time.perf_counter()
@@ -69,17 +81,17 @@ def record(batch_size, lr, seed):
 
 def train(net, optimizer, shuffled, where):
     """One step for each batch: the losses, up to the first that isn't finite."""
-    losses = []
     net.train()
-    for X, y in shuffled:
+
+    def step(X, y):
         loss = F.cross_entropy(net(X.to(where, memory_format=torch.channels_last)), y.to(where))
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
+        if loss.isfinite():
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    return [at.loss for at in training.run_steps(step, shuffled)]
 
 
 def accuracy(net, part, where):
@@ -89,11 +101,15 @@ def accuracy(net, part, where):
 
 def recipe():
     """The device is part of it: what was recorded on a GPU isn't mixed with what was recorded without."""
-    parts = (models.resnet18, data.batches, data.read_fashion_mnist, training.evaluate, endless, study.split, device,
-             images, record, train, accuracy)
     gpu = device().type == "cuda"
-    return {"sha256": study.fingerprint(*parts), "device": torch.cuda.get_device_name() if gpu else "CPU, one core",
-            "images": "all" if gpu else SUBSET, "epochs": EPOCHS, "batch_sizes": BATCH_SIZES, "lrs": LRS}
+    return {
+        "sha256": study.fingerprint("resnet_grid"),
+        "device": torch.cuda.get_device_name() if gpu else "CPU, one core",
+        "images": "all" if gpu else SUBSET,
+        "epochs": EPOCHS,
+        "batch_sizes": BATCH_SIZES,
+        "lrs": LRS,
+    }
 
 
 def summary(runs):

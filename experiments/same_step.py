@@ -2,11 +2,12 @@
 
     python -m experiments.same_step
 
-writes experiments/results/same_step.json. Four runs go side by side from one start, through the same batches: plain
+writes mgpu_lib/recorded/same_step.json. Four runs go side by side from one start, through the same batches: plain
 PyTorch on one device, and `train_batch` on 1, 2 and 4 virtual GPUs. In 64 bits only a mistake could make them differ by
 more than 1e-10. In 32 bits sums in another order are rounded in another way, and the runs drift apart. A batch of 1024
 on 4 GPUs is 256 on each of them: it is compared with 1024 on one device.
 """
+
 import itertools
 import math
 from functools import partial
@@ -15,8 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from experiments import study, tuning
-from experiments.tuning_runs import endless
-from mgpu_lib import data, models, parallel, training
+from mgpu_lib import parallel, training
+from mgpu_lib.data import endless
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
 
@@ -26,11 +27,16 @@ LR = 0.16
 STEPS = {"float64": 16, "float32": None}  # None: an epoch
 SEEDS = (0, 1, 2)
 CPU = torch.device("cpu")
+SAMPLE = ("float64/256/0", "float32/1024/0")
 
 
 def cases():
-    return {f"{dtype}/{batch_size}/{seed}": (dtype, batch_size, seed)
-            for seed in SEEDS for dtype in STEPS for batch_size in BATCH_SIZES}
+    return {
+        f"{dtype}/{batch_size}/{seed}": (dtype, batch_size, seed)
+        for seed in SEEDS
+        for dtype in STEPS
+        for batch_size in BATCH_SIZES
+    }
 
 
 def record(dtype, batch_size, seed):
@@ -48,18 +54,22 @@ def record(dtype, batch_size, seed):
         replicas = {k: [parallel.get_params(start, device) for device in devices] for k, devices in groups.items()}
         run = {"step": [], "loss": [], "gaps": {k: {"loss": [], "parameters": []} for k in COUNTS}}
         worst = dict.fromkeys(COUNTS, 0.0)
-        for number, (X_batch, y_batch) in enumerate(itertools.islice(endless(X, y, batch_size, seed), steps), 1):
-            X_batch = X_batch.to(alone[0].dtype)
-            loss = plain_step(X_batch, y_batch, alone)
+
+        def step(X, y):
+            X = X.to(alone[0].dtype)
+            loss = plain_step(X, y, alone)
             for k, devices in groups.items():
-                gap = abs(parallel.train_batch(X_batch, y_batch, replicas[k], devices, LR) - loss)
-                worst[k] = max(worst[k], gap)
-            if number in due:
-                note(run, number, loss, worst, {k: distance(alone, replicas[k]) for k in COUNTS})
-                worst = dict.fromkeys(COUNTS, 0.0)
+                worst[k] = max(worst[k], abs(parallel.train_batch(X, y, replicas[k], devices, LR) - loss))
+            return loss
+
+        for at in training.run_steps(step, itertools.islice(endless(X, y, batch_size, seed), steps)):
+            if at.step in due:
+                note(run, at.step, at.loss, worst, {k: distance(alone, replicas[k]) for k in COUNTS})
+                worst.update(dict.fromkeys(COUNTS, 0.0))
         if STEPS[dtype] is None:
             run["accuracy"] = {"one device": accuracy(alone, CPU)} | {
-                k: accuracy(replicas[k][0], devices[0]) for k, devices in groups.items()}
+                k: accuracy(replicas[k][0], devices[0]) for k, devices in groups.items()
+            }
     return run
 
 
@@ -82,8 +92,10 @@ def distance(params, replicas):
 def accuracy(params, device):
     *_, X, y = study.split()
     test = tuning.fashion_mnist()
-    return {name: training.evaluate(partial(lenet, params=params), *images, device)
-            for name, images in {"validation": (X, y), "test": (test.X_test, test.y_test)}.items()}
+    return {
+        name: training.evaluate(partial(lenet, params=params), *images, device)
+        for name, images in {"validation": (X, y), "test": (test.X_test, test.y_test)}.items()
+    }
 
 
 def note(run, number, loss, worst, distances):
@@ -95,10 +107,14 @@ def note(run, number, loss, worst, distances):
 
 
 def recipe():
-    parts = (parallel, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, training.evaluate,
-             endless, study.split, record, plain_step, distance, accuracy, note)
-    return {"sha256": study.fingerprint(*parts), "batch_sizes": BATCH_SIZES, "lr": LR, "steps": STEPS,
-            "counts": COUNTS, "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("same_step"),
+        "batch_sizes": BATCH_SIZES,
+        "lr": LR,
+        "steps": STEPS,
+        "counts": COUNTS,
+        "validation": tuning.VALIDATION,
+    }
 
 
 def summary(runs):
@@ -111,8 +127,12 @@ def summary(runs):
     for name, keys in itertools.groupby(sorted(runs), key=lambda key: key.rpartition("/")[0]):
         group = [runs[key] for key in keys]
         gaps = [gap for run in group for gap in run["gaps"].values()]
-        found[name] = {"gaps": {step: [max(gap[of][i] for gap in gaps) for of in ("loss", "parameters")]
-                                for i, step in enumerate(group[0]["step"])}}
+        found[name] = {
+            "gaps": {
+                step: [max(gap[of][i] for gap in gaps) for of in ("loss", "parameters")]
+                for i, step in enumerate(group[0]["step"])
+            }
+        }
         if "accuracy" in group[0]:
             found[name]["accuracy"] = {k: [run["accuracy"][k]["test"] for run in group] for k in group[0]["accuracy"]}
     return found

@@ -2,10 +2,11 @@
 
     python -m experiments.scaling
 
-writes experiments/results/scaling.json. A rate that suits batches of 256 is kept, multiplied by the square root of the
+writes mgpu_lib/recorded/scaling.json. A rate that suits batches of 256 is kept, multiplied by the square root of the
 factor, or by the factor. The two larger ones are tried from the first step on, and with a first epoch in which the rate
 rises from that of 256. All runs take four epochs. Curves and endings are those of the grid, `experiments.tuning`.
 """
+
 import itertools
 import math
 import statistics
@@ -13,8 +14,8 @@ import statistics
 import torch
 
 from experiments import study, tuning, tuning_runs
-from experiments.tuning_runs import accuracies, endless, marks, stacked, start, stepper, train_until
-from mgpu_lib import data, models
+from experiments.tuning_runs import accuracies, marks, new_run, note, stacked, start, stepper, train_until
+from mgpu_lib.data import endless
 from mgpu_lib.tuning import linear_scaling, sqrt_scaling, warmup
 
 BATCH_SIZE, LR = 256, 0.16  # a rate of the grid
@@ -22,14 +23,24 @@ LARGER = (1024, 4096)
 EPOCHS, WARMUP_EPOCHS = tuning.EPOCHS, 1
 SEEDS = (0, 1, 2)
 RULES = {"kept": lambda lr, batch_size, new: lr, "square root": sqrt_scaling, "linear": linear_scaling}
+SAMPLE = ("lenet/4096/linear, warm-up/0", "lenet_bn/4096/linear, warm-up/0")
 
 
 def cases():
     """{key: (net, batch_size, rule, warmed, seed)}: key net/batch_size/rule/seed, one seed after the other."""
-    ways = [(BATCH_SIZE, "kept", False)] + [(size, rule, warmed) for size in LARGER for rule in RULES
-                                            for warmed in (False, True) if not (rule == "kept" and warmed)]
-    return {f"{net}/{size}/{rule}{', warm-up' * warmed}/{seed}": (net, size, rule, warmed, seed)
-            for seed in SEEDS for net in tuning_runs.NETS for size, rule, warmed in ways}
+    settings = [(BATCH_SIZE, "kept", False)] + [
+        (size, rule, warmed)
+        for size in LARGER
+        for rule in RULES
+        for warmed in (False, True)
+        if not (rule == "kept" and warmed)
+    ]
+    return {
+        f"{net}/{size}/{rule}{', warm-up' * warmed}/{seed}": (net, size, rule, warmed, seed)
+        for seed in SEEDS
+        for net in tuning_runs.NETS
+        for size, rule, warmed in settings
+    }
 
 
 def record(net, batch_size, rule, warmed, seed):
@@ -38,8 +49,7 @@ def record(net, batch_size, rule, warmed, seed):
     X, y, X_validation, y_validation = study.split()
     per_epoch = math.ceil(len(X) / batch_size)
     params, running = (stacked(tensors, 1) for tensors in start(net, seed))
-    run = {"lr": lr, "diverged_at_step": None, "dead_at_step": None, "step": [], "train_loss": [],
-           "validation_accuracy": [], "test_accuracy": None}
+    run = {**new_run(lr), "test_accuracy": None}
     step = Scheduled(stepper(net), WARMUP_EPOCHS * per_epoch * warmed, lr)
     shuffled = enumerate(endless(X, y, batch_size, seed), 1)
     for mark in marks(per_epoch, EPOCHS, EPOCHS * per_epoch):
@@ -47,11 +57,8 @@ def record(net, batch_size, rule, warmed, seed):
         if run["diverged_at_step"]:
             break
         (accuracy,), (dead,) = accuracies(net, params, running, X_validation, y_validation)
-        run["step"].append(mark)
-        run["train_loss"].append(round(loss, 5))
-        run["validation_accuracy"].append(accuracy)
+        note(run, mark, loss, accuracy, dead)
         if dead:
-            run["dead_at_step"] = mark
             break
     else:
         test = tuning.fashion_mnist()
@@ -72,10 +79,16 @@ class Scheduled:
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, study.split,
-             record, Scheduled, linear_scaling, sqrt_scaling, warmup)
-    return {"sha256": study.fingerprint(*parts), "batch_size": BATCH_SIZE, "lr": LR, "larger": LARGER,
-            "rules": list(RULES), "epochs": EPOCHS, "warmup_epochs": WARMUP_EPOCHS, "validation": tuning.VALIDATION}
+    return {
+        "sha256": study.fingerprint("scaling"),
+        "batch_size": BATCH_SIZE,
+        "lr": LR,
+        "larger": LARGER,
+        "rules": list(RULES),
+        "epochs": EPOCHS,
+        "warmup_epochs": WARMUP_EPOCHS,
+        "validation": tuning.VALIDATION,
+    }
 
 
 def summary(runs):
@@ -86,8 +99,12 @@ def summary(runs):
     for name, keys in itertools.groupby(sorted(runs), key=lambda key: key.rpartition("/")[0]):
         group = [runs[key] for key in keys]
         done = [run["test_accuracy"] for run in group if run["test_accuracy"] is not None]
-        found[name] = {"lr": group[0]["lr"], "ended_at_step": [run["diverged_at_step"] or run["dead_at_step"]
-                                                               for run in group if run["test_accuracy"] is None]}
+        found[name] = {
+            "lr": group[0]["lr"],
+            "ended_at_step": [
+                run["diverged_at_step"] or run["dead_at_step"] for run in group if run["test_accuracy"] is None
+            ],
+        }
         if done:
             found[name]["test_accuracy"] = [round(of(done), 5) for of in (statistics.fmean, min, max)]
     return found

@@ -1,22 +1,21 @@
 """What the smaller studies have in common: every finished run is kept, and a study that was interrupted goes on.
 
 A study is a module of this folder with `cases`, `record`, `recipe` and `summary`; `python -m experiments.NAME` writes
-experiments/results/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it.
+mgpu_lib/recorded/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it. In SAMPLE a
+study names some of its quicker cases, at least one for each network: `experiments.restamp` runs them.
 """
+
 import contextlib
 import ctypes
-import hashlib
-import inspect
 import json
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from experiments import tuning
+from experiments.fingerprint import of_training
 from experiments.record import provenance, write
-
-RESULTS = Path(__file__).parent / "results"
+from mgpu_lib.recorded import RESULTS
 
 
 def run(name, cases, record, recipe, summary):
@@ -35,10 +34,10 @@ def run(name, cases, record, recipe, summary):
     for key in tqdm(missing, unit="run", smoothing=0):
         runs[key] = plain(record(*cases[key]))  # as those are that come from the file
         write(part, {"recipe": recipe, "summary": summary(runs), "runs": runs})
-    sources = [RESULTS.parent / f"{name}.py", Path(__file__), RESULTS.parent / "tuning_runs.py"]
-    about = before["provenance"] if before and not missing else provenance(f"experiments.{name}", sources)
-    result = plain({"provenance": about, "recipe": recipe, "summary": summary(runs),
-                    "runs": {key: runs[key] for key in cases}})
+    about = before["provenance"] if before and not missing else provenance(f"experiments.{name}")
+    result = plain(
+        {"provenance": about, "recipe": recipe, "summary": summary(runs), "runs": {key: runs[key] for key in cases}}
+    )
     if result == before:
         print(f"{out.name} is up to date")
     else:
@@ -56,9 +55,9 @@ def plain(data):
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def fingerprint(*parts):
-    """SHA-256 of the source of functions and modules."""
-    return hashlib.sha256("".join(inspect.getsource(part) for part in parts).encode()).hexdigest()
+def fingerprint(name):
+    """That of the code that makes the runs of a study that trains."""
+    return of_training(f"experiments.{name}.record", "experiments.study.set_up")
 
 
 def set_up():

@@ -2,7 +2,7 @@
 
     python -m experiments.tuning            (one seed of the three: python -m experiments.tuning --seeds 0)
 
-writes experiments/results/tuning.json. It keeps each finished part (the runs of one network, batch size and seed that
+writes mgpu_lib/recorded/tuning.json. It keeps each finished part (the runs of one network, batch size and seed that
 are trained at once, or a single one) in a file of its own, so that what was interrupted goes on where it was.
 
 joblib spreads the parts over the cores of one machine. Its Dask back end takes the same grid to a cluster:
@@ -16,34 +16,33 @@ Workers need this checkout, the data (MGPU_DATA) and one thread each (`dask work
 on one core. Results come back one by one to the program that asked, and it alone writes files; joblib can't have that
 of Ray, whose back end returns all results at the end.
 """
+
 import argparse
-import hashlib
-import inspect
 import json
 import math
 import os
 import shutil
 import sys
 from functools import cache, lru_cache
-from pathlib import Path
 
 import joblib
 import torch
 from tqdm import tqdm
 
-from experiments import tuning_runs
+from experiments import fingerprint
 from experiments.record import provenance, write
 from experiments.tuning_runs import NETS, train_runs
-from mgpu_lib import data, models
+from mgpu_lib import data
+from mgpu_lib.recorded import RESULTS
 
 BATCH_SIZES, SEEDS = (1, 4, 16, 64, 256, 1024, 4096), (0, 1, 2)
 VALIDATION = 5_000  # of the 60,000 training images; 55,000 are trained on
-EPOCHS = 4          # equal epochs
-STEPS = 215         # equal steps: an epoch of 256 images; 16 epochs of 4096
+EPOCHS = 4  # equal epochs
+STEPS = 215  # equal steps: an epoch of 256 images; 16 epochs of 4096
 FIRST = {1: -9, 4: -8, 16: -7}  # the smallest learning rate is 10 ** (this / 2.5); -6 for larger batches
 WIDTH = {1: 9, 4: 9, 16: 9, 32: 3, 64: 3}  # runs trained at once, else 1: more don't fit the caches (measured)
-OUT = Path(__file__).parent / "results" / "tuning.json"
-DECIDING = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params)  # the runs' numbers
+OUT = RESULTS / "tuning.json"
+SAMPLE = ("lenet-4096-0-2.5", "lenet_bn-4096-0-2.5")  # see `study`; runs that end soon: the grid's take minutes
 
 
 def learning_rates(batch_size):
@@ -55,13 +54,27 @@ def learning_rates(batch_size):
 def stacks(batch_size, lrs):
     """Learning rates in groups of those that are trained at once."""
     width = WIDTH.get(batch_size, 1)
-    return [tuple(lrs[i:i + width]) for i in range(0, len(lrs), width)]
+    return [tuple(lrs[i : i + width]) for i in range(0, len(lrs), width)]
 
 
 def grid(seeds):
     """(net, batch_size, seed, lrs) of every part, one seed after the other."""
-    return [(net, batch_size, seed, lrs) for seed in seeds for batch_size in reversed(BATCH_SIZES) for net in NETS
-            for lrs in stacks(batch_size, learning_rates(batch_size))]
+    return [
+        (net, batch_size, seed, lrs)
+        for seed in seeds
+        for batch_size in reversed(BATCH_SIZES)
+        for net in NETS
+        for lrs in stacks(batch_size, learning_rates(batch_size))
+    ]
+
+
+def cases():
+    """{name of a part: arguments of `record`}."""
+    return {name_of(*part): (*part, EPOCHS, STEPS) for part in grid(SEEDS)}
+
+
+def name_of(net, batch_size, seed, lrs):
+    return f"{net}-{batch_size}-{seed}-{lrs[0]}"
 
 
 def images(batch_size):
@@ -82,8 +95,9 @@ def record(net, batch_size, seed, lrs, epochs, steps):
     torch.set_num_threads(1)
     forget_others(net, batch_size)
     torch._dynamo.config.recompile_limit = 100  # one for each number of runs left, not 8: then it no longer compiles
-    return (net, batch_size, seed, lrs), train_runs(net, batch_size, list(lrs), seed, fashion_mnist(), VALIDATION,
-                                                    epochs, steps)
+    return (net, batch_size, seed, lrs), train_runs(
+        net, batch_size, list(lrs), seed, fashion_mnist(), VALIDATION, epochs, steps
+    )
 
 
 @lru_cache(maxsize=1)
@@ -94,35 +108,39 @@ def forget_others(net, batch_size):
 
 def recipe():
     """All that decides the numbers of a part. Parts that were recorded with another one are recorded anew."""
-    code = "".join(inspect.getsource(part) for part in DECIDING)
-    return {"sha256": hashlib.sha256(code.encode()).hexdigest(), "validation": VALIDATION, "epochs": EPOCHS,
-            "steps": STEPS, "learning_rates": {str(b): learning_rates(b) for b in BATCH_SIZES}}
+    return {
+        "sha256": fingerprint.of_training("experiments.tuning.record"),
+        "validation": VALIDATION,
+        "epochs": EPOCHS,
+        "steps": STEPS,
+        "learning_rates": {str(b): learning_rates(b) for b in BATCH_SIZES},
+    }
 
 
-def part_file(net, batch_size, seed, lrs):
-    return OUT.with_name("tuning.unfinished") / f"{net}-{batch_size}-{seed}-{lrs[0]}.json"
+def part_file(*part):
+    return OUT.with_name("tuning.unfinished") / f"{name_of(*part)}.json"
 
 
-def finished(part):
-    """The runs of a part, or None where this recipe has not recorded them."""
+def finished(part, wanted):
+    """The runs of a part, or None where they have not been recorded with the recipe `wanted`."""
     path = part_file(*part)
     stored = json.loads(path.read_text()) if path.exists() else {}
-    return stored.get("runs") if stored.get("recipe") == recipe() else None
+    return stored.get("runs") if stored.get("recipe") == wanted else None
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these, for now")
     seeds = parser.parse_args(arguments).seeds
-    if OUT.exists() and json.loads(OUT.read_text())["recipe"] == recipe():
+    made = recipe()  # now: source files may change while this runs, and what runs is what was there at the start
+    if OUT.exists() and json.loads(OUT.read_text())["recipe"] == made:
         print(f"{OUT.name} is up to date")
         return
-    made = recipe()  # now: source files may change while this runs, and what runs is what was there at the start
     fashion_mnist()  # fetched once, and an error comes before the work
     # Freed memory stays with the process: else each step of a large batch takes its pages from the system anew, and
     # is nearly twice as slow. The GNU C library reads this when a worker starts.
     os.environ.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(2**40))
-    missing = [part for part in grid(seeds) if finished(part) is None]
+    missing = [part for part in grid(seeds) if finished(part, made) is None]
     parallel = joblib.Parallel(n_jobs=-1, batch_size=1, return_as="generator_unordered")
     work = {part: len(part[-1]) * images(part[1]) for part in missing}
     with tqdm(total=sum(work.values()), unit="image", unit_scale=True, smoothing=0) as bar:
@@ -134,16 +152,26 @@ def main(arguments=None):
 
 def compact():
     """Join the parts into one file, once all are there."""
-    parts = {part: finished(part) for part in grid(SEEDS)}
+    wanted = recipe()
+    parts = {part: finished(part, wanted) for part in grid(SEEDS)}
     missing = [part for part, runs in parts.items() if runs is None]
     if missing:
         print(f"{len(missing)} of {len(parts)} parts are still to come", file=sys.stderr)
         return
     runs = [packed(part, run) for part, runs in parts.items() for run in runs]
-    about = provenance("experiments.tuning", [Path(__file__), *{inspect.getsourcefile(part): 0 for part in DECIDING}])
-    write(OUT, {"provenance": about, "recipe": recipe(), "data": fashion_mnist().name, "nets": list(NETS),
-                "trained_on": 60_000 - VALIDATION, "seeds": SEEDS,
-                "steps_per_epoch": {b: math.ceil((60_000 - VALIDATION) / b) for b in BATCH_SIZES}, "runs": runs})
+    write(
+        OUT,
+        {
+            "provenance": provenance("experiments.tuning"),
+            "recipe": wanted,
+            "data": fashion_mnist().name,
+            "nets": list(NETS),
+            "trained_on": 60_000 - VALIDATION,
+            "seeds": SEEDS,
+            "steps_per_epoch": {b: math.ceil((60_000 - VALIDATION) / b) for b in BATCH_SIZES},
+            "runs": runs,
+        },
+    )
     shutil.rmtree(part_file(*grid(SEEDS)[0]).parent)
 
 
@@ -155,4 +183,5 @@ def packed(part, run):
 
 if __name__ == "__main__":
     from experiments import tuning  # under this name workers find `record`: their own __main__ is another
+
     tuning.main()

@@ -4,6 +4,7 @@ Runs that differ in their learning rate alone see the same batches. `torch.func.
 one grouped convolution of their many; `torch.compile` joins what lies between. Without a C++ compiler, and where a test
 is too short to compile, TORCHDYNAMO_DISABLE=1 runs the same program uncompiled.
 """
+
 import itertools
 import math
 import time
@@ -13,30 +14,33 @@ import torch
 from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
-from mgpu_lib.data import batches
+from mgpu_lib.data import batches, endless
 from mgpu_lib.models import lenet, lenet_params
 
 MOMENTUM, EPSILON = 0.1, 1e-5  # of batch norm: PyTorch's defaults
 EVALUATED = 250  # images at a time
 
 
-def plain(X, params, running=()):
-    """`mgpu_lib.lenet` in the form of `normalized`: (logits, no statistics)."""
+def plain(X, params, running=None):
+    """LeNet in the form of `normalized`: (logits, no statistics)."""
     return lenet(X, params), []
 
 
 def normalized(X, params, running=None):
     """LeNet with batch norm after each convolution: (logits, the four statistics of this batch).
 
-    `params` are LeNet's eight, then gamma, beta of both norms. `running` are the four statistics to evaluate with, mean
-    and variance of each norm; None in training, which uses the batch's own. There is none in the linear layers: where
-    a batch of one image has many pixels after a convolution, it has a single row there, and that has no variance.
+    `running` are the four statistics to evaluate with, mean and variance of each norm; None in training, which uses the
+    batch's own. Nothing is changed in place, as `vmap` demands. There is no norm in the linear layers: where a batch of
+    one image has many pixels after a convolution, it has a single row there, and that has no variance.
     """
-    W1, b1, W2, b2, W3, b3, W4, b4, *norms = params
-    H, first = batch_norm(F.conv2d(X, W1, b1), *norms[:2], running and running[:2])
-    H, second = batch_norm(F.conv2d(F.avg_pool2d(F.relu(H), 2), W2, b2), *norms[2:], running and running[2:])
-    H = F.avg_pool2d(F.relu(H), 2)
-    return F.relu(H.flatten(1) @ W3 + b3) @ W4 + b4, [*first, *second]
+    seen = []
+
+    def normalize(H, scale, shift):
+        H, statistics = batch_norm(H, scale, shift, running and running[len(seen) : len(seen) + 2])
+        seen.extend(statistics)
+        return H
+
+    return lenet(X, params, normalize), seen
 
 
 def batch_norm(H, gamma, beta, running=None):
@@ -52,10 +56,8 @@ NETS = {"lenet": plain, "lenet_bn": normalized}
 
 def start(net, seed):
     """(parameters, running statistics) of `net` before the first step, as `training.train` starts LeNet."""
-    if net == "lenet":
-        return lenet_params(seed), []
-    norms = [fill(channels) for channels in (20, 50) for fill in (torch.ones, torch.zeros)]
-    return lenet_params(seed) + norms, [fill(channels) for channels in (20, 50) for fill in (torch.zeros, torch.ones)]
+    params = lenet_params(seed, batch_norm=net == "lenet_bn")
+    return params, [fill for scale in params[8::2] for fill in (torch.zeros_like(scale), torch.ones_like(scale))]
 
 
 @cache
@@ -64,6 +66,7 @@ def stepper(net):
 
     Every tensor but X and y has one row per run.
     """
+
     def step(params, running, X, y, lr):
         def loss(params):
             logits, seen = NETS[net](X, params)
@@ -79,6 +82,7 @@ def stepper(net):
 @cache
 def counter(net):
     """correct(params, running, X, y): how many images each run of a stack gets right, and how far its logits vary."""
+
     def correct(params, running, X, y):
         logits = NETS[net](X, params, running)[0]
         return (logits.argmax(dim=1) == y).sum(), (logits - logits[0]).abs().max()
@@ -104,16 +108,15 @@ def marks(per_epoch, epochs, steps):
     """
     last = max(epochs * per_epoch, steps)
     halves = (math.ceil(i * per_epoch / 2) for i in itertools.count(1))
-    found = {*itertools.takewhile(lambda step: step <= epochs * per_epoch, halves),
-             *range(per_epoch, last, per_epoch), *(2**i for i in range(1, steps.bit_length())), steps, last}
+    found = {
+        *itertools.takewhile(lambda step: step <= epochs * per_epoch, halves),
+        *range(per_epoch, last, per_epoch),
+        *(2**i for i in range(1, steps.bit_length())),
+        steps,
+        last,
+    }
     ends = {"epochs": epochs * per_epoch, "steps": steps}
     return {step: [name for name, end in ends.items() if end == step] for step in sorted(found)}
-
-
-def endless(X, y, batch_size, seed):
-    """Batches for ever, in the order in which `training.train` takes them."""
-    generator = torch.Generator().manual_seed(seed)
-    return itertools.chain.from_iterable(batches(X, y, batch_size, generator) for _ in itertools.count())
 
 
 def train_runs(net, batch_size, lrs, seed, data, validation, epochs, steps):
@@ -128,8 +131,7 @@ def train_runs(net, batch_size, lrs, seed, data, validation, epochs, steps):
     X, X_validation = data.X_train.split([len(data.X_train) - validation, validation])
     y, y_validation = data.y_train.split([len(X), validation])
     due = marks(math.ceil(len(X) / batch_size), epochs, steps)
-    records = [{"lr": lr, "diverged_at_step": None, "dead_at_step": None, "step": [], "train_loss": [],
-                "validation_accuracy": [], "test_accuracy": {}, "seconds": 0.0} for lr in lrs]
+    records = [{**new_run(lr), "test_accuracy": {}, "seconds": 0.0} for lr in lrs]
     params, running = (stacked(tensors, len(lrs)) for tensors in start(net, seed))
     alive, rates = records, torch.tensor(lrs)
     shuffled = enumerate(endless(X, y, batch_size, seed), 1)
@@ -143,10 +145,7 @@ def train_runs(net, batch_size, lrs, seed, data, validation, epochs, steps):
         tests, _ = accuracies(net, params, running, data.X_test, data.y_test) if budgets else (losses, None)
         for record, loss, accuracy, is_dead, test in zip(alive, losses, measured, dead, tests):
             if record["diverged_at_step"] is None:
-                record["dead_at_step"] = mark if is_dead else None
-                record["step"].append(mark)
-                record["train_loss"].append(round(loss, 5))
-                record["validation_accuracy"].append(accuracy)
+                note(record, mark, loss, accuracy, is_dead)
                 record["test_accuracy"].update(dict.fromkeys(budgets, test))
         keep = [i for i, record in enumerate(alive) if not (record["diverged_at_step"] or record["dead_at_step"])]
         if not keep:
@@ -155,6 +154,20 @@ def train_runs(net, batch_size, lrs, seed, data, validation, epochs, steps):
             params, running = ([tensor[keep] for tensor in tensors] for tensors in (params, running))
             alive, rates = [alive[i] for i in keep], rates[keep]
     return records
+
+
+def new_run(lr):
+    """A run before its first step, see `train_runs`."""
+    ended = {"diverged_at_step": None, "dead_at_step": None}
+    return {"lr": lr, **ended, "step": [], "train_loss": [], "validation_accuracy": []}
+
+
+def note(run, step, loss, accuracy, dead):
+    """Add a measurement to a run."""
+    run["step"].append(step)
+    run["train_loss"].append(round(loss, 5))
+    run["validation_accuracy"].append(accuracy)
+    run["dead_at_step"] = step if dead else None
 
 
 def stacked(tensors, runs):

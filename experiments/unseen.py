@@ -2,32 +2,46 @@
 
     python -m experiments.unseen
 
-writes experiments/results/unseen.json. The runs are those of the grid, `experiments.tuning`: the same program, seeds
+writes mgpu_lib/recorded/unseen.json. The runs are those of the grid, `experiments.tuning`: the same program, seeds
 and images, and the same two budgets. Of its learning rates it takes the five in the middle, around the best.
 """
+
 from experiments import study, tuning, tuning_runs
-from mgpu_lib import data, models
 
 NET, BATCH_SIZES, SEEDS = "lenet", (32, 512), tuning.SEEDS
 LRS = tuning.learning_rates(256)[2:-2]
+SAMPLE = ("512/0.16/0",)
 
 
 def cases():
     """{key: (batch_size, lrs, seed)}: key batch_size/smallest rate/seed, one seed after the other."""
-    return {f"{batch_size}/{lrs[0]}/{seed}": (batch_size, lrs, seed)
-            for seed in SEEDS for batch_size in BATCH_SIZES for lrs in tuning.stacks(batch_size, LRS)}
+    return {
+        f"{batch_size}/{lrs[0]}/{seed}": (batch_size, lrs, seed)
+        for seed in SEEDS
+        for batch_size in BATCH_SIZES
+        for lrs in tuning.stacks(batch_size, LRS)
+    }
 
 
 def record(batch_size, lrs, seed):
     """The runs of these learning rates, trained at once, as the file of the grid holds them."""
-    return [tuning.packed((NET, batch_size, seed), run) for run in tuning_runs.train_runs(
-        NET, batch_size, lrs, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS)]
+    return [
+        tuning.packed((NET, batch_size, seed), run)
+        for run in tuning_runs.train_runs(
+            NET, batch_size, lrs, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS
+        )
+    ]
 
 
 def recipe():
-    parts = (tuning_runs, data.batches, data.read_fashion_mnist, models.lenet, models.lenet_params, record)
-    return {"net": NET, "sha256": study.fingerprint(*parts), "validation": tuning.VALIDATION, "epochs": tuning.EPOCHS,
-            "steps": tuning.STEPS, "learning_rates": LRS}
+    return {
+        "net": NET,
+        "sha256": study.fingerprint("unseen"),
+        "validation": tuning.VALIDATION,
+        "epochs": tuning.EPOCHS,
+        "steps": tuning.STEPS,
+        "learning_rates": LRS,
+    }
 
 
 def summary(runs):

@@ -2,27 +2,27 @@
 
     python -m experiments.why_slower
 
-writes experiments/results/why_slower.json, in some ten minutes on two cores. A run that was interrupted goes on where
+writes mgpu_lib/recorded/why_slower.json, in some ten minutes on two cores. A run that was interrupted goes on where
 it was, as long as the code that models the times is the same.
 """
+
 import json
 import multiprocessing
 import string
 from functools import cache
 from itertools import chain
-from pathlib import Path
 
 import torch
 import torchvision
-from torch import nn
 from tqdm import tqdm
 
 import mgpu_lib as mgpu
+from experiments import fingerprint
 from experiments.record import provenance, write
-from mgpu_lib.virtual.specs import find_gpu, find_link
-from mgpu_lib.virtual.timeline import COMMUNICATION
+from mgpu_lib.recorded import RESULTS
+from mgpu_lib.virtual import find_gpu, find_link
 
-OUT = Path(__file__).parent / "results" / "why_slower.json"
+OUT = RESULTS / "why_slower.json"
 PART = OUT.with_name("why_slower.unfinished.json")
 GPUS, LINKS = ("T4", "V100", "A100-80", "H100"), ("nvlink", "pcie")
 BATCH_SIZES, COUNTS = [2**i for i in range(5, 13)], (2, 4, 8)
@@ -30,20 +30,17 @@ STRATEGIES = ("manual", "data_parallel", "ddp")
 BINS = 50  # a row of the figure says what a GPU does in each fiftieth of the step
 LENGTHS = string.digits + string.ascii_letters  # a run's length as one character
 PHASES = {"forward": "f", "backward": "b", "all-reduce": "c"}  # other kernels: "u", for update
-LIBRARY = Path(mgpu.__file__).parent
-SOURCES = [Path(__file__), *(LIBRARY / name for name in (
-    "prediction.py", "parallel.py", "collectives.py", "models.py", "virtual/clock.py", "virtual/comm.py",
-    "virtual/costs.py", "virtual/cuda.py", "virtual/moves.py", "virtual/rates.json", "virtual/rates.py",
-    "virtual/specs.py", "virtual/streams.py", "virtual/timeline.py"))]
+SAMPLE = ("T4/pcie/LeNet/data_parallel/2", "A100-80/nvlink/ResNet-18/ddp/8", "V100/nvlink/ResNet-50/manual/2")
 
 
 @cache
 def networks():
     """{name: (network on the meta device, shape of one input)}."""
-    lenet = nn.Sequential(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(),
-                          nn.AvgPool2d(2), nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10))
-    nets = {"LeNet": (lenet, (1, 28, 28)), "ResNet-18": (mgpu.resnet18(), (1, 28, 28)),
-            "ResNet-50": (torchvision.models.resnet50(), (3, 224, 224))}
+    nets = {
+        "LeNet": (mgpu.lenet_module(), (1, 28, 28)),
+        "ResNet-18": (mgpu.resnet18(), (1, 28, 28)),
+        "ResNet-50": (torchvision.models.resnet50(), (3, 224, 224)),
+    }
     return {name: (net.to("meta"), shape) for name, (net, shape) in nets.items()}
 
 
@@ -60,9 +57,17 @@ def configurations():
                 yield from (f"{gpu}/{link}/{network}/{strategy}/{k}" for strategy in STRATEGIES for k in COUNTS)
 
 
+def cases():
+    return {name: (name,) for name in configurations()}
+
+
+def recipe():
+    return {"sha256": fingerprint.of_times("experiments.why_slower.record")}
+
+
 def record(name, batch_sizes=BATCH_SIZES):
     """The cells of one configuration."""
-    gpu, *link, network = name.split("/")[:3 if name.count("/") > 1 else 2]
+    gpu, *link, network = name.split("/")[: 3 if name.count("/") > 1 else 2]
     strategy, k = name.split("/")[3:] or ("ddp", 1)
     net, shape = networks()[network]
     return [cell(net, torch.empty(n, *shape, device="meta"), gpu, int(k), strategy, *link) for n in batch_sizes]
@@ -82,8 +87,10 @@ def cell(net, X, gpu, k, strategy, link=None):
     except torch.OutOfMemoryError:
         return ""
     found = [list(states(step.timeline, gpu, step.seconds)) for gpu in step.timeline.gpus]
-    shares = (sum(end - start for start, end, state, _ in chain(*found) if state in kind) / step.seconds / k
-              for kind in ("fbu", "co", "w"))
+    shares = (
+        sum(end - start for start, end, state, _ in chain(*found) if state in kind) / step.seconds / k
+        for kind in ("fbu", "co", "w")
+    )
     rows = [row(spans, step.seconds) for spans in found]
     numbers = [round(1e8 * step.seconds), *(round(1000 * share) for share in shares)]
     return " ".join(map(str, numbers + (rows[:1] if len(set(rows)) == 1 else rows)))
@@ -97,7 +104,7 @@ def states(timeline, gpu, seconds):
     """
     events, changes, launches = timeline.on(gpu), [], {}
     for e in events:
-        state = "c" if e.kind in COMMUNICATION else PHASES.get(e.phase, "u")
+        state = "c" if e.part == "communication" else PHASES.get(e.phase, "u")
         changes += [(e.start, 1, state), (e.end, -1, state)]
         launches[e.start] = min(e.launched, launches.get(e.start, e.launched))
     running, now, end = dict.fromkeys("fbuc", 0), timeline.start, timeline.start + seconds
@@ -148,23 +155,34 @@ def joined(runs):
 
 
 def main():
-    about = provenance("experiments.why_slower", SOURCES)
-    if OUT.exists() and json.loads(OUT.read_text())["provenance"]["sha256"] == about["sha256"]:
+    made = recipe()
+    if OUT.exists() and json.loads(OUT.read_text()).get("recipe") == made:
         print(f"{OUT.name} is up to date")
         return
     cells = {}
-    if PART.exists() and (before := json.loads(PART.read_text()))["sha256"] == about["sha256"]:
+    if PART.exists() and (before := json.loads(PART.read_text())).get("recipe") == made:
         cells = before["cells"]
     names = list(configurations())
     missing = [name for name in names if name not in cells]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for name, found in tqdm(pool.imap_unordered(named, missing), total=len(missing), unit="configuration"):
             cells[name] = found
-            write(PART, {"sha256": about["sha256"], "cells": cells})
+            write(PART, {"recipe": made, "cells": cells})
     links = {gpu: {link: find_link(link, find_gpu(gpu)).name for link in links_of(gpu)} for gpu in GPUS}
-    write(OUT, {"provenance": about, "links": links, "networks": list(networks()), "batch_sizes": BATCH_SIZES,
-                "counts": [1, *COUNTS], "strategies": STRATEGIES, "bins": BINS,
-                "cells": {name: cells[name] for name in names}})
+    write(
+        OUT,
+        {
+            "provenance": provenance("experiments.why_slower"),
+            "recipe": made,
+            "links": links,
+            "networks": list(networks()),
+            "batch_sizes": BATCH_SIZES,
+            "counts": [1, *COUNTS],
+            "strategies": STRATEGIES,
+            "bins": BINS,
+            "cells": {name: cells[name] for name in names},
+        },
+    )
     PART.unlink()
 
 

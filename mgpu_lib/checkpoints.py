@@ -1,10 +1,9 @@
 """Checkpoints of wrapped networks: the `module.` in front of every name, there and back, and a file that is whole."""
 
-import os
-from pathlib import Path
-
 import torch
 from torch import nn
+
+from mgpu_lib.virtual import replacing
 
 PREFIX = "module."  # DataParallel and DistributedDataParallel keep the network they wrap in an attribute of this name
 
@@ -19,8 +18,10 @@ def strip_prefix(state):
     wrapped = [name for name in state if name.startswith(PREFIX)]
     if wrapped and len(wrapped) < len(state):
         plain = next(name for name in state if not name.startswith(PREFIX))
-        raise ValueError(f"{len(wrapped)} of {len(state)} names begin with {PREFIX!r}, such as {wrapped[0]!r}, others "
-                         f"don't, such as {plain!r}: these are parts of two checkpoints, load each by itself")
+        raise ValueError(
+            f"{len(wrapped)} of {len(state)} names begin with {PREFIX!r}, such as {wrapped[0]!r}, others "
+            f"don't, such as {plain!r}: these are parts of two checkpoints, load each by itself"
+        )
     return renamed(state, lambda name: name.removeprefix(PREFIX), lambda part: (part + ".").removeprefix(PREFIX)[:-1])
 
 
@@ -48,10 +49,5 @@ def save_checkpoint(net, path):
     A file that is there is replaced in one step: a run that dies while it writes leaves the old one whole.
     """
     net = net.module if isinstance(net, nn.DataParallel) else net
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        torch.save(net.state_dict(), temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as new:
+        torch.save(net.state_dict(), new)

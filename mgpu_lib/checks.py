@@ -10,14 +10,17 @@ from collections import Counter
 import torch
 from torch import nn
 
-from mgpu_lib.virtual.tensor import VirtualTensor
+from mgpu_lib.virtual import is_virtual
 
 
 def assert_replicas_equal(replicas, atol=0.0):
     """All `replicas` have the same parameters as the first, to `atol`; after each step, when all took the same one."""
-    assert_equal_by_name([tensors(replica) for replica in two_or_more(replicas)], atol,
-                         "Before training: did they start from the same numbers? After a step: did the reduced "
-                         "gradients reach every GPU, and before it stepped?")
+    assert_equal_by_name(
+        [tensors(replica) for replica in two_or_more(replicas)],
+        atol,
+        "Before training: did they start from the same numbers? After a step: did the reduced "
+        "gradients reach every GPU, and before it stepped?",
+    )
 
 
 def assert_buffers_equal(replicas, atol=0.0):
@@ -25,18 +28,25 @@ def assert_buffers_equal(replicas, atol=0.0):
 
     Dicts and lists don't say which of their tensors are buffers: all are compared.
     """
-    assert_equal_by_name([dict(replica.named_buffers()) if isinstance(replica, nn.Module) else tensors(replica)
-                          for replica in two_or_more(replicas)], atol,
-                         "No gradient reaches a buffer, so no all-reduce of gradients does either: copy replica 0's "
-                         "to the others, average them, or, with a process per GPU, use nn.SyncBatchNorm.")
+    assert_equal_by_name(
+        [
+            dict(replica.named_buffers()) if isinstance(replica, nn.Module) else tensors(replica)
+            for replica in two_or_more(replicas)
+        ],
+        atol,
+        "No gradient reaches a buffer, so no all-reduce of gradients does either: copy replica 0's "
+        "to the others, average them, or, with a process per GPU, use nn.SyncBatchNorm.",
+    )
 
 
 def assert_draws_agree(draws):
     """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
     draws = two_or_more(draws, "draw")
     for gpu, draw in enumerate(draws):
-        fail_if(torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
-                f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.")
+        fail_if(
+            torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
+            f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.",
+        )
 
 
 def assert_no_aliasing(replicas):
@@ -47,10 +57,12 @@ def assert_no_aliasing(replicas):
             start, end = span(tensor)
             others = spans.setdefault(memory_of(tensor), [])
             for first, last, owner, other in others:
-                fail_if(owner != number and max(start, first) < min(end, last),
-                        f"{name!r} of replica {number} is the same memory as {other!r} of replica {owner}, on "
-                        f"{tensor.device}: there are fewer copies than replicas. `.to(device)` copies only when the "
-                        "tensor is on another device; write `.to(device, copy=True)`, or clone first.")
+                fail_if(
+                    owner != number and max(start, first) < min(end, last),
+                    f"{name!r} of replica {number} is the same memory as {other!r} of replica {owner}, on "
+                    f"{tensor.device}: there are fewer copies than replicas. `.to(device)` copies only when the "
+                    "tensor is on another device; write `.to(device, copy=True)`, or clone first.",
+                )
             others.append((start, end, number, name))
 
 
@@ -61,12 +73,16 @@ def assert_gradients_fresh(replicas):
     """
     for number, replica in enumerate(replicas):
         if not any(tensor.requires_grad for tensor in tensors(replica).values()):
-            raise ValueError(f"no tensor of replica {number} takes a gradient: pass modules or parameters; a "
-                             "state_dict holds detached tensors")
+            raise ValueError(
+                f"no tensor of replica {number} takes a gradient: pass modules or parameters; a "
+                "state_dict holds detached tensors"
+            )
         for name, tensor in tensors(replica).items():
-            fail_if(tensor.grad is not None and bool((tensor.grad != 0).any()),
-                    f"{name!r} of replica {number} still has a gradient, and the next backward will add to it. Zero "
-                    "the gradients of every replica once per step: p.grad = None, or optimizer.zero_grad().")
+            fail_if(
+                tensor.grad is not None and bool((tensor.grad != 0).any()),
+                f"{name!r} of replica {number} still has a gradient, and the next backward will add to it. Zero "
+                "the gradients of every replica once per step: p.grad = None, or optimizer.zero_grad().",
+            )
 
 
 def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
@@ -86,16 +102,24 @@ def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
     error, length = (step - wanted).norm(), wanted.norm()
     rounding = 4 * eps * start.norm()
     if 0 < length <= rounding:
-        raise ValueError(f"the step is {length:.2g} long, and rounding the parameters takes up to {rounding:.2g}: "
-                         "compare in 32 or 64 bits, or take more steps")
+        raise ValueError(
+            f"the step is {length:.2g} long, and rounding the parameters takes up to {rounding:.2g}: "
+            "compare in 32 or 64 bits, or take more steps"
+        )
     if error <= rtol * length + rounding:
         return
     ratio, cosine = step.norm() / length, nn.functional.cosine_similarity(step, wanted, dim=0)
     wrong_length = cosine > 0.95 and abs(ratio - 1) > 0.1
-    fail_if(True, f"the step differs from a single device's by {error / length:.2g} of its length: it is {ratio:.2f} "
-                  f"times as long, and the cosine of the angle between them is {cosine:.2f}. "
-                  + ("What are loss and gradients divided by: shard or batch, once or twice?" if wrong_length else
-                     "Are the gradients of all GPUs in it, of this step only, and all rows with one weight?"))
+    fail_if(
+        True,
+        f"the step differs from a single device's by {error / length:.2g} of its length: it is {ratio:.2f} "
+        f"times as long, and the cosine of the angle between them is {cosine:.2f}. "
+        + (
+            "What are loss and gradients divided by: shard or batch, once or twice?"
+            if wrong_length
+            else "Are the gradients of all GPUs in it, of this step only, and all rows with one weight?"
+        ),
+    )
 
 
 def assert_every_row_once(rows, total):
@@ -105,9 +129,11 @@ def assert_every_row_once(rows, total):
     often = [row for row, times in seen.items() if times > 1]
     strange = [row for row in seen if not 0 <= row < total]
     fail_if(strange, f"there is no row{some(strange)} among the {total}")
-    fail_if(never or often,
-            f"of {total} rows {len(never)} were never used{some(never)}, and {len(often)} more than once{some(often)}. "
-            "Do all GPUs cut the same shuffled order, and is it filled up with duplicates?")
+    fail_if(
+        never or often,
+        f"of {total} rows {len(never)} were never used{some(never)}, and {len(often)} more than once{some(often)}. "
+        "Do all GPUs cut the same shuffled order, and is it filled up with duplicates?",
+    )
 
 
 def assert_every_gpu_works(step, devices):
@@ -120,8 +146,10 @@ def assert_every_gpu_works(step, devices):
         before[device] = torch.cuda.memory_allocated(device)
     step()
     idle = [str(device) for device in devices if torch.cuda.max_memory_allocated(device) == before[device]]
-    fail_if(idle, f"{', '.join(idle)} did nothing in this step. Did you call the network that you wrapped, and not the "
-                  "wrapper?")
+    fail_if(
+        idle,
+        f"{', '.join(idle)} did nothing in this step. Did you call the network that you wrapped, and not the wrapper?",
+    )
 
 
 def assert_equal_by_name(replicas, atol, advice):
@@ -132,8 +160,10 @@ def assert_equal_by_name(replicas, atol, advice):
         wrong = {name: gap for name, gap in gaps.items() if gap > atol}
         if wrong:
             name, gap = next(iter(wrong.items()))
-            raise AssertionError(f"replica {number} differs from replica 0 in {len(wrong)} of {len(gaps)} tensors; the "
-                                 f"first is {name!r}, by up to {gap:.2g}. {advice}")
+            raise AssertionError(
+                f"replica {number} differs from replica 0 in {len(wrong)} of {len(gaps)} tensors; the "
+                f"first is {name!r}, by up to {gap:.2g}. {advice}"
+            )
 
 
 def assert_same_shapes(replicas, called):
@@ -144,8 +174,11 @@ def assert_same_shapes(replicas, called):
     for replica, title in zip(replicas, called, strict=True):
         for name in {**replicas[0], **replica}:
             ours, first = (tuple(r[name].shape) if name in r else "missing" for r in (replica, replicas[0]))
-            fail_if(ours != first, f"{title} and {called[0]} differ in the names or shapes of their tensors: {name!r} "
-                                   f"is {ours} and {first}")
+            fail_if(
+                ours != first,
+                f"{title} and {called[0]} differ in the names or shapes of their tensors: {name!r} "
+                f"is {ours} and {first}",
+            )
     for replica, title in zip(replicas, called, strict=True):
         for name, tensor in replica.items():
             fail_if(tensor.isnan().any(), f"{title} holds NaN in {name!r}")
@@ -176,7 +209,7 @@ def flat(tensors):
 
 def memory_of(tensor):
     """What tells the storage that holds a tensor from all others."""
-    storage = (tensor.inner if isinstance(tensor, VirtualTensor) else tensor).untyped_storage()
+    storage = (tensor.inner if is_virtual(tensor) else tensor).untyped_storage()
     return tensor.device, storage.data_ptr() or storage._cdata  # on "meta" no storage has an address
 
 

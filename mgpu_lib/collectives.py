@@ -1,4 +1,4 @@
-"""All-reduce in several ways. A way is a *schedule*, plain data: a list of rounds, each a list of sends.
+"""Algorithms for all-reduce, each as a *schedule*, plain data: a list of rounds, each a list of sends.
 
 In one round every GPU sends at most one piece and receives at most one, so a round takes as long as its largest piece.
 The sends of a round happen at once: what is sent is what the source held before the round.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual.costs import round_seconds
+from mgpu_lib.virtual import round_seconds
 
 
 class Send(NamedTuple):

@@ -7,19 +7,24 @@ import sys
 import tempfile
 import time
 from collections import namedtuple
+from itertools import chain, count
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
+from mgpu_lib.arguments import check_count
+
 Data = namedtuple("Data", "name X_train y_train X_test y_test")
 
 # MD5 of the four files as they lie on disk, decompressed: what `gunzip` makes of Zalando's archives. torchvision knows
 # only the sums of the archives, and looks at them only while it downloads.
-CHECKSUMS = {"train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-             "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-             "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-             "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965"}
+CHECKSUMS = {
+    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
 SLICE = (6_000, 2_000)  # training and test images used unless MGPU_FULL=1: an epoch in seconds on a laptop
 STALLED_S, TOTAL_S = 30, 900  # a download is given up when no byte arrives for so long, or when it takes so long in all
 DOWNLOAD = """import socket, sys
@@ -36,7 +41,8 @@ def require_torchvision():
         raise ImportError(
             f"torchvision does not fit torch {torch.__version__} ({error}): install both from one index, with "
             "`pip install --force-reinstall torch torchvision`, and for the CPU-only builds of both add "
-            "`--index-url https://download.pytorch.org/whl/cpu`") from None
+            "`--index-url https://download.pytorch.org/whl/cpu`"
+        ) from None
     return torchvision
 
 
@@ -71,6 +77,7 @@ def load_fashion_mnist():
 def read_fashion_mnist(folder, full):
     """Fashion-MNIST from files in torchvision's layout under `folder`: all of it, or the first images only."""
     from torchvision.datasets import FashionMNIST
+
     tensors, sizes = [], []
     for train, limit in zip((True, False), SLICE):
         dataset = FashionMNIST(folder, train=train)
@@ -85,15 +92,38 @@ def read_fashion_mnist(folder, full):
 def load_digits():
     """scikit-learn's 1,797 handwritten digits, 8x8 enlarged to 28x28: 1,500 to train, the last 297 to test."""
     from sklearn import datasets
+
     digits = datasets.load_digits()
     X = F.interpolate(torch.from_numpy(digits.images).float()[:, None] / 16, size=(28, 28), mode="bilinear")
     y = torch.from_numpy(digits.target).long()
     return Data("scikit-learn's handwritten digits, 1,500 training images", X[:1500], y[:1500], X[1500:], y[1500:])
 
 
+def whole_data(check=lambda: None):
+    """All of Fashion-MNIST, whatever MGPU_FULL says; or the digits, where `load_fashion_mnist` would take those.
+
+    `check` is called again and again during a download; what it raises ends that.
+    """
+    folder = data_folder()
+    if str(folder) == "digits":
+        return load_digits()
+    try:
+        fetch_if_damaged(folder, check)
+        return read_fashion_mnist(folder, full=True)
+    except OSError:
+        return load_digits()
+
+
+def hold_out(data):
+    """(X, y, X_validation, y_validation): the last twelfth of the training images validates, 5,000 of 60,000."""
+    kept = len(data.X_train) - len(data.X_train) // 12
+    return data.X_train[:kept], data.y_train[:kept], data.X_train[kept:], data.y_train[kept:]
+
+
 def damaged_files(folder):
     """The names of Fashion-MNIST's files that are missing under `folder` or hold other bytes than they should."""
     from torchvision.datasets.utils import check_integrity
+
     return [name for name, md5 in CHECKSUMS.items() if not check_integrity(raw(folder) / name, md5)]
 
 
@@ -127,8 +157,10 @@ def download(folder, check):
     It runs in a process of its own, because that can be stopped: torchvision and name look-up set no time limit.
     """
     log, command = Path(folder) / "log", [sys.executable, "-c", DOWNLOAD, str(folder)]
-    with log.open("w") as output, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
-                                                   stderr=subprocess.STDOUT) as process:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
         try:
             wait_while_growing(process, folder, check)
         finally:
@@ -168,9 +200,14 @@ def batches(X, y, batch_size, generator=None):
     """
     if len(X) != len(y):
         raise ValueError(f"X has {len(X)} rows and y has {len(y)}: each row needs one label")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: pass 1 or more")
+    check_count("batch_size", batch_size)
     if generator is None:
         return zip(X.split(batch_size), y.split(batch_size))
     order = torch.randperm(len(X), generator=generator)
     return ((X[rows], y[rows]) for rows in order.split(batch_size))
+
+
+def endless(X, y, batch_size, seed=0):
+    """Batches for ever: epoch after epoch of `batches`, each shuffled anew. The same `seed` gives the same batches."""
+    generator = torch.Generator().manual_seed(seed)
+    return chain.from_iterable(batches(X, y, batch_size, generator) for _ in count())

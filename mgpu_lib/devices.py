@@ -1,10 +1,11 @@
 """Which GPUs are there: real ones, virtual ones, or none."""
-import html
+
 import os
 
 import torch
 
-from .virtual import current, virtual_gpus
+from mgpu_lib.table import Table
+from mgpu_lib.virtual import current, virtual_gpus
 
 _started = None  # the machine that use_gpus has started
 
@@ -45,28 +46,6 @@ def use_gpus(n, gpu="V100"):
     return machine.devices[:n]
 
 
-class Table:
-    """Rows (dicts with the same keys) that print as a table, in a terminal and in a notebook."""
-
-    def __init__(self, rows, empty):
-        self.rows, self.empty = rows, empty
-
-    def __repr__(self):
-        if not self.rows:
-            return self.empty
-        cells = [list(self.rows[0]), *([str(v) for v in row.values()] for row in self.rows)]
-        widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
-
-    def _repr_html_(self):
-        if not self.rows:
-            return f"<p>{html.escape(self.empty)}</p>"
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.rows[0])
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
-                       for row in self.rows)
-        return f"<table class='mgpu-table'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def gpu_table():
     """What nvidia-smi shows, one row per GPU. `.rows` has the same as a list of dicts.
 
@@ -77,17 +56,25 @@ def gpu_table():
 
 
 def row(index, name, used, total, utilization):
-    return {"GPU": index, "name": name, "memory used": f"{used >> 20} MiB", "memory": f"{total >> 20} MiB",
-            "utilization": utilization}
+    return {
+        "GPU": index,
+        "name": name,
+        "memory used": f"{used >> 20} MiB",
+        "memory": f"{total >> 20} MiB",
+        "utilization": utilization,
+    }
 
 
 def virtual_rows(machine):
-    return [row(gpu.index, f"{gpu.spec.name} (virtual)", gpu.ledger.reserved, gpu.ledger.capacity, "not modelled")
-            for gpu in machine.gpus]
+    return [
+        row(gpu.index, f"{gpu.spec.name} (virtual)", gpu.ledger.reserved, gpu.ledger.capacity, "not modelled")
+        for gpu in machine.gpus
+    ]
 
 
 def real_rows():
     import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # no driver, no GPU

@@ -3,43 +3,38 @@
 `python -m experiments.tuning` records the grid. What is finished of it is enough: what is missing stays empty.
 """
 
-import json
 import math
 import statistics
 from typing import NamedTuple
 
-from mgpu_lib.widgets import recorded
+from mgpu_lib import recorded
+from mgpu_lib.recorded import study
 
 BUDGETS = ("epochs", "steps")  # what is equal for all batch sizes
-GUESSING = 0.1                 # the accuracy of a network that has learned nothing
+GUESSING = 0.1  # the accuracy of a network that has learned nothing
 
 
 class Run(NamedTuple):
     """One training of the grid."""
 
     seed: int
-    step: list          # after which steps there was a measurement
-    train_loss: list    # mean since the measurement before
-    accuracy: list      # on the validation images, in [0, 1]
-    ended: int | None   # the step at which the loss was no longer finite or the network dead
-    validation: dict    # {budget: accuracy at its end}, None for a run that had ended by then
-    test: dict          # the same on the test images
-
-
-def study(name):
-    """The study that `python -m experiments.NAME` recorded, or what is finished of it. FileNotFoundError without."""
-    for path in (recorded.RESULTS / f"{name}.json", recorded.RESULTS / f"{name}.unfinished.json"):
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
-    raise FileNotFoundError(f"{name}.json is missing: record it with `python -m experiments.{name}`")
+    step: list  # after which steps there was a measurement
+    train_loss: list  # mean since the measurement before
+    accuracy: list  # on the validation images, in [0, 1]
+    ended: int | None  # the step at which the loss was no longer finite or the network dead
+    validation: dict  # {budget: accuracy at its end}, None for a run that had ended by then
+    test: dict  # the same on the test images
 
 
 def recipe():
     """How the grid was made: {"images": trained on, "epochs", "steps": the two budgets, "batch_sizes"}."""
     stored = recorded.read_grid()
     sizes = sorted({entry["batch_size"] for entry in stored["runs"]})
-    return {"images": stored["trained_on"], **{budget: stored["recipe"][budget] for budget in BUDGETS},
-            "batch_sizes": sizes}
+    return {
+        "images": stored["trained_on"],
+        **{budget: stored["recipe"][budget] for budget in BUDGETS},
+        "batch_sizes": sizes,
+    }
 
 
 def grid(net):
@@ -75,8 +70,10 @@ def arranged(entries, images=None, budgets=None):
     """{batch size: {learning rate: [Run]}} of runs as the grid's file holds them; `budgets` says how long they are."""
     found = {}
     for entry in sorted(entries, key=lambda entry: (entry["batch_size"], entry["lr"], entry["seed"])):
-        ends = {budget: recorded.length(images, budgets, entry["batch_size"], budget)
-                for budget in (BUDGETS if budgets else ())}
+        ends = {
+            budget: recorded.length(images, budgets, entry["batch_size"], budget)
+            for budget in (BUDGETS if budgets else ())
+        }
         rates = found.setdefault(entry["batch_size"], {})
         rates.setdefault(entry["lr"], []).append(as_run(entry, ends))
     return found
@@ -86,9 +83,15 @@ def as_run(entry, ends):
     step, loss, accuracy = (recorded.numbers(entry[name]) for name in ("step", "train_loss", "validation_accuracy"))
     ended = entry["diverged_at_step"] or entry["dead_at_step"]
     there = [budget for budget, end in ends.items() if ended is None or ended > end]
-    return Run(entry["seed"], step, loss, accuracy, ended,
-               {budget: accuracy[step.index(ends[budget])] if budget in there else None for budget in ends},
-               {budget: entry["test_accuracy"][budget] if budget in there else None for budget in ends})
+    return Run(
+        entry["seed"],
+        step,
+        loss,
+        accuracy,
+        ended,
+        {budget: accuracy[step.index(ends[budget])] if budget in there else None for budget in ends},
+        {budget: entry["test_accuracy"][budget] if budget in there else None for budget in ends},
+    )
 
 
 # Of the learning rates of one batch size, {learning rate: [Run]}: which is best, which others would do
@@ -156,8 +159,10 @@ def fewest_steps(rates_of, target):
 
 def of_seed(rates_of, seed):
     """The same runs, as `grid` returns them, but of one seed only. Cells without any are left out."""
-    found = {batch_size: {lr: own for lr, runs in rates.items() if (own := [run for run in runs if run.seed == seed])}
-             for batch_size, rates in rates_of.items()}
+    found = {
+        batch_size: {lr: own for lr, runs in rates.items() if (own := [run for run in runs if run.seed == seed])}
+        for batch_size, rates in rates_of.items()
+    }
     return {batch_size: rates for batch_size, rates in found.items() if rates}
 
 
@@ -177,6 +182,7 @@ def critical_batch(steps):
 
     def rest(critical):  # log S_min, as each batch size would have it
         return [math.log(S) - math.log1p(critical / B) for B, S in steps.items()]
+
     critical = min(candidates, key=lambda candidate: statistics.pvariance(rest(candidate)))
     fewest = math.exp(statistics.fmean(rest(critical)))
     return critical, fewest, fewest * critical

@@ -25,11 +25,13 @@ def footprint(net, X, y, optimizer, loss=F.cross_entropy, dtype=None):
     before, after_forward, after_backward = train_step(net, X, y, optimizer, loss, dtype)
     peak = torch.cuda.max_memory_allocated(device)
     state = [value for values in optimizer.state.values() for value in values.values()]
-    return {"parameters": size_on(device, [*net.parameters(), *net.buffers()]),
-            "activations": after_forward - before,
-            "gradients": after_backward - before,
-            "optimizer_state": size_on(device, state),
-            "peak": peak}
+    return {
+        "parameters": size_on(device, [*net.parameters(), *net.buffers()]),
+        "activations": after_forward - before,
+        "gradients": after_backward - before,
+        "optimizer_state": size_on(device, state),
+        "peak": peak,
+    }
 
 
 def train_step(net, X, y, optimizer, loss, dtype):

@@ -1,4 +1,6 @@
-"""The networks of the book: LeNet from raw tensors, ResNet-18 for small grey images, and a small CNN for color ones."""
+"""The networks of the book: LeNet from raw tensors and as a module, ResNet-18 for small images, a CNN for color."""
+
+from collections import OrderedDict
 
 import torch
 from torch import nn
@@ -7,10 +9,11 @@ from torch.nn import functional as F
 from mgpu_lib.data import require_torchvision
 
 
-def lenet_params(seed=0):
+def lenet_params(seed=0, batch_norm=False):
     """The eight tensors W1, b1 … W4, b4 that LeNet starts from, on the CPU and without gradients.
 
     Shapes: W1 (20, 1, 3, 3), W2 (50, 20, 5, 5), W3 (800, 128), W4 (128, 10), one bias per output; 129,068 numbers.
+    With `batch_norm` four more, scale and shift of each channel of the two convolutions: (20,), (20,), (50,), (50,).
     Weights are normal with variance 2 / inputs (He et al. 2015, arXiv:1502.01852), biases 0. With d2l's 0.01 for every
     layer the signal all but vanishes, and nothing is learned in the first 235 steps of 256 images.
     The same `seed` gives the same values. `get_params` makes trainable copies of them.
@@ -20,19 +23,74 @@ def lenet_params(seed=0):
     def weight(*shape, inputs):
         return torch.randn(shape, generator=generator) * (2 / inputs) ** 0.5
 
-    return [weight(20, 1, 3, 3, inputs=9), torch.zeros(20),
-            weight(50, 20, 5, 5, inputs=500), torch.zeros(50),
-            weight(800, 128, inputs=800), torch.zeros(128),
-            weight(128, 10, inputs=128), torch.zeros(10)]
+    params = [
+        weight(20, 1, 3, 3, inputs=9),
+        torch.zeros(20),
+        weight(50, 20, 5, 5, inputs=500),
+        torch.zeros(50),
+        weight(800, 128, inputs=800),
+        torch.zeros(128),
+        weight(128, 10, inputs=128),
+        torch.zeros(10),
+    ]
+    if batch_norm:
+        params += [torch.ones(20), torch.zeros(20), torch.ones(50), torch.zeros(50)]
+    return params
 
 
-def lenet(X, params):
-    """Logits (N, 10) of the images X (N, 1, 28, 28); N may be 0. X and `params` lie on one device."""
-    W1, b1, W2, b2, W3, b3, W4, b4 = params
-    H = F.avg_pool2d(F.relu(F.conv2d(X, W1, b1)), 2)  # 28 -> 26 -> 13 pixels a side, 20 channels
-    H = F.avg_pool2d(F.relu(F.conv2d(H, W2, b2)), 2)  # 13 -> 9 -> 4 pixels a side, 50 channels
+def lenet(X, params, batch_norm=None):
+    """Logits (N, 10) of the images X (N, 1, 28, 28); N may be 0. X and `params` lie on one device.
+
+    `batch_norm` normalizes what each convolution puts out: called as batch_norm(H, scale, shift), with two of the four
+    tensors that `lenet_params(batch_norm=True)` adds, it returns H normalized. See `BatchNorm`.
+    """
+    W1, b1, W2, b2, W3, b3, W4, b4, *norms = params
+    normalize = batch_norm or (lambda H: H)  # without batch norm, H stays as it is
+    H = normalize(F.conv2d(X, W1, b1), *norms[:2])  # 28 -> 26 pixels a side, 20 channels
+    H = F.avg_pool2d(F.relu(H), 2)  # 26 -> 13
+    H = normalize(F.conv2d(H, W2, b2), *norms[2:])  # 13 -> 9 pixels a side, 50 channels
+    H = F.avg_pool2d(F.relu(H), 2)  # 9 -> 4
     H = F.relu(H.flatten(1) @ W3 + b3)  # 50 * 4 * 4 = 800 numbers
     return H @ W4 + b4
+
+
+class BatchNorm:
+    """What normalizes inside `lenet`, on every GPU by itself, as nn.DataParallel's replicas do.
+
+    In training, `lenet(X, params, batch_norm=norm.by_batch)`, the mean and variance of the batch at hand normalize, and
+    running statistics follow them; to evaluate, `norm.by_running_statistics`, those normalize. They are kept as an
+    optimizer keeps its state, by parameter, so replicas have statistics of their own. A batch of no images changes
+    none. Source: Ioffe & Szegedy 2015 (arXiv:1502.03167); momentum 0.1 and epsilon 1e-5 as in nn.BatchNorm2d.
+    """
+
+    def __init__(self):
+        self.statistics = {}  # {scale: [mean, variance]}, one number for each channel
+
+    def by_batch(self, H, scale, shift):
+        return F.batch_norm(H, *self.statistics_of(scale), scale, shift, training=True)
+
+    def by_running_statistics(self, H, scale, shift):
+        return F.batch_norm(H, *self.statistics_of(scale), scale, shift)
+
+    def statistics_of(self, scale):
+        if scale not in self.statistics:
+            self.statistics[scale] = [torch.zeros_like(scale.detach()), torch.ones_like(scale.detach())]
+        return self.statistics[scale]
+
+
+def lenet_module(batch_norm=False):
+    """The network of `lenet` as an nn.Sequential, without batch norm or with it after each convolution.
+
+    Takes (N, 1, 28, 28), gives logits (N, 10). Starts from torch's global random state, as PyTorch's layers do.
+    """
+    layers = {
+        **{"conv1": nn.Conv2d(1, 20, 3), "norm1": nn.BatchNorm2d(20), "relu1": nn.ReLU(), "pool1": nn.AvgPool2d(2)},
+        **{"conv2": nn.Conv2d(20, 50, 5), "norm2": nn.BatchNorm2d(50), "relu2": nn.ReLU(), "pool2": nn.AvgPool2d(2)},
+        **{"flatten": nn.Flatten(), "full1": nn.Linear(800, 128), "relu3": nn.ReLU(), "full2": nn.Linear(128, 10)},
+    }
+    if not batch_norm:
+        del layers["norm1"], layers["norm2"]
+    return nn.Sequential(OrderedDict(layers))
 
 
 def resnet18(num_classes=10, in_channels=1):

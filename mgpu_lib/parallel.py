@@ -46,23 +46,30 @@ def sgd(params, lr, batch_size):
         p.grad.zero_()  # or the next backward would add to this step's gradient
 
 
-def train_batch(X, y, device_params, devices, lr):
+def train_batch(X, y, device_params, devices, lr, net=lenet, reduce=allreduce, update=sgd):
     """One training step on all devices, with one replica in `device_params` per device: the mean loss, a float.
 
-    The step equals that of one device on the whole batch. Raises ValueError as `split_batch` does.
+    The step equals that of one device on the whole batch. X (N, …) and y (N,) lie anywhere, their shards are moved.
+
+    net     turns a shard and a replica into logits, net(X_shard, params): (rows, classes)
+    reduce  sums one gradient over all devices, as `allreduce` does: in place, given a list with one tensor per device
+    update  one replica's step from summed gradients, as `sgd` does; it zeroes them
+    Raises ValueError as `split_batch` does, and where replicas and devices differ in number.
     """
     if len(device_params) != len(devices):
         raise ValueError(f"{len(device_params)} replicas for {len(devices)} devices: make one per device (get_params)")
     X_shards, y_shards = split_batch(X, y, devices)
     # Summed losses: shards may differ in size, and a sum of sums is the sum over the whole batch.
-    losses = [F.cross_entropy(lenet(X_shard, params), y_shard, reduction="sum")
-              for X_shard, y_shard, params in zip(X_shards, y_shards, device_params)]
+    losses = [
+        F.cross_entropy(net(X_shard, params), y_shard, reduction="sum")
+        for X_shard, y_shard, params in zip(X_shards, y_shards, device_params)
+    ]
     for loss in losses:  # only now: every GPU has been given its forward pass and works while we go on
         loss.backward()
     for i in range(len(device_params[0])):
-        allreduce([params[i].grad for params in device_params])
+        reduce([params[i].grad for params in device_params])
     for params in device_params:
-        sgd(params, lr, batch_size=len(X))
+        update(params, lr, batch_size=len(X))
     return sum(loss.item() for loss in losses) / len(X)  # .item() waits for its GPU, so it comes last
 
 
@@ -72,6 +79,9 @@ def max_divergence(device_params):
 
     0.0 means that all are equal; NaN in any replica gives NaN.
     """
-    gaps = [(p.cpu() - q.cpu()).abs().max()
-            for params in device_params for p, q in zip(device_params[0], params, strict=True)]
+    gaps = [
+        (p.cpu() - q.cpu()).abs().max()
+        for params in device_params
+        for p, q in zip(device_params[0], params, strict=True)
+    ]
     return torch.stack(gaps).max().item()

@@ -4,7 +4,7 @@ import io
 
 # Two of Okabe and Ito's colours, one of Paul Tol's, and black: four that differ clearly for colour-blind readers, each
 # with a contrast of 3 or more to white. The white background is part of the figure: a dark page changes nothing.
-COLOURS = ("#0072B2", "#D55E00", "#882255", "#000000")
+PALETTE = ("#0072B2", "#D55E00", "#882255", "#000000")
 DASHES = ("-", "--", "-.", ":")  # a second mark beside the colour
 SIZE, DPI = (6.4, 3.6), 150  # inches, and pixels per inch: every figure has 960 x 540 pixels
 
@@ -12,20 +12,40 @@ SIZE, DPI = (6.4, 3.6), 150  # inches, and pixels per inch: every figure has 960
 def book_style():
     """The look as matplotlib's rcParams. DejaVu Sans comes with matplotlib, so every machine draws the same letters."""
     from cycler import cycler
-    return {"figure.figsize": SIZE, "figure.dpi": DPI, "savefig.dpi": DPI, "figure.constrained_layout.use": True,
-            "figure.facecolor": "white", "savefig.facecolor": "white", "axes.facecolor": "white",
-            "font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans", "font.size": 10, "axes.titlesize": 11,
-            "axes.prop_cycle": cycler(color=COLOURS, linestyle=DASHES), "lines.linewidth": 2, "lines.markersize": 5,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#DDDDDD",
-            "grid.linewidth": 0.8, "axes.axisbelow": True, "legend.frameon": False}
+
+    return {
+        "figure.figsize": SIZE,
+        "figure.dpi": DPI,
+        "savefig.dpi": DPI,
+        "figure.constrained_layout.use": True,
+        "figure.facecolor": "white",
+        "savefig.facecolor": "white",
+        "axes.facecolor": "white",
+        "font.family": "DejaVu Sans",
+        "mathtext.fontset": "dejavusans",
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "axes.prop_cycle": cycler(color=PALETTE, linestyle=DASHES),
+        "lines.linewidth": 2,
+        "lines.markersize": 5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#DDDDDD",
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+    }
 
 
 def use_book_style():
     """Give all later figures the book's look. In a notebook also makes their PNGs the same bytes on every run."""
     import matplotlib
+
     matplotlib.rcParams.update(book_style())
     if notebook():
         from matplotlib_inline.backend_inline import set_matplotlib_formats
+
         set_matplotlib_formats("png", bbox_inches=None, metadata={"Software": None})  # fixed size, no version inside
 
 
@@ -35,10 +55,15 @@ def accuracy_curves(histories, ax=None):
     A history is what `train` returns. Without `ax` the current Axes are used, or new ones.
     """
     import matplotlib.pyplot as plt
+
     ax = plt.gca() if ax is None else ax
     for label, history in histories.items():
-        ax.plot([entry["epoch"] for entry in history], [entry["test_accuracy"] for entry in history],
-                marker="o", label=label)
+        ax.plot(
+            [entry["epoch"] for entry in history],
+            [entry["test_accuracy"] for entry in history],
+            marker="o",
+            label=label,
+        )
     ax.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()
@@ -59,10 +84,12 @@ class LiveAccuracy:
             self.redraw(history)
         else:
             from tqdm.auto import tqdm
+
             tqdm.write("{}: epoch {epoch}, test accuracy {test_accuracy:.3f}".format(self.label, **history[-1]))
 
     def redraw(self, history):
         from IPython.display import Image, display
+
         image = Image(accuracy_png({self.label: history}), alt=f"Test accuracy per epoch: {self.label}")
         if self.display is None:
             self.display = display(image, display_id=True)
@@ -74,6 +101,7 @@ def accuracy_png(histories):
     """`accuracy_curves` as the bytes of a PNG in the book's look, whatever look is in use."""
     import matplotlib
     from matplotlib.figure import Figure
+
     with matplotlib.rc_context(book_style()):
         figure, file = Figure(), io.BytesIO()  # no pyplot: the notebook would show the figure a second time
         accuracy_curves(histories, figure.subplots())
@@ -84,4 +112,5 @@ def accuracy_png(histories):
 def notebook():
     """Whether this is a Jupyter kernel, which can show figures."""
     from IPython import get_ipython
+
     return hasattr(get_ipython(), "kernel")

@@ -11,9 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.collectives import buckets
 from mgpu_lib.parallel import allreduce
-from mgpu_lib.virtual import virtual_gpus
-from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds
-from mgpu_lib.virtual.timeline import Timeline
+from mgpu_lib.virtual import Timeline, pipeline_seconds, ring_seconds, virtual_gpus
 
 PRECISIONS = ("fp32", "tf32", "amp")
 BUCKET = 25 * 2**20  # bytes: DistributedDataParallel's default, bucket_cap_mb=25
@@ -22,14 +20,16 @@ BUCKET = 25 * 2**20  # bytes: DistributedDataParallel's default, bucket_cap_mb=2
 class Prediction(NamedTuple):
     """What `predict` returns. All times are modelled."""
 
-    seconds: float            # per step
+    seconds: float  # per step
     samples_per_second: float
-    peak_memory: list         # bytes, per GPU
-    timeline: Timeline        # of one step
+    peak_memory: list  # bytes, per GPU
+    timeline: Timeline  # of one step
 
     def __repr__(self):
-        return (f"<{1e3 * self.seconds:.2f} ms per step, {self.samples_per_second:.0f} samples per second, at most "
-                f"{max(self.peak_memory) / 2**30:.2f} GiB per GPU (modelled, {self.timeline.spec.key})>")
+        return (
+            f"<{1e3 * self.seconds:.2f} ms per step, {self.samples_per_second:.0f} samples per second, at most "
+            f"{max(self.peak_memory) / 2**30:.2f} GiB per GPU (modelled, {self.timeline.spec.key})>"
+        )
 
 
 def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", precision="fp32", link=None, training=True):
@@ -111,8 +111,9 @@ def optimizer_of(net):
 def loss_of(output):
     """Labels and values don't matter for the time; "sum" because a shard's mean would not be the batch's."""
     if output.dim() == 2 and output.is_floating_point():
-        return F.cross_entropy(output, torch.empty(len(output), dtype=torch.long, device=output.device),
-                               reduction="sum")
+        return F.cross_entropy(
+            output, torch.empty(len(output), dtype=torch.long, device=output.device), reduction="sum"
+        )
     return output.float().mean()
 
 
@@ -126,8 +127,9 @@ def manual(net, X, machine, casting):
     """A step of one process that drives all GPUs, one after the other."""
     replicas = [copy.deepcopy(net).to_empty(device=device) for device in machine.devices]
     optimizers = [optimizer_of(replica) for replica in replicas]
-    shards = [torch.empty_like(shard, device=device)
-              for shard, device in zip(X.tensor_split(len(replicas)), machine.devices)]
+    shards = [
+        torch.empty_like(shard, device=device) for shard, device in zip(X.tensor_split(len(replicas)), machine.devices)
+    ]
 
     def step():
         outputs = [forward(replica, shard, casting) for replica, shard in zip(replicas, shards)]
@@ -144,10 +146,11 @@ def manual(net, X, machine, casting):
             with torch.cuda.nvtx.range("update"):
                 for optimizer in optimizers:
                     optimizer.step()
+
     return step
 
 
-def data_parallel(net, X, machine, casting):
+def dp(net, X, machine, casting):
     """A step of nn.DataParallel; the batch lies on GPU 0."""
     device = machine.devices[0]
     net, X = net.to_empty(device=device), torch.empty_like(X, device=device)
@@ -180,6 +183,7 @@ def ddp(net, X, machine, casting):
         if buffers:  # rank 0's batch statistics hold for all
             reducer.collective("broadcast buffers", buffers, pipeline_seconds(buffers, k, machine.link))
         one_process(net, X, optimizer, casting)
+
     optimizer.register_step_pre_hook(lambda *args: reducer.finish())
     return step
 
@@ -194,8 +198,10 @@ class Reducer:
         self.params, self.machine = params, machine
         self.stream = torch.cuda.Stream(params[0].device)
         self.places = buckets(params, BUCKET)
-        self.flat = [torch.empty(sum(params[i].numel() for i in places), dtype=params[places[0]].dtype,
-                                 device=params[0].device) for places in self.places]
+        self.flat = [
+            torch.empty(sum(params[i].numel() for i in places), dtype=params[places[0]].dtype, device=params[0].device)
+            for places in self.places
+        ]
         self.views = {}
         for places, flat in zip(self.places, self.flat):
             pieces = flat.split([params[i].numel() for i in places])
@@ -226,8 +232,10 @@ class Reducer:
         """
         without = sum(p.grad is None for p in self.params)
         if without:
-            raise ValueError(f"{without} of the model's {len(self.params)} parameters got no gradient; "
-                             "DistributedDataParallel needs all. Use them, or freeze them (requires_grad_(False))")
+            raise ValueError(
+                f"{without} of the model's {len(self.params)} parameters got no gradient; "
+                "DistributedDataParallel needs all. Use them, or freeze them (requires_grad_(False))"
+            )
         torch.cuda.current_stream(self.params[0].device).wait_stream(self.stream)
         with torch.no_grad():
             torch._foreach_copy_([p.grad for p in self.params], [self.views[i] for i in range(len(self.params))])
@@ -239,4 +247,4 @@ def on_every_rank(timeline, k):
     return Timeline(events, timeline.spec, timeline.link)
 
 
-STRATEGIES = {"manual": manual, "data_parallel": data_parallel, "ddp": ddp}
+STRATEGIES = {"manual": manual, "data_parallel": dp, "ddp": ddp}

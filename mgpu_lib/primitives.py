@@ -5,16 +5,7 @@ from itertools import chain
 import torch
 from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 
-
-def tensors_in(nest):
-    """All tensors in `nest`, a tensor or lists, tuples and dicts inside each other: a list."""
-    if isinstance(nest, torch.Tensor):
-        return [nest]
-    if isinstance(nest, dict):
-        nest = nest.values()
-    elif not isinstance(nest, (list, tuple)):
-        return []
-    return [tensor for item in nest for tensor in tensors_in(item)]
+from mgpu_lib.virtual import tensors_in
 
 
 def check_rows(inputs):
@@ -24,7 +15,8 @@ def check_rows(inputs):
         raise ValueError(
             f"can't cut tensors of shapes {shapes} together: all must have the "
             "same number of rows. What is not per row belongs in a buffer of "
-            "the module, or is a plain number")
+            "the module, or is a plain number"
+        )
 
 
 def check_parallel(module, inputs, device_ids):
@@ -34,11 +26,9 @@ def check_parallel(module, inputs, device_ids):
     home = torch.empty(0, device=device_ids[0]).device
     if home.type == "cpu":
         raise ValueError("device_ids begins with the CPU: name GPUs")
-    for name, tensor in chain(module.named_parameters(),
-                              module.named_buffers()):
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if tensor.device != home:
-            raise ValueError(f"{name} lies on {tensor.device}: move the module "
-                             f"to {home}, which is device_ids[0]")
+            raise ValueError(f"{name} lies on {tensor.device}: move the module to {home}, which is device_ids[0]")
     check_rows(inputs)
 
 
@@ -55,7 +45,7 @@ def data_parallel(module, input, device_ids, output_device=None, module_kwargs=N
     kwargs = module_kwargs or {}
     check_parallel(module, (inputs, kwargs), device_ids)
     parts = scatter((inputs, kwargs), device_ids)
-    used = device_ids[:len(parts)]  # fewer than all for a small batch
+    used = device_ids[: len(parts)]  # fewer than all for a small batch
     replicas = replicate(module, used)
     shards, shard_kwargs = zip(*parts)
     outputs = parallel_apply(replicas, shards, shard_kwargs, used)

@@ -55,8 +55,10 @@ class Timer:
         RuntimeError if the virtual GPUs that the timer was made on are off, or others have been started since.
         """
         if self.machine is not None and self.machine is not current():
-            raise RuntimeError(f"this Timer was made on {self.machine}, and {current() or 'no virtual machine'} "
-                               "answers now: make another Timer")
+            raise RuntimeError(
+                f"this Timer was made on {self.machine}, and {current() or 'no virtual machine'} "
+                "answers now: make another Timer"
+            )
         for device in self.devices:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)

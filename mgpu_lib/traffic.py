@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib.models import resnet18
+from mgpu_lib.models import lenet_module, resnet18
 from mgpu_lib.parallel import allreduce, split_batch
 from mgpu_lib.splitting import Pair, fresh, layers, stages
 from mgpu_lib.virtual import virtual_gpus
@@ -12,21 +12,26 @@ from mgpu_lib.virtual import virtual_gpus
 
 def networks(width=4096):
     """LeNet, ResNet-18 and an MLP `width` wide, for images (N, 1, 28, 28), made of Pairs: a dict of nn.Sequential."""
+    conv1, *between, conv2, relu2, pool2, flatten, full1, relu3, full2 = lenet_module()
     lenet = nn.Sequential(
-        Pair(nn.Conv2d(1, 20, 3), nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)),
-             nn.Conv2d(20, 50, 5), nn.Sequential(nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())),
-        Pair(nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10), nn.Identity()))
+        Pair(conv1, nn.Sequential(*between), conv2, nn.Sequential(relu2, pool2, flatten)),
+        Pair(full1, relu3, full2, nn.Identity()),
+    )
     mlp = nn.Sequential(
         Pair(nn.Sequential(nn.Flatten(), nn.Linear(784, width)), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
-        Pair(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10), nn.Identity()))
+        Pair(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10), nn.Identity()),
+    )
     net = resnet18()
-    blocks = [Pair(b.conv1, nn.Sequential(b.bn1, nn.ReLU()), b.conv2, b.bn2, b.downsample or nn.Identity())
-              for stage in (net.layer1, net.layer2, net.layer3, net.layer4) for b in stage]
+    blocks = [
+        Pair(b.conv1, nn.Sequential(b.bn1, nn.ReLU()), b.conv2, b.bn2, b.downsample or nn.Identity())
+        for stage in (net.layer1, net.layer2, net.layer3, net.layer4)
+        for b in stage
+    ]
     stem, head = nn.Sequential(net.conv1, net.bn1, nn.ReLU()), nn.Sequential(net.avgpool, nn.Flatten(), net.fc)
     return {"LeNet": lenet, "ResNet-18": nn.Sequential(stem, *blocks, head), "wide MLP": mlp}
 
 
-def data_parallel(net, X, y, devices):
+def data_parallel_step(net, X, y, devices):
     """Forward and backward of one batch, with a copy of `net` and a shard of the batch on each device.
 
     Returns the copies, with the gradients of the loss summed over the whole batch.
@@ -39,14 +44,14 @@ def data_parallel(net, X, y, devices):
     return replicas
 
 
-def measure(way, net, batch_size, num_gpus):
+def measure(step, net, batch_size, num_gpus):
     """Bytes between GPUs in one step, counted by virtual GPUs that hold shapes only.
 
-    `way` is `layer_wise`, `in_layer` or `data_parallel`. The batch's own way from the CPU is not counted.
+    `step` is `layer_wise`, `in_layer` or `data_parallel_step`. The copies of the batch from the CPU are not counted.
     """
     with virtual_gpus(num_gpus, backing="meta") as machine:
         X, y = torch.zeros(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.int64)
-        way(net, X, y, machine.devices)
+        step(net, X, y, machine.devices)
         return sum(nbytes for ends, nbytes in machine.traffic.items() if set(ends) <= set(map(str, machine.devices)))
 
 
@@ -85,8 +90,14 @@ def traffic_table(networks, most_gpus=8):
     for name, net in networks.items():
         parameters = sum(p.numel() for p in net.parameters())
         cuts, pairs = [crossing_layers(net, k) for k in gpus], crossing_pairs(net)
-        table.append({"name": name, "parameters": parameters, "layers": len(layers(net)),
-                      "layer_wise": [None if numbers is None else 2 * 4 * numbers for numbers in cuts],
-                      "in_layer": [2 * (k - 1) * 4 * pairs for k in gpus],
-                      "data_parallel": [2 * (k - 1) * 4 * parameters for k in gpus]})
+        table.append(
+            {
+                "name": name,
+                "parameters": parameters,
+                "layers": len(layers(net)),
+                "layer_wise": [None if numbers is None else 2 * 4 * numbers for numbers in cuts],
+                "in_layer": [2 * (k - 1) * 4 * pairs for k in gpus],
+                "data_parallel": [2 * (k - 1) * 4 * parameters for k in gpus],
+            }
+        )
     return table

@@ -1,16 +1,50 @@
-"""One training loop, which every chapter uses: LeNet, data-parallel, any number of GPUs."""
+"""Training: one loop, which every chapter, figure and study uses, and LeNet trained with it on any number of GPUs."""
 
 import math
 import os
 from functools import partial
-from numbers import Integral, Real
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.data import batches, load_fashion_mnist
+from mgpu_lib.arguments import check_count, check_rate
+from mgpu_lib.data import batches, endless, hold_out, load_fashion_mnist
 from mgpu_lib.devices import use_gpus
-from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.models import BatchNorm, lenet, lenet_params
 from mgpu_lib.parallel import get_params, max_divergence, train_batch
+
+
+class Progress(NamedTuple):
+    """Where a training is after a step."""
+
+    step: int  # from 1
+    images: int  # seen so far
+    loss: float  # of this step, the mean over its batch
+    train_loss: float | None = None  # where a measurement is due: the mean over the images since the one before
+    accuracy: float | None = None  # the same places, if `validated_steps` trains: on the held-out images, in [0, 1]
+    diverged: bool = False  # the loss isn't finite, or the network is dead: the end
+
+
+def run_steps(step, shuffled, due=()):
+    """The loop of all trainings: call `step(X, y)` for each batch in `shuffled`, and yield a Progress after each.
+
+    step   takes one training step, and returns the mean loss over the batch, a float
+    due    the steps, counted from 1, at which somebody measures: there Progress has `train_loss`
+    A loss that isn't finite ends it; the last Progress then says diverged=True.
+    """
+    total = rows = images = 0
+    for number, (X, y) in enumerate(shuffled, 1):
+        loss = step(X, y)
+        total, rows, images = total + loss * len(X), rows + len(X), images + len(X)
+        if not math.isfinite(loss):
+            yield Progress(number, images, loss, diverged=True)
+            return
+        if number not in due:
+            yield Progress(number, images, loss)
+            continue
+        yield Progress(number, images, loss, total / rows)
+        total = rows = 0
 
 
 def train(num_gpus, batch_size, lr, num_epochs=10, data=None, devices=None, on_epoch=None, seed=0, step=train_batch):
@@ -26,40 +60,90 @@ def train(num_gpus, batch_size, lr, num_epochs=10, data=None, devices=None, on_e
     step       the training step, called as `parallel.train_batch` is
     Raises ValueError, naming what was passed, for numbers that make no sense.
     """
-    check_numbers(num_gpus, batch_size, lr, num_epochs)
+    for name, value in {"num_gpus": num_gpus, "batch_size": batch_size, "num_epochs": num_epochs}.items():
+        check_count(name, value)
+    check_rate("lr", lr)
     devices = use_gpus(num_gpus) if devices is None else devices
     if len(devices) != num_gpus:
         raise ValueError(f"num_gpus is {num_gpus} but {len(devices)} devices were passed: {devices}")
     data = load_fashion_mnist() if data is None else data
+    check_count("len(data.X_train)", len(data.X_train))
     device_params = [get_params(lenet_params(seed), device) for device in devices]
-    generator = torch.Generator().manual_seed(seed)
-    history = []
-    with progress_bar(num_epochs * math.ceil(len(data.X_train) / batch_size)) as bar:
-        for epoch in range(1, num_epochs + 1):
-            bar.set_description(f"epoch {epoch}/{num_epochs}")
-            shuffled = batches(data.X_train, data.y_train, batch_size, generator)
-            loss = train_epoch(shuffled, partial(step, device_params=device_params, devices=devices, lr=lr), bar)
-            accuracy = evaluate(partial(lenet, params=device_params[0]), data.X_test, data.y_test, devices[0])
-            history.append({"epoch": epoch, "train_loss": finite(loss), "test_accuracy": accuracy,
-                            "max_divergence": finite(max_divergence(device_params)), "diverged": finite(loss) is None})
+    step = partial(step, device_params=device_params, devices=devices, lr=lr)
+    per_epoch, history = math.ceil(len(data.X_train) / batch_size), []
+    last = num_epochs * per_epoch
+    shuffled = islice(endless(data.X_train, data.y_train, batch_size, seed), last)
+    with progress_bar(last) as bar:
+        for at in run_steps(step, shuffled, due=range(per_epoch, last + 1, per_epoch)):
+            bar.set_description(f"epoch {len(history) + 1}/{num_epochs}", refresh=False)
+            bar.update()
+            if at.train_loss is None and not at.diverged:
+                continue
+            history.append(history_entry(len(history) + 1, at, device_params, data, devices[0]))
             if on_epoch is not None:
                 on_epoch(history)
-            if history[-1]["diverged"]:
-                bar.write(f"Training diverged in epoch {epoch}: the loss is {loss}. Try a learning rate below {lr}.")
-                break
+    if history[-1]["diverged"]:
+        print(f"Training diverged in epoch {len(history)}: the loss is {at.loss}. Try a learning rate below {lr}.")
     return history
 
 
-def train_epoch(shuffled, step, bar):
-    """Take one `step(X, y)` per batch: the mean loss over all rows, or the first loss that isn't finite, at once."""
-    total = rows = 0
-    for X, y in shuffled:
-        loss = step(X, y)
-        bar.update()
-        if not math.isfinite(loss):
-            return loss
-        total, rows = total + loss * len(X), rows + len(X)
-    return total / rows
+def history_entry(epoch, at, device_params, data, device):
+    """What `train` says of an epoch that ended with the Progress `at`; None where a number isn't finite."""
+    divergence = max_divergence(device_params)
+    return {
+        "epoch": epoch,
+        "train_loss": at.train_loss,
+        "test_accuracy": evaluate(partial(lenet, params=device_params[0]), data.X_test, data.y_test, device),
+        "max_divergence": divergence if math.isfinite(divergence) else None,  # JSON has no NaN
+        "diverged": at.diverged,
+    }
+
+
+def validated_steps(data, batch_size, lr, steps, devices, batch_norm=False, seed=0):
+    """Train LeNet for `steps` steps of `batch_size` images, over all `devices`, and yield a Progress after each.
+
+    Start, shuffling, held-out images and the steps at which it is validated are those of the recorded grid
+    (experiments/tuning_runs.py), so that the curve can be laid over the recorded ones. A network that is dead ends it,
+    see `validate`. Raises ValueError, naming what was passed, for numbers that make no sense.
+    """
+    check_count("batch_size", batch_size)
+    check_count("steps", steps)
+    check_rate("lr", lr)
+    X, y, X_validation, y_validation = hold_out(data)
+    step, net = lenet_program(devices, batch_norm, seed)
+    due = set(validation_steps(math.ceil(len(X) / batch_size), steps))
+    for at in run_steps(partial(step, lr=lr), islice(endless(X, y, batch_size, seed), steps), due):
+        if at.train_loss is not None:
+            accuracy, dead = validate(net, X_validation, y_validation, devices[0])
+            at = at._replace(accuracy=accuracy, diverged=dead)
+        yield at
+        if at.diverged:
+            return
+
+
+def validation_steps(per_epoch, steps):
+    """After which steps to validate: 2, 4, … 128, every half epoch of `per_epoch` steps, and `steps`, the last."""
+    halves = {math.ceil(i * per_epoch / 2) for i in range(1, 2 * steps // per_epoch + 1)}
+    early = {2**i for i in range(1, 8)}
+    return sorted(step for step in {*early, *halves, steps} if step <= steps)
+
+
+def lenet_program(devices, batch_norm=False, seed=0):
+    """A replica of LeNet on each of `devices`: (step(X, y, lr), which returns the mean loss; net(X), by replica 0).
+
+    With `batch_norm` each GPU normalizes with the mean and variance of its own shard. So on several GPUs the step is
+    not that of one: the statistics come from fewer images. net(X) evaluates with those of replica 0.
+    """
+    replicas = [get_params(lenet_params(seed, batch_norm), device) for device in devices]
+    step = partial(train_batch, device_params=replicas, devices=devices)
+    net = partial(lenet, params=replicas[0])
+    if not batch_norm:
+        return step, net
+    norm = BatchNorm()
+    return (
+        partial(step, net=partial(lenet, batch_norm=norm.by_batch)),
+        partial(net, batch_norm=norm.by_running_statistics),
+    )
 
 
 @torch.no_grad()
@@ -77,20 +161,19 @@ def evaluate(net, X, y, device, batch_size=1000):
     return correct.item() / len(X)  # the only wait for the GPU
 
 
-def finite(number):
-    return number if math.isfinite(number) else None  # JSON has no NaN
+@torch.no_grad()
+def validate(net, X, y, device):
+    """(accuracy as `evaluate` has it, whether the network is dead: it gives all images X the very same logits).
+
+    In a dead network some layer's ReLUs let nothing through any more, and so no gradient either.
+    """
+    logits = torch.cat([net(X_batch.to(device)).cpu() for X_batch in X.split(1000)])
+    return (logits.argmax(dim=1) == y).sum().item() / len(y), bool((logits == logits[0]).all())
 
 
 def progress_bar(total):
     """A progress bar for notebook and terminal; the environment variable TQDM_DISABLE=1 hides it."""
     from tqdm.auto import tqdm
+
     hidden = os.environ.get("TQDM_DISABLE") == "1"  # in a notebook tqdm doesn't look
     return tqdm(total=total, unit="step", leave=False, disable=hidden)
-
-
-def check_numbers(num_gpus, batch_size, lr, num_epochs):
-    for name, value in (("num_gpus", num_gpus), ("batch_size", batch_size), ("num_epochs", num_epochs)):
-        if not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"{name} is {value!r}: pass a whole number, 1 or more")
-    if not isinstance(lr, Real) or not 0 < lr < math.inf:
-        raise ValueError(f"lr is {lr!r}: pass a positive, finite number")

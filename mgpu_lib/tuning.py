@@ -2,7 +2,9 @@
 
 import math
 from itertools import pairwise
-from numbers import Integral, Real
+from numbers import Real
+
+from mgpu_lib.arguments import check_count, check_rate
 
 
 def linear_scaling(lr, batch_size, new_batch_size):
@@ -95,8 +97,10 @@ def gradient_noise(gradients, sizes):
         check_count("a size", size, least=1)
     rows = sum(sizes)
     small = sum(squared_norm(gradient) for gradient in gradients) / len(sizes)
-    means = (sum(size / rows * tensor.double().cpu() for size, tensor in zip(sizes, tensors))
-             for tensors in zip(*gradients, strict=True))
+    means = (
+        sum(size / rows * tensor.double().cpu() for size, tensor in zip(sizes, tensors))
+        for tensors in zip(*gradients, strict=True)
+    )
     return noise_from_norms(small, squared_norm(means), len(sizes) / sum(1 / size for size in sizes), rows)
 
 
@@ -133,22 +137,12 @@ def noise_scale(estimates):
         raise ValueError("no estimates: pass a (|G|², tr Σ) for each of many steps")
     signal, noise = (sum(column) / len(estimates) for column in zip(*estimates))
     if not (0 < signal < math.inf and 0 <= noise < math.inf):
-        raise ValueError(f"the means over {len(estimates)} steps are |G|² = {signal:.3g}, which must be positive, and "
-                         f"tr Σ = {noise:.3g}, which can't be negative: take more steps, or larger batches")
+        raise ValueError(
+            f"the means over {len(estimates)} steps are |G|² = {signal:.3g}, which must be positive, and "
+            f"tr Σ = {noise:.3g}, which can't be negative: take more steps, or larger batches"
+        )
     return noise / signal
 
 
 def batch_ratio(batch_size, new_batch_size):
     return check_count("new_batch_size", new_batch_size) / check_count("batch_size", batch_size)
-
-
-def check_rate(name, value):
-    if not isinstance(value, Real) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value!r}: pass a positive, finite number")
-    return value
-
-
-def check_count(name, value, least=1):
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} is {value!r}: pass a whole number, {least} or more")
-    return value

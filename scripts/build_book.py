@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("_config.yml", "_toc.yml", "*.md", "*.bib", "assets/**/*", "chapters/**/*")
+SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/plain_markdown.py")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "pydata-sphinx-theme", "myst-nb", "docutils")
 TIME_LIMIT = 600  # seconds
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import nbformat
@@ -19,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the library of this checkout
 CELL_TIMEOUT = 3600  # seconds
 ENVIRONMENT = {"MGPU_VIRTUAL": "1", "MGPU_FULL": "1", "TQDM_DISABLE": "1"}
 METADATA = {
@@ -84,10 +84,10 @@ def replace(path, text):
     """Write `text` to `path` in one step; returns False, leaving the file alone, when it holds that already."""
     if path.read_text(encoding="utf-8") == text:
         return False
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, path.stat().st_mode & 0o777)
-    os.replace(file.name, path)
+    from mgpu_lib.virtual import replacing  # here, for it takes seconds: PyTorch comes with it
+
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
     return True
 
 

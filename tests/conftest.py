@@ -1,11 +1,11 @@
-"""A real browser for the tests that look at pages: Chromium, headless, with the network blocked."""
+"""What tests share: which cases of a sweep run, and a real browser: Chromium, headless, with the network blocked."""
 
 import os
 import re
-import shutil
-from pathlib import Path
+from collections import Counter
 
 import build_book
+import chromium
 import live
 import matplotlib
 import pytest
@@ -14,29 +14,21 @@ matplotlib.use("Agg")  # no window for a figure that a test draws; kernels under
 
 lab = live.lab  # a fixture: a JupyterLab for the tests of one file
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 INSIDE = ("file:", "data:", "blob:", "about:")
 
 
-def find_chromium():
-    """Path of the Chromium to use: the environment's CHROME, or the first one on the PATH; None when there is none."""
-    chosen = os.environ.get("CHROME")
-    if chosen:
-        found = shutil.which(chosen)
-        if found is None:
-            raise FileNotFoundError(f"CHROME={chosen!r} is not a program: name a Chromium or Chrome, or unset it")
-        return found
-    mac = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), str(mac) if mac.exists() else None)
+def pytest_collection_modifyitems(config, items):
+    """Of a test with the mark `sweep(n)` every n-th case runs, and all of them with MGPU_ALL=1 (make test ALL=1)."""
+    if os.environ.get("MGPU_ALL") == "1":
+        return
+    seen, kept, left_out = Counter(), [], []
+    for item in items:
+        sweep = item.get_closest_marker("sweep")
+        number = seen[item.nodeid.partition("[")[0]]
+        seen[item.nodeid.partition("[")[0]] += 1
+        (left_out if sweep and number % sweep.args[0] else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def give_up(reason):
@@ -56,16 +48,10 @@ def book():
 def browser():
     """Headless Chromium, driven by Playwright. `browser.new_context(...)` makes what `page` doesn't offer."""
     try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        give_up("no playwright: pip install -r requirements-dev.txt")
-    chromium = find_chromium()
-    if chromium is None:
-        give_up(f"no Chromium found (looked for {', '.join(CHROMIUM_NAMES)}); install one or set CHROME to its path")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS, timeout=60_000)
-        yield browser
-        browser.close()
+        with chromium.browser() as browser:
+            yield browser
+    except chromium.Missing as reason:
+        give_up(str(reason))
 
 
 @pytest.fixture
@@ -77,8 +63,17 @@ def page(browser):
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.outside, page.errors = [], []
+    load = page.goto
+
+    def goto(*args, **kwargs):
+        """Figures are drawn when the browser has told them their width, in the frame after the page is loaded."""
+        response = load(*args, **kwargs)
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
+        return response
+
+    page.goto = goto
 
     def block(route):
         page.outside.append(route.request.url)

@@ -1,12 +1,12 @@
 """What the tests of the interactive figures share: pages that hold figures, and what is read from them."""
 
-import io
+import json
 
 import pytest
-from PIL import Image
+
+from mgpu_lib.widgets.base import EXPORT
 
 HOSTILE = ["</script><script>window.hacked=1</script>", "<!--<script>", "\"'&amp; {0} \\ \u2028"]
-DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
 
 # The words that lie on others, and what leaves its picture, on the whole page.
 CLASHES = """() => [...document.querySelectorAll(".mgpu-picture")].flatMap((picture) => {
@@ -19,14 +19,64 @@ CLASHES = """() => [...document.querySelectorAll(".mgpu-picture")].flatMap((pict
         && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 5 && b.top < a.bottom - 5));
     return [...out, ...on].map(([word]) => word);
 })"""
+# The first figure is taken through all combinations of {a label's beginning, or "radio": values or a slider's stops};
+# found are the states in which there are clashes.
+WALK = """(steps) => {
+    const clashes = CLASHES, labels = [...document.querySelectorAll(".mgpu label")], found = [];
+    const put = (label, value) => {
+        if (label === "radio") return document.querySelectorAll(".mgpu input[type=radio]")[value].click();
+        const control = labels.find((e) => e.textContent.trim().startsWith(label)).querySelector("input, select");
+        control.value = value;
+        control.dispatchEvent(new Event(control.localName === "select" ? "change" : "input"));
+        if (control.selectedIndex < 0) throw Error(`${label} has no ${value}`);
+    };
+    const walk = ([step, ...others], state) => {
+        if (!step) {
+            const words = clashes();
+            if (words.length) found.push([state, words]);
+            return 1;
+        }
+        return step[1].map((value) => (put(step[0], value), walk(others, [...state, value]))).reduce((a, b) => a + b);
+    };
+    return [walk(Object.entries(steps), []), found];
+}""".replace("CLASHES", CLASHES)
 # The smallest letters of all figures, in pixels of the screen.
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".mgpu *")]
     .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
     .map((e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? e.getScreenCTM().a : 1)))"""
-COLOURS = """(names) => names.map((name) => {
-    const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
-    return [color, fill, backgroundColor].join();
-})"""
+# A figure's module as anywidget loads it, with a model that notes what it is asked and whom it tells.
+LIVE = """async ([source, state, sends]) => {
+    const heard = {}, saved = [], sent = [];
+    window.model = {
+        get: (key) => state[key],
+        set(key, value) { state[key] = value; (heard[`change:${key}`] || []).forEach((f) => f()); },
+        on: (name, f) => (heard[name] ??= []).push(f),
+        off: (name, f) => { heard[name] = heard[name].filter((other) => other !== f); },
+        save_changes: () => saved.push({...state}),
+    };
+    if (sends) model.send = (content) => sent.push(content);
+    Object.assign(window, { heard, saved, sent });
+    const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    window.show = () => widget.render({ model, el: document.body.appendChild(document.createElement("div")) });
+    window.leave = show();
+}"""
+SAY = """async ([source, state, changes]) => {
+    const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    return changes.map((values) => {
+        const now = { ...state, ...values }, el = document.createElement("div");
+        widget.render({ el, model: { get: (key) => now[key], set() {}, on() {}, off() {}, save_changes() {} } })();
+        return el.querySelector("[role=status]").textContent;
+    });
+}"""
+
+
+def in_page(value):
+    """As the page gets it."""
+    return json.loads(json.dumps(value))
+
+
+def state_of(figure):
+    return in_page({name: getattr(figure, name) for name in ("caption", "data", *figure.controls)})
 
 
 @pytest.fixture
@@ -46,40 +96,63 @@ def write(tmp_path):
     return write
 
 
+@pytest.fixture(scope="module")
+def says(browser):
+    """What figures say in a page of their own: says(figure), or says(figure, states) for a list of changed values."""
+    page = browser.new_page()
+    page.goto("about:blank")
+
+    def says(figure, states=None):
+        changes = [{}] if states is None else in_page(states)
+        said = page.evaluate(SAY, [figure._esm, state_of(figure), changes])
+        return said[0] if states is None else said
+
+    yield says
+    page.close()
+
+
+@pytest.fixture
+def calls(page):
+    """The functions of a figure's script: calls(figure class, "name or expression", *arguments)."""
+    loaded = []
+
+    def calls(figure, function, *arguments):
+        if not loaded:
+            page.goto("about:blank")
+            page.add_script_tag(content=figure._esm.removesuffix(EXPORT))
+            loaded.append(figure)
+        assert loaded == [figure], "one script for one page"
+        return page.evaluate(f"(given) => ({function})(...given)", in_page(arguments))
+
+    return calls
+
+
+@pytest.fixture
+def live(page, write):
+    """Show a figure as anywidget does. The page's variables are `model`, `heard`, `saved`, `sent`, `show`, `leave`."""
+
+    def live(figure, sends=False):
+        page.goto(write())
+        page.evaluate(LIVE, [figure._esm, state_of(figure), sends])
+        page.locator(".mgpu-picture[viewBox]").wait_for(state="attached")
+        return page.locator("figure.mgpu")
+
+    return live
+
+
 def sentence(figure):
     """What the live region says once the control has come to rest; the picture says it at once."""
-    settled = "e => e.querySelector('[role=status]').textContent === e.querySelector('svg[role=img]').ariaLabel"
+    settled = """e => e.querySelector('.mgpu-picture')?.ariaLabel
+        && e.querySelector('.mgpu-sentence').textContent === e.querySelector('.mgpu-picture').ariaLabel"""
     figure.page.wait_for_function(settled, arg=figure.element_handle())
-    return figure.locator("[role=status]").text_content()
+    return figure.locator(".mgpu-sentence").text_content()
 
 
 def picture(page, nth=0):
     return page.locator("svg.mgpu-picture").nth(nth)
 
 
-def assert_dark_has_colours_of_its_own(page, dark, names):
-    """`dark` is a script that changes the theme, `names` are selectors inside figures."""
-    for name in names:
-        page.locator(name).first.wait_for(state="attached")  # the figures draw themselves after the page is there
-    light = page.evaluate(COLOURS, names)
-    page.evaluate(dark)
-    assert all(new != old for new, old in zip(page.evaluate(COLOURS, names), light, strict=True))
-
-
-def assert_pictures_show_without_javascript(browser, address, figures):
-    """`figures` has a colour for each figure, which its picture should show, but not on all of its area."""
-    context = browser.new_context(java_script_enabled=False, viewport={"width": 360, "height": 900})
-    try:
-        page = context.new_page()
-        page.goto(address)
-        assert page.locator("input, select, button").count() == 0
-        for n, (color, figure) in enumerate(figures.items()):
-            image = page.locator("figure.mgpu img").nth(n)
-            assert image.get_attribute("alt") == figure.sentence()
-            assert figure.caption in page.locator("figure.mgpu figcaption").nth(n).text_content()
-            shown = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
-            drawn = dict((pixel, count) for count, pixel in shown.getcolors(shown.width * shown.height))
-            share = drawn[tuple(bytes.fromhex(color[1:]))] / (shown.width * shown.height)
-            assert 0.01 < share < 0.5, "the bar should be there, and not be all there is"
-    finally:
-        context.close()
+def click_at(page, element, share):
+    """Click a slider at a share of its way."""
+    box = element.bounding_box()
+    page.mouse.click(box["x"] + 8 + (box["width"] - 16) * share, box["y"] + box["height"] / 2)

@@ -30,7 +30,7 @@ def lab(tmp_path_factory):
     environment["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
     command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
-    command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
+    command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly", "--expose-app-in-browser"]
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     address = f"http://127.0.0.1:{port}"
@@ -46,7 +46,7 @@ def lab(tmp_path_factory):
                 pass
 
 
-def await_server(url, server, log, seconds=60):
+def await_server(url, server, log, seconds=180):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:
         try:
@@ -65,9 +65,10 @@ def accept(dialog):
 def run_cell(page, number, shown):
     """Run one cell of the open notebook until `shown` is there: JupyterLab drops a run asked for too early."""
     from playwright.sync_api import TimeoutError as PlaywrightTimeout  # here: without playwright other tests still run
+
     for _ in range(6):
         page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(number).click()
         page.keyboard.press("Shift+Enter")
         with contextlib.suppress(PlaywrightTimeout):
-            return shown.wait_for(timeout=20_000)
+            return shown.wait_for(timeout=60_000)
     pytest.fail(f"cell {number} was run six times and showed nothing")

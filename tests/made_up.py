@@ -14,8 +14,18 @@ def run(net, batch_size, lr, seed):
     """One run from a formula: its accuracy rises with the way that it has gone, jumps, or ends."""
     per_epoch = math.ceil(IMAGES / batch_size)
     limit = LIMITS[batch_size] * (2 if net == "lenet_bn" else 1)
-    found = {"net": net, "batch_size": batch_size, "seed": seed, "lr": lr, "diverged_at_step": None,
-             "dead_at_step": None, "step": [], "train_loss": [], "validation_accuracy": [], "test_accuracy": {}}
+    found = {
+        "net": net,
+        "batch_size": batch_size,
+        "seed": seed,
+        "lr": lr,
+        "diverged_at_step": None,
+        "dead_at_step": None,
+        "step": [],
+        "train_loss": [],
+        "validation_accuracy": [],
+        "test_accuracy": {},
+    }
     for count, step in enumerate(tuning_runs.marks(per_epoch, 4, 215)):
         accuracy = 0.1 + 0.8 * (1 - 1 / (1 + lr * step / 3)) + 0.001 * seed
         accuracy -= 0.15 * (count % 2) * (lr > STEADY[batch_size])
@@ -34,10 +44,18 @@ def run(net, batch_size, lr, seed):
 
 def write_results(folder, nets=("lenet", "lenet_bn"), seeds=(0, 1, 2)):
     """The grid, and the runs of two more batch sizes, as files in `folder`."""
-    runs = [run(net, b, lr, seed) for net in nets for b in tuning.BATCH_SIZES for seed in seeds
-            for lr in tuning.learning_rates(b)]
+    runs = [
+        run(net, b, lr, seed)
+        for net in nets
+        for b in tuning.BATCH_SIZES
+        for seed in seeds
+        for lr in tuning.learning_rates(b)
+    ]
     recipe = {"epochs": 4, "steps": 215, "validation": 5000}
     (folder / "tuning.json").write_text(json.dumps({"recipe": recipe, "trained_on": IMAGES, "runs": runs}))
-    unseen = {f"{b}/{seed}": [run("lenet", b, lr, seed) for lr in tuning.learning_rates(b)]
-              for b in (32, 512) for seed in seeds}
+    unseen = {
+        f"{b}/{seed}": [run("lenet", b, lr, seed) for lr in tuning.learning_rates(b)]
+        for b in (32, 512)
+        for seed in seeds
+    }
     (folder / "unseen.json").write_text(json.dumps({"recipe": recipe, "runs": unseen}))

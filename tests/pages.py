@@ -24,8 +24,12 @@ def cells(page):
 def statements(page):
     """(id of its cell, statement) for all statements of a page, without %magics and the like."""
     plain_python = TransformerManager().transform_cell
-    return [(cell.id, node) for cell in cells(page) if cell.cell_type == "code"
-            for node in ast.parse(plain_python(cell.source)).body]
+    return [
+        (cell.id, node)
+        for cell in cells(page)
+        if cell.cell_type == "code"
+        for node in ast.parse(plain_python(cell.source)).body
+    ]
 
 
 def shown(page, *wanted, run=(), **given):
@@ -47,9 +51,12 @@ def shown(page, *wanted, run=(), **given):
 @cache
 def solutions(page):
     """The programs in the solutions that a page shows."""
-    return [program for cell in cells(page)
-            for text in re.findall(r"^:::+\{solution\}(.*?)^:::+$", cell.source, re.M | re.S)
-            for program in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+    return [
+        program
+        for cell in cells(page)
+        for text in re.findall(r"^<details><summary>Solution to (.*?)^</details>$", cell.source, re.M | re.S)
+        for program in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    ]
 
 
 def solution(page, name, **given):

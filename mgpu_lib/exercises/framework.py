@@ -14,6 +14,7 @@ def exercise(check):
     The result prints one line: "yours to fill in" when the answer, or what it returns, is None or NotImplemented;
     "right: …"; or "not yet: …", also for an exception, and whether the answer raises it or does not fit the check.
     """
+
     @functools.wraps(check)
     def show(answer=None, *given):
         try:
@@ -26,6 +27,7 @@ def exercise(check):
             what = "your code raises" if comes_from(answer, error) else "the check can't use your answer:"
             line = f"not yet: {what} {type(error).__name__}: {error}"
         print(line)
+
     return show
 
 

@@ -5,11 +5,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from mgpu_lib import checks
+from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, max_divergence
 from mgpu_lib.virtual import virtual_gpus
-
-from .framework import exercise, expect, filled
 
 LR, LONGER = 0.01, 1e9  # LONGER than any gradient here
 
@@ -24,8 +23,10 @@ def check_clipped_step(answer):
         with virtual_gpus(2) as machine:
             replicas = [get_params(start, device) for device in machine.devices]
             filled(answer(X, y, replicas, machine.devices, LR, length), in_place=True)
-            expect(max_divergence(replicas) == 0, "the replicas differ after the step: all must clip the same "
-                                                  "gradient, by the same factor")
+            expect(
+                max_divergence(replicas) == 0,
+                "the replicas differ after the step: all must clip the same gradient, by the same factor",
+            )
             clipped = distance(replicas[0], unclipped) > 1e-9
             expect(clipped or length == LONGER, "nothing was clipped: it must happen before the GPUs step")
             expect(not clipped or length < LONGER, "a gradient shorter than `length` was changed")

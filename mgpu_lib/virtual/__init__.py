@@ -1,7 +1,34 @@
-"""GPUs made of CPU memory. Imports nothing from the rest of the library: it can test anybody's multi-GPU code."""
-from .machine import Machine, current
-from .specs import GPUS, LINKS
+"""GPUs made of CPU memory. Imports nothing from the rest of the library: it can test anybody's multi-GPU code.
+
+This is its public face: nobody outside imports from the modules below, except the programs that fit the clock.
+"""
+
+from mgpu_lib.virtual.clock import off_the_clock
+from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
+from mgpu_lib.virtual.files import replacing
+from mgpu_lib.virtual.machine import Machine
+from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.running import current
+from mgpu_lib.virtual.specs import GPUS, LINKS, find_gpu, find_link
+from mgpu_lib.virtual.tensor import is_virtual
+from mgpu_lib.virtual.timeline import Timeline
 
 virtual_gpus = Machine
 
-__all__ = ["GPUS", "LINKS", "Machine", "current", "virtual_gpus"]
+__all__ = [
+    "GPUS",
+    "LINKS",
+    "Machine",
+    "Timeline",
+    "current",
+    "find_gpu",
+    "find_link",
+    "is_virtual",
+    "off_the_clock",
+    "pipeline_seconds",
+    "replacing",
+    "ring_seconds",
+    "round_seconds",
+    "tensors_in",
+    "virtual_gpus",
+]

@@ -5,40 +5,24 @@ a kernel over. Every stream of a GPU has one: a kernel starts when it has been h
 in its stream is done. A call that needs a result moves the host's time to the stream's. Nothing is measured, so the
 same program takes the same time on every computer.
 """
+
 import contextlib
 import threading
 from collections import deque
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import costs, streams
-from .rates import HOST_COPY, PYTHON, THREAD
+from mgpu_lib.virtual import costs
+from mgpu_lib.virtual.rates import HOST_COPY, PYTHON, THREAD
+from mgpu_lib.virtual.timeline import Event
 
 NO_TF32 = False, False
 PREFETCH = 2  # DataLoader's prefetch_factor
 LIMIT = 200_000  # events that are kept; older ones are forgotten
-SYNCHRONIZING = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "allclose",
-                 "bincount", "repeat_interleave"}
-
-
-class Event(NamedTuple):
-    """One kernel, copy or collective operation on one GPU, or work of the host. Times in seconds."""
-
-    name: str
-    kind: str        # a key of rates.HOST, or "copy", "collective", "host"
-    gpu: int | None  # None: the host
-    row: str         # "default", "stream 1", ..., "copy in", "copy out", "collective", or the host's thread
-    start: float
-    end: float
-    called: float    # when the host began to hand it over
-    launched: float  # when it was handed over
-    thread: str      # the host's thread that did so
-    phase: str       # the innermost NVTX range; without one "backward", "forward" (autograd records), or ""
-    nbytes: int
-    flops: int
-    bound: str       # what it spends most of its time on: "compute", "memory", "fixed", or "link"
+SYNCHRONIZING = set(
+    "nonzero masked_select _unique2 unique_dim unique_consecutive equal allclose bincount repeat_interleave".split()
+)
 
 
 class Host:
@@ -50,9 +34,9 @@ class Host:
     def __init__(self, name, now=0.0, slowdown=1.0):
         self.thread, self.now, self.slowdown = name, now, slowdown
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
-        self.ranges = []    # names of the NVTX ranges that are open
-        self.off = False    # while True nothing is booked: somebody else says what it takes
-        self.children = 0   # threads that share Python's lock, see ReplicaThread
+        self.ranges = []  # names of the NVTX ranges that are open
+        self.off = False  # while True nothing is booked: somebody else says what it takes
+        self.children = 0  # threads that share Python's lock, see ReplicaThread
 
     def time(self, index):
         """What this host's clock says, seen from GPU `index`."""
@@ -91,15 +75,25 @@ class PerThread(threading.local):
 this_thread = PerThread()
 
 
+@contextlib.contextmanager
+def off_the_clock():
+    """Inside, nothing that this thread does takes time on any machine's clock, and other threads' times stay theirs."""
+    before, this_thread.host = this_thread.host, Host(threading.current_thread().name)
+    this_thread.host.off = True
+    try:
+        yield
+    finally:
+        this_thread.host = before
+
+
 class Clock:
     """The times of one machine's hosts and streams, and what happened when."""
 
-    def __init__(self, spec, link, pcie):
-        self.spec, self.link, self.pcie = spec, link, pcie
+    def __init__(self):
         self.events = deque(maxlen=LIMIT)  # what makes an Event, and its arguments: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
-        self.ports = {}   # (a link's key, GPU, "copy in" or "copy out") -> when it is free
+        self.ports = {}  # (a link's key, GPU, "copy in" or "copy out") -> when it is free
         self.shared = Host("host")
 
     def host(self):
@@ -114,33 +108,34 @@ class Clock:
         host = this_thread.host or self.shared
         if host.off:
             return
-        if self.spec.tf32 is not None:
+        spec = gpu.machine.spec
+        if spec.tf32 is not None:
             key = key, self.tf32 or costs.tf32_allowed()
-        price, waits = self.prices.get(key) or self.price(func, args, kwargs, out, key)
+        price, waits = self.prices.get(key) or self.price(spec, func, args, kwargs, out, key)
         called, launched = host.spend(price.forward if host.engine is None else price.backward, gpu.index)
         if price.seconds:
-            stream = gpu.chosen.stream or gpu.streams[0]
-            start = stream.free if stream.free > launched else launched
-            end = start + price.seconds
-            if len(gpu.streams) > 1:
-                end = beside_others(gpu, stream, start, price.seconds)
-            stream.free = end
-            stream.recent.append((start, end))
-            self.events.append((kernel_event, price, gpu.index, stream.name, start, end, called, launched, host.thread,
-                                host.phase))
+            streams = gpu.streams
+            stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
+            start, end = stream.enqueue(launched, price.seconds)
+            self.events.append(
+                (kernel_event, price, gpu.index, stream.name, start, end, called, launched, host.thread, host.phase)
+            )
         if waits:
             self.read(gpu)
 
     def since(self, start):
         """The events that were asked for at `start` or later, with times counted from there."""
         events = (make(*values) for make, *values in list(self.events))
-        return [e._replace(start=e.start - start, end=e.end - start, called=e.called - start,
-                           launched=e.launched - start) for e in events if e.called >= start]
+        return [
+            e._replace(start=e.start - start, end=e.end - start, called=e.called - start, launched=e.launched - start)
+            for e in events
+            if e.called >= start
+        ]
 
-    def price(self, func, args, kwargs, out, key):
+    def price(self, spec, func, args, kwargs, out, key):
         """The cost of an operation, and whether the host waits for its result; entered under `key`."""
-        tf32 = NO_TF32 if self.spec.tf32 is None else key[1]
-        price = costs.price(costs.work(func, args, kwargs, out, tf32), self.spec)
+        tf32 = NO_TF32 if spec.tf32 is None else key[1]
+        price = costs.price(costs.work(func, args, kwargs, out, tf32), spec)
         if len(self.prices) > LIMIT:  # a program with ever new shapes
             self.prices.clear()
         self.prices[key] = price, waits_for(price.work.name, args)
@@ -153,7 +148,7 @@ class Clock:
 
     def read(self, gpu):
         """The host waits for a value: all that was asked of `gpu` in the current stream, and a short copy."""
-        self.synchronize(gpu, [streams.current_stream_of(gpu)], self.pcie.latency)
+        self.synchronize(gpu, [current_stream_of(gpu)], gpu.machine.pcie.latency)
 
     def wait(self, gpu, time):
         self.host().wait(gpu.index, time)
@@ -167,33 +162,46 @@ class Clock:
         host = self.host()
         if host.off:
             return
-        ends = [(gpu, row) for gpu, row in ((source, "copy out"), (target, "copy in")) if gpu is not None]
-        called, start = host.spend(HOST_COPY, ends[0][0].index)
-        launched = start
-        link, way = (self.link, "peer") if len(ends) == 2 else (self.pcie, "pinned" if pinned else "pageable")
-        for gpu, row in ends:
-            start = max(start, streams.current_stream_of(gpu).free, self.ports.get((link.key, gpu.index, row), 0.0))
-        end = start + costs.link_seconds(nbytes, link, way)
+        ends = [
+            (gpu, row, current_stream_of(gpu))
+            for gpu, row in ((source, "copy out"), (target, "copy in"))
+            if gpu is not None
+        ]
+        first, machine = ends[0][0], ends[0][0].machine
+        called, launched = host.spend(HOST_COPY, first.index)
+        if len(ends) == 2:
+            link, kind = machine.link, "peer"
+        else:
+            link, kind = machine.pcie, "pinned" if pinned else "pageable"
+        start, end = self.occupy(ends, link, launched, costs.link_seconds(nbytes, link, kind))
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
-        for gpu, row in ends:
-            streams.current_stream_of(gpu).free = self.ports[link.key, gpu.index, row] = end
-            self.events.append((Event, name, "copy", gpu.index, row, start, end, called, launched, host.thread, phase,
-                                nbytes, 0, "link"))
+        for gpu, row, _ in ends:
+            times = start, end, called, launched
+            self.events.append((Event, name, "copy", gpu.index, row, *times, host.thread, phase, nbytes, 0, "link"))
         if len(ends) == 1 and not (pinned and non_blocking):
-            host.wait(ends[0][0].index, end)
+            host.wait(first.index, end)
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)
+
+    def occupy(self, ends, link, start, seconds):
+        """A copy takes the streams and ports of its `ends`, at `start` or when they are free: from when to when."""
+        for gpu, row, stream in ends:
+            start = max(start, stream.free, self.ports.get((link.key, gpu.index, row), 0.0))
+        end = start + seconds
+        for gpu, row, stream in ends:
+            stream.free = self.ports[link.key, gpu.index, row] = end
+        return start, end
 
     def collective(self, name, gpus, nbytes, seconds):
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
         host = self.host()
         called, launched = host.spend(HOST_COPY * len(gpus), gpus[0].index)
-        on = [streams.current_stream_of(gpu) for gpu in gpus]
+        on = [current_stream_of(gpu) for gpu in gpus]
         start = max(launched, *(stream.free for stream in on))
+        times, row = (start, start + seconds, called, launched), "collective"
         for gpu, stream in zip(gpus, on, strict=True):
             stream.free = start + seconds
-            self.events.append((Event, name, "collective", gpu.index, "collective", start, stream.free, called,
-                                launched, host.thread, host.phase, nbytes, 0, "link"))
+            self.events.append((Event, name, row, gpu.index, row, *times, host.thread, host.phase, nbytes, 0, "link"))
             host.wait(gpu.index, launched)
 
     def work(self, seconds, name="work"):
@@ -221,8 +229,9 @@ class Clock:
             yield batch
 
     def host_event(self, name, thread, start, end):
-        self.events.append((Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0,
-                            "host"))
+        self.events.append(
+            (Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
+        )
 
     @contextlib.contextmanager
     def off(self):
@@ -273,9 +282,8 @@ class ReplicaThread(threading.Thread):
 
 
 def kernel_event(price, gpu, row, start, end, called, launched, thread, phase):
-    work = price.work
-    return Event(work.name, work.kind, gpu, row, start, end, called, launched, thread, phase, work.nbytes, work.flops,
-                 price.bound)
+    work, times = price.work, (start, end, called, launched)
+    return Event(work.name, work.kind, gpu, row, *times, thread, phase, work.nbytes, work.flops, price.bound)
 
 
 def waits_for(name, args):
@@ -285,19 +293,9 @@ def waits_for(name, args):
     return name in SYNCHRONIZING
 
 
-def beside_others(gpu, stream, start, seconds):
-    """When a kernel of `stream` that begins at `start` ends: other streams' kernels take from it what runs beside it.
-
-    Those were given to the GPU before and keep their times, so that the work of all together takes as long as it would
-    one after the other.
-    """
-    end = start + seconds
-    for busy, until in sorted(i for other in gpu.streams if other is not stream for i in other.recent if i[1] > start):
-        if busy >= end:
-            break
-        end += min(until, end) - max(busy, start)
-    return end
-
-
 def name_of(gpu):
     return "cpu" if gpu is None else gpu.name
+
+
+def current_stream_of(gpu):
+    return gpu.chosen.stream or gpu.streams[0]

@@ -3,13 +3,14 @@
 A kernel takes the longer of two times, that of its arithmetic and that of its memory traffic, and a fixed time beside.
 FLOPs come from PyTorch's own registry, bytes from the tensors. The rates that a GPU reaches stand in `rates.py`.
 """
+
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .errors import tensors_in
-from .rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, ROUND, TENSOR, generation
+from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, ROUND, TENSOR, generation
 
 aten = torch.ops.aten
 
@@ -17,46 +18,49 @@ aten = torch.ops.aten
 class Work(NamedTuple):
     """What one operation asks of a GPU."""
 
-    name: str       # the operation's
-    kind: str       # a key of rates.HOST
-    flops: int
-    results: int    # numbers that the arithmetic makes: they are shared out among a GPU's multiprocessors
-    nbytes: int     # read from and written to the GPU's memory
-    layout: int     # what kernels before and after it move on tensor cores, which want channels last, see `relaid`
-    relaid: int     # how many tensors these are
-    kernels: int    # launched one after another; 0: nothing runs on the GPU
-    tensors: int    # in its lists, for the optimizers' foreach operations: the host looks at each
-    precision: str  # of the arithmetic: "fp32", "tf32", "fp16" or "bf16"
+    name: str  # the operation's
+    kind: str  # a key of rates.HOST
+    flops: int = 0
+    results: int = 0  # numbers that the arithmetic makes: they are shared out among a GPU's multiprocessors
+    nbytes: int = 0  # read from and written to the GPU's memory
+    layout: int = 0  # bytes moved before and after it, on tensor cores, which want channels last: see `layout_copies`
+    layout_copies: int = 0  # how many tensors these are
+    kernels: int = 1  # launched one after another; 0: nothing runs on the GPU
+    tensors: int = 0  # in its lists, for the optimizers' foreach operations: the host looks at each
+    precision: str = "fp32"  # of the arithmetic: "fp32", "tf32", "fp16" or "bf16"
 
 
 class Price(NamedTuple):
     """What an operation costs on one kind of GPU, in seconds."""
 
     work: Work
-    seconds: float   # of its kernels
-    bound: str       # what those spend most of their time on: "compute", "memory" or "fixed"
-    forward: float   # of the host's time, called by Python
+    seconds: float  # of its kernels
+    bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
+    forward: float  # of the host's time, called by Python
     backward: float  # the same, called by autograd's engine
 
 
-NOTHING_RUNS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh",
-                "_local_scalar_dense", "resize_", "set_", "_reshape_alias", "empty_permuted"}
+NOTHING_RUNS = set(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ set_ "
+    "_unsafe_view _reshape_alias lift_fresh _local_scalar_dense".split()
+)
 KINDS = {
-    "matmul": {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm"},
-    "norm": {"native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit"},
-    "pool": {"max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
-             "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"},
-    "reduce": {"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "norm", "linalg_vector_norm",
-               "_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
-               "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "var", "std",
-               "cumsum", "sort", "topk", "all", "any", "native_layer_norm", "native_layer_norm_backward",
-               "native_group_norm", "native_group_norm_backward"},
-    "gather": {"embedding", "embedding_dense_backward", "index", "index_put_", "index_select", "gather", "scatter_",
-               "scatter_add_", "index_add_"},
+    "matmul": "mm addmm bmm baddbmm addmv mv dot _scaled_mm",
+    "norm": "native_batch_norm native_batch_norm_backward _native_batch_norm_legit",
+    "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
+    "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any "
+    "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
+    "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+    "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward",
+    "gather": "embedding embedding_dense_backward index index_put_ index_select gather scatter_ scatter_add_ "
+    "index_add_",
 }
-KIND = {name: kind for kind, names in KINDS.items() for name in names}
-WRITES_ONLY = {"zero_", "fill_", "normal_", "uniform_", "bernoulli_", "zeros", "ones", "full", "zeros_like",
-               "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "select_backward", "slice_backward"}
+KIND = {name: kind for kind, names in KINDS.items() for name in names.split()}
+WRITES_ONLY = set(
+    "zero_ fill_ normal_ uniform_ bernoulli_ zeros ones full zeros_like ones_like full_like new_zeros new_ones "
+    "new_full select_backward slice_backward".split()
+)
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -68,19 +72,25 @@ def work(func, args, kwargs, out, tf32):
     name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
     inputs, outputs = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((out,)))
     if name in NOTHING_RUNS or is_view(func) or not any(t.numel() for t in (*inputs, *outputs)):
-        return Work(name, "view", 0, 0, 0, 0, 0, 0, 0, "fp32")
+        return Work(name, "view", kernels=0)
     kind, nbytes = kind_of(name, args), memory(name, args, inputs, outputs)
     if kind.startswith("conv"):
-        return Work(name, kind, flops(func, args, kwargs, out), results(name, args, out), nbytes,
-                    *relaid(name, args, inputs, outputs), kernels(name, args), 0, precision(inputs[0].dtype, tf32[0]))
+        counted = flops(func, args, kwargs, out), results(name, args, out), nbytes
+        moved = layout_copies(name, args, inputs, outputs)
+        return Work(name, kind, *counted, *moved, kernels(name, args), 0, precision(inputs[0].dtype, tf32[0]))
     if kind in ("matmul", "attention"):
-        return Work(name, kind, flops(func, args, kwargs, out), outputs[0].numel(), nbytes, 0, 0, 1, 0,
-                    precision(inputs[0].dtype, tf32[1]))
+        counted = flops(func, args, kwargs, out), outputs[0].numel(), nbytes
+        return Work(name, kind, *counted, precision=precision(inputs[0].dtype, tf32[1]))
     if name.startswith("_foreach"):
-        listed = next(arg for arg in args if isinstance(arg, (list, tuple)))  # behind the base, in _foreach_pow
-        launched = max(-(-len(listed) // 64), -(-sum(t.numel() for t in listed) // (320 * 65536)))
-        return Work(name, "foreach", 0, 0, nbytes, 0, 0, launched, len(listed), "fp32")
-    return Work(name, kind, 0, 0, nbytes, 0, 0, 1, 0, "fp32")
+        return foreach_work(name, args, nbytes)
+    return Work(name, kind, nbytes=nbytes)
+
+
+def foreach_work(name, args, nbytes):
+    """An optimizer's foreach operation: a kernel takes at most 64 tensors, and 320 chunks of 65,536 numbers."""
+    tensors = next(arg for arg in args if isinstance(arg, (list, tuple)))  # behind the base, in _foreach_pow
+    launched = max(-(-len(tensors) // 64), -(-sum(t.numel() for t in tensors) // (320 * 65536)))
+    return Work(name, "foreach", nbytes=nbytes, kernels=launched, tensors=len(tensors))
 
 
 def is_view(func):
@@ -100,7 +110,7 @@ def kind_of(name, args):
 
 
 def kind_of_convolution(W, stride, dilation, groups):
-    """cuDNN has other algorithms for some: a 1x1 convolution is a matrix product, for 3x3 there is Winograd's way."""
+    """cuDNN has other algorithms for some: 1x1 convolutions are matrix products, 3x3 has Winograd's algorithm."""
     if groups > 1 and W.shape[1] < 16:
         return "conv_depthwise" if W.shape[1] == 1 else "conv_grouped"
     if W[0, 0].numel() == 1:
@@ -122,6 +132,7 @@ def tf32_allowed():
 def flops(func, args, kwargs, out):
     """By PyTorch's registry. A convolution's backward takes as many as its forward for each gradient that is wanted."""
     from torch.utils.flop_counter import flop_registry  # imports much: only when it is needed
+
     if func.overloadpacket is aten.convolution_backward:
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * flop_registry[aten.convolution](X, W, None, *options, out_val=grad)
@@ -155,7 +166,7 @@ def read_again(name, args):
     return 0
 
 
-def relaid(name, args, inputs, outputs):
+def layout_copies(name, args, inputs, outputs):
     """Bytes that a convolution on tensor cores has moved to other places before and after it, and for how many tensors.
 
     They work on channels last. Of tensors in another memory format each is read and written once more.
@@ -191,7 +202,7 @@ def price(work, spec):
     traffic = work.nbytes / bandwidth(work.kind, spec)
     fixed, layout = work.kernels * FIXED[work.kind], 0.0
     if on_tensor_cores(work, spec):
-        fixed += work.relaid * FIXED["layout"]
+        fixed += work.layout_copies * FIXED["layout"]
         layout = work.layout / bandwidth("layout", spec)
     longest = max(arithmetic, traffic)
     bound = "fixed" if fixed > longest + layout else "compute" if arithmetic > traffic + layout else "memory"
@@ -218,9 +229,9 @@ def rate(work, spec):
     return throttled * reached * work.results / (work.results + HALF * spec.sm_count)
 
 
-def link_seconds(nbytes, link, way):
-    """Seconds that `nbytes` take over `link`; `way` is a key of rates.COPY."""
-    return link.latency + nbytes / (link.bandwidth * COPY[way])
+def link_seconds(nbytes, link, kind):
+    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY."""
+    return link.latency + nbytes / (link.bandwidth * COPY[kind])
 
 
 def round_seconds(nbytes, link):

@@ -1,36 +1,53 @@
 """PyTorch's own words for what goes wrong on real GPUs."""
+
 import weakref
 
 import torch
-from torch import Tensor
+
+from mgpu_lib.virtual.nests import tensors_in
 
 GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
-KERNELS = {"convolution": "_cudnn_convolution", "embedding": "_index_select", "native_batch_norm": "_native_batch_norm",
-           "native_layer_norm": "_native_layer_norm", "stack": "cat", "equal": "_equal",
-           "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_efficient_attention"}
+KERNELS = {
+    "convolution": "_cudnn_convolution",
+    "embedding": "_index_select",
+    "native_batch_norm": "_native_batch_norm",
+    "native_layer_norm": "_native_layer_norm",
+    "stack": "cat",
+    "equal": "_equal",
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_efficient_attention",
+}
 # Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
-ITERATED = {"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "allclose",
-            "dist"}
+ITERATED = set("mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits allclose dist".split())
 STRICT = {"cat", "stack", "nll_loss_forward", "embedding", "index_select", "gather", "addmm", "mm", "bmm"}
-ARGUMENTS = {("embedding", "indices"): "index", ("embedding", "weight"): "self", ("convolution", "input"): "self",
-             ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask"): "attn_bias"}
+ARGUMENTS = {
+    ("embedding", "indices"): "index",
+    ("embedding", "weight"): "self",
+    ("convolution", "input"): "self",
+    ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask"): "attn_bias",
+}
 
 
 def no_values(what):
-    return RuntimeError(f'{what}: there are no values here, these virtual GPUs were started with backing="meta" '
-                        '(shapes only). Use backing="cpu" for values.')
+    return RuntimeError(
+        f'{what}: there are no values here, these virtual GPUs were started with backing="meta" '
+        '(shapes only). Use backing="cpu" for values.'
+    )
 
 
 def bad_fork():
-    return RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
-                        "use the 'spawn' start method")
+    return RuntimeError(
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+        "use the 'spawn' start method"
+    )
 
 
 def no_addresses():
-    return RuntimeError("a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
-                        "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first.")
+    return RuntimeError(
+        "a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
+        "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first."
+    )
 
 
 def no_data():
@@ -38,65 +55,60 @@ def no_data():
 
 
 def not_numpy(device):
-    return TypeError(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
-                     "memory first.")
+    return TypeError(
+        f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+    )
 
 
-def tensors_in(values):
-    """All tensors in nested lists, tuples and dicts, in order."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values())
+def check_devices(func, args, kwargs, gpu, misplaced):
+    """Raise PyTorch's own error for `misplaced` tensors, which are not on `gpu`, unless the operation takes them.
 
-
-def check_strays(func, args, kwargs, gpu, strays):
-    """Raise PyTorch's own error for tensors on two devices, unless they may mix; return those that it copies to `gpu`.
-
-    (It hands over scalars with the call, and copies indices.)
+    Returns those that it copies to `gpu`: it hands over scalars with the call, and copies indices.
     """
-    strays = [stray for stray in strays if not forgiven(func, args, kwargs, stray)]
-    if not strays:
+    misplaced = [tensor for tensor in misplaced if not is_scalar_operand(func, args, kwargs, tensor)]
+    if not misplaced:
         return []
     name = func.overloadpacket.__name__
     if name in INDEXING:
-        check_indices(args[0], args[1], strays)
-        return strays
+        check_indices(args[0], args[1], misplaced)
+        return misplaced
     if (torch.Tag.pointwise in func.tags and name != "equal") or name in ITERATED:
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                           f"{gpu.device} and {strays[0].device}!")
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{gpu.device} and {misplaced[0].device}!"
+        )
     given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]
     named = [(argument, tensor) for argument, value in given for tensor in tensors_in([value])]
     common = named[0][1].device
-    argument, stray = next((n, t) for n, t in named if t.device != common)
-    if name == "convolution" and "cpu" in (common.type, stray.device.type):
+    argument, other = next((n, t) for n, t in named if t.device != common)
+    if name == "convolution" and "cpu" in (common.type, other.device.type):
         raise RuntimeError(different_types(*args[:3]))
     raise RuntimeError(
         f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
-        f"{stray.device}, different from other tensors on {common} (when checking argument in method "
-        f"wrapper_CUDA_{KERNELS.get(name, name)})")
+        f"{other.device}, different from other tensors on {common} (when checking argument in method "
+        f"wrapper_CUDA_{KERNELS.get(name, name)})"
+    )
 
 
-def forgiven(func, args, kwargs, stray):
-    """Whether `stray` is a scalar on the CPU that may go into this operation; a GPU's result never goes into one."""
-    if stray.dim() or stray.device.type != "cpu" or func.overloadpacket.__name__ in STRICT:
+def is_scalar_operand(func, args, kwargs, tensor):
+    """Whether `tensor` is a scalar on the CPU that this operation takes; it never writes a GPU's result into one."""
+    if tensor.dim() or tensor.device.type != "cpu" or func.overloadpacket.__name__ in STRICT:
         return False
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     written = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    return not any(stray is tensor for name in written for tensor in tensors_in([given.get(name)]))
+    return not any(tensor is out for name in written for out in tensors_in([given.get(name)]))
 
 
-def check_indices(indexed, indices, strays):
+def check_indices(indexed, indices, misplaced):
     """Indices may lie on the CPU, or where the indexed tensor lies."""
-    if indexed.device.type == "cpu" or any(t.device.type != "cpu" for t in strays):
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor "
-                           f"({indexed.device})")
-    if not all(any(t is i for i in indices) for t in strays):  # the values to put there
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                           f"{indexed.device} and cpu!")
+    if indexed.device.type == "cpu" or any(t.device.type != "cpu" for t in misplaced):
+        raise RuntimeError(
+            f"indices should be either on cpu or on the same device as the indexed tensor ({indexed.device})"
+        )
+    if not all(any(t is i for i in indices) for t in misplaced):  # the values to put there
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {indexed.device} and cpu!"
+        )
 
 
 def different_types(X, weight, bias):
@@ -111,23 +123,29 @@ def check_recurrent(X, hidden, weights):
     for name, tensors in (("hidden", tensors_in([hidden])), ("parameter", weights)):
         for tensor in tensors:
             if tensor.device != X.device:
-                raise RuntimeError(f"Input and {name} tensors are not at the same device, found input tensor at "
-                                   f"{X.device} and {name} tensor at {tensor.device}")
+                raise RuntimeError(
+                    f"Input and {name} tensors are not at the same device, found input tensor at "
+                    f"{X.device} and {name} tensor at {tensor.device}"
+                )
 
 
 def check_lengths(lengths):
     """The lengths of sequences must be on the CPU; the words are those of PyTorch's PackedSequence.cpp."""
     if lengths.device.type != "cpu":
         kind = lengths.type().rpartition(".")[2].removesuffix("Tensor")
-        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got "
-                           f"{lengths.dim()}D {lengths.device} {kind} tensor")
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{lengths.dim()}D {lengths.device} {kind} tensor"
+        )
 
 
 def check_query(query, key, value):
     """What attention says to three devices (transformers/attention.cpp, validate_sdpa_input); types come first."""
     if query.dtype == key.dtype == value.dtype and not query.device == key.device == value.device:
-        raise RuntimeError("Expected query, key, and value to have the same device type, but got query.device: "
-                           f"{query.device} key.device: {key.device} and value.device: {value.device} instead.")
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got query.device: "
+            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
 
 
 def check_generator(generator, gpu):

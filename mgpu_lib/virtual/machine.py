@@ -1,114 +1,22 @@
 """The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
-import contextlib
+
 import os
-import sys
 import threading
-import types
 from collections import Counter
 
 import torch
 
-from . import streams
-from .clock import Clock
-from .errors import GENERATORS, bad_fork, no_values
-from .memory import Ledger
-from .shapes import Shapes
-from .specs import LINKS, find_gpu, find_link
-from .tensor import Base, key_of
-from .timeline import Timeline
+from mgpu_lib.virtual import dispatch, patches  # noqa: F401  (dispatch: operations find their way to it)
+from mgpu_lib.virtual.clock import Clock
+from mgpu_lib.virtual.errors import bad_fork
+from mgpu_lib.virtual.gpu import VirtualGPU
+from mgpu_lib.virtual.rules import Base
+from mgpu_lib.virtual.running import RUNNING, current
+from mgpu_lib.virtual.shapes import Shapes
+from mgpu_lib.virtual.specs import LINKS, find_gpu, find_link
+from mgpu_lib.virtual.timeline import Timeline
 
-RUNNING = []  # machines that are on; the last one answers
-
-
-def current():
-    """The machine that is on, or None."""
-    return RUNNING[-1] if RUNNING else None
-
-
-def current_index():
-    """The number of this thread's current GPU."""
-    return getattr(current().selected, "index", 0)
-
-
-def select(index):
-    """Make GPU `index` this thread's current one, and return the one it was; an error if there is no such GPU."""
-    before = current_index()
-    if index >= 0:
-        current().gpu(index)
-        current().selected.index = index
-    return before
-
-
-def find(device):
-    """The virtual GPU that `device` (a torch.device, string or index) names, or None if it names no CUDA device."""
-    machine = current()
-    if machine is None or device is None:
-        return None
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if device.type != "cuda":
-        return None
-    return machine.gpu(current_index() if device.index is None else device.index)
-
-
-class VirtualGPU:
-    """One GPU: its number, what it holds, and its random numbers."""
-
-    def __init__(self, index, machine):
-        self.index, self.device, self.machine = index, torch.device("cuda", index), machine
-        self.name = str(self.device)
-        self.spec, self.backing, self.traffic = machine.spec, machine.backing, machine.traffic
-        self.clock, self.dry = machine.clock, machine.dry
-        self.ledger = Ledger(index, self.spec.memory)
-        self.generator = VirtualGenerator(gpu=self)
-        self.streams, self.chosen = [], streams.Chosen()
-        streams.Stream(gpu=self)  # the default one enters itself as the first
-
-    def run(self, func, args, kwargs, key=None, call=None):
-        """Call `func`, or what does the same, on inner tensors; `key` as `tensor.unwrap` gathers it."""
-        if self.machine.forked:
-            raise bad_fork()
-        key = key or key_of(func, args, kwargs, self)
-        try:
-            out = (call or func)(*args, **kwargs) if self.dry is None else self.dry(func, args, kwargs, key)
-        except RuntimeError as error:
-            better = self.explained(error, func)
-            if better is None:
-                raise
-            raise better from error
-        self.clock.book(self, func, args, kwargs, out, key)
-        return out
-
-    def explained(self, error, func):
-        """An error that says more than `error` about a virtual GPU, or None."""
-        if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-            return no_values(str(getattr(func, "overloadpacket", func.__name__)))
-        if "DefaultCPUAllocator" in str(error):
-            return RuntimeError(f"{self.device} is made of this computer's memory, and that is full: {error}. The "
-                                f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).')
-        return None
-
-
-class VirtualGenerator(torch._C.Generator):
-    """torch.Generator(device='cuda:i')."""
-
-    def __new__(cls, *, gpu):
-        kind = "cpu" if gpu.backing.type == "meta" else gpu.backing
-        self = super().__new__(cls, kind)
-        self.gpu = gpu
-        GENERATORS[self._cdata] = self
-        return self.manual_seed(torch.initial_seed())
-
-    device = property(lambda self: self.gpu.device)
-
-    def clone_state(self):
-        return generator_on(self.device, self.get_state())
-
-    def __reduce__(self):
-        return generator_on, (self.device, self.get_state())
-
-
-def generator_on(device, state):
-    return torch.Generator(device).set_state(state)
+SET_ONCE = ("spec", "link", "pcie", "backing")
 
 
 class Machine:
@@ -117,31 +25,46 @@ class Machine:
     n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
     that the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta"
     (no values, only shapes: a dry run of a network of any size). ValueError for anything else.
+
+    spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
+    backing           the torch.device that the values are on
+    gpus              its VirtualGPUs; `devices` and `ledgers` have one entry for each, too
+    traffic           bytes copied so far, a Counter {(from, to): bytes} such as {("cpu", "cuda:1"): 4096};
+                      `traffic.clear()` counts anew, `bytes_moved()` adds up
+    clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
+                      read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
     """
 
     def __init__(self, n, gpu="V100", link=None, backing="cpu"):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         self.spec = find_gpu(gpu)
-        self.link = find_link(link, self.spec)
+        self.link, self.pcie = find_link(link, self.spec), LINKS[self.spec.pcie]
         self.backing = find_backing(backing)
         self.dry = Shapes() if self.backing.type == "meta" else None  # calls operations without values
-        self.clock, self.started = Clock(self.spec, self.link, LINKS[self.spec.pcie]), 0.0
-        self.traffic = Counter()  # (from, to) -> bytes, such as ("cpu", "cuda:1") -> 4096
+        self.clock, self.started = Clock(), 0.0
+        self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.forked = False  # whether this process is a copy, made by os.fork(), of the one that started the machine
         self.gpus = []
         self.grow(n)
+
+    def __setattr__(self, name, value):
+        if name in SET_ONCE and name in vars(self):
+            raise AttributeError(f"{name} of {self} is fixed: its memory and its times follow from it. Make another")
+        super().__setattr__(name, value)
 
     def __repr__(self):
         return f"<{len(self.gpus)} virtual {self.spec.key}, {self.link.name}, {'on' if self in RUNNING else 'off'}>"
 
     @property
     def devices(self):
+        """The torch.devices of its GPUs, cuda:0 first."""
         return [gpu.device for gpu in self.gpus]
 
     @property
     def ledgers(self):
+        """What each of its GPUs holds (`memory.Ledger`): bytes `allocated`, their `peak`, `capacity`, ..."""
         return [gpu.ledger for gpu in self.gpus]
 
     def grow(self, n):
@@ -149,10 +72,12 @@ class Machine:
         self.gpus += [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
 
     def gpu(self, index):
+        """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
         if not 0 <= index < len(self.gpus):
             raise torch.AcceleratorError(
                 f"CUDA error: invalid device ordinal\nThere are {len(self.gpus)} (virtual) GPUs, cuda:0 to "
-                f"cuda:{len(self.gpus) - 1}; cuda:{index} is not one of them.")
+                f"cuda:{len(self.gpus) - 1}; cuda:{index} is not one of them."
+            )
         if self.forked:
             raise bad_fork()
         return self.gpus[index]
@@ -160,8 +85,11 @@ class Machine:
     def bytes_moved(self, source=None, target=None):
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
         wanted = [None if d is None else str(d) for d in (source, target)]
-        return sum(nbytes for ends, nbytes in self.traffic.items()
-                   if all(w in (None, end) for w, end in zip(wanted, ends, strict=True)))
+        return sum(
+            nbytes
+            for ends, nbytes in self.traffic.items()
+            if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
+        )
 
     def elapsed(self):
         """Seconds on this thread's modelled clock since the machine was started.
@@ -190,7 +118,7 @@ class Machine:
         if self in RUNNING:
             raise RuntimeError(f"{self} is on already; stop() it first")
         if not RUNNING:
-            patch_everything()
+            patches.install()
         self.selected, self.started = threading.local(), self.clock.host().now
         RUNNING.append(self)
         return self
@@ -203,7 +131,7 @@ class Machine:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
         if not RUNNING:
-            _patches.close()
+            patches.remove()
 
     def __enter__(self):
         return self.start()
@@ -233,51 +161,3 @@ def find_backing(name):
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(f"backing={name!r} can't be used here: {error}") from None
     raise ValueError(f'backing={name!r}: use "cpu", "meta", or a real GPU such as "cuda:0" or "mps"')
-
-
-_patches = contextlib.ExitStack()
-
-
-def patch_everything():
-    """Put the replacements that the other modules name in place."""
-    # They need this module's names.
-    from . import autocast, checkpoint, comm, cuda, factories, functions, gradients, modules
-    with contextlib.ExitStack() as stack:  # undone if one of them fails
-        replacements = {}
-        for module in (factories, functions, modules, gradients, cuda, autocast, comm, checkpoint):
-            for owner, name, value in module.patches():
-                original = getattr(owner, name, None)
-                if callable(original):
-                    replacements[id(original)] = original, value  # kept, so that nothing else gets its id
-                patch(stack, owner, name, value)
-        for module, name, value in taken_out_before(replacements):
-            patch(stack, module, name, value)
-        autocast.register(stack)
-        checkpoint.register(stack)
-        forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
-        forget()
-        stack.callback(forget)
-        _patches.push(stack.pop_all())
-
-
-def taken_out_before(replacements):
-    """(module, name, replacement) for what modules took out of PyTorch before, as in `from torch import zeros`.
-
-    `replacements` is {id of the original: (original, replacement)}. PyTorch's own modules keep theirs, and so does
-    this package.
-    """
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__name__", "")
-        if isinstance(module, types.ModuleType) and not name.startswith(("torch", __package__)):
-            for key, value in list(vars(module).items()):
-                if id(value) in replacements:
-                    yield module, key, replacements[id(value)][1]
-
-
-def patch(stack, owner, name, value):
-    """Set an attribute of a module or class; `stack` puts back what was there, or nothing if nothing was."""
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, value)

@@ -4,6 +4,7 @@ The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTo
 that are freed stay reserved, in steps of 2 MiB, until `torch.cuda.empty_cache()`. Two things are left out:
 fragmentation, and the scratch memory that a kernel takes and gives back while it runs.
 """
+
 import threading
 
 import torch
@@ -91,10 +92,12 @@ class Ledger:
     def complaint(self, nbytes):
         free = self.capacity - self.allocated
         allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
-        return (f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
-                f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
-                f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
-                "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)")
+        return (
+            f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
+            f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
+            f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
+            "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)"
+        )
 
     def empty_cache(self):
         self.reserved = round_up(self.allocated, SEGMENT)
@@ -109,16 +112,27 @@ class Ledger:
 
     def stats(self):
         """The nested dictionary that `torch.cuda.memory_stats` flattens; no split into pools."""
+
         def stat(current, peak, taken, at_reset):
             freed = at_reset + taken - current
             return {"all": {"current": current, "peak": peak, "allocated": taken, "freed": freed}}
+
         blocks = stat(self.blocks, self.peak_blocks, self.ever_blocks, self.at_reset[0])
         allocated = stat(self.allocated, self.peak, self.ever_allocated, self.at_reset[1])
         reserved = stat(self.reserved, self.peak_reserved, self.ever_reserved, self.at_reset[2])
         none = stat(0, 0, 0, 0)  # no block is ever split, and a request is never tried twice
-        return {"allocation": blocks, "active": blocks, "allocated_bytes": allocated, "active_bytes": allocated,
-                "requested_bytes": allocated, "reserved_bytes": reserved, "inactive_split": none,
-                "inactive_split_bytes": none, "num_alloc_retries": 0, "num_ooms": self.out_of_memory}
+        return {
+            "allocation": blocks,
+            "active": blocks,
+            "allocated_bytes": allocated,
+            "active_bytes": allocated,
+            "requested_bytes": allocated,
+            "reserved_bytes": reserved,
+            "inactive_split": none,
+            "inactive_split_bytes": none,
+            "num_alloc_retries": 0,
+            "num_ooms": self.out_of_memory,
+        }
 
 
 def readable(nbytes):

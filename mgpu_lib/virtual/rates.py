@@ -3,6 +3,7 @@
 What stands in rates.json was fitted by `python -m experiments.clock_fit` to one half of the published measurements in
 experiments/published.json. The rest stands here, each with its source.
 """
+
 import json
 from pathlib import Path
 
@@ -18,13 +19,13 @@ def generation(spec):
 
 PATH = Path(__file__).parent / "rates.json"
 FITTED = json.loads(PATH.read_text())
-CORES = FITTED["cores"]    # kind of operation: part of the peak that the ordinary cores reach
+CORES = FITTED["cores"]  # kind of operation: part of the peak that the ordinary cores reach
 TENSOR = FITTED["tensor"]  # the same for tensor cores
 FACTOR = FITTED["factor"]  # {"cores" or "tensor cores": {generation: factor on all of these}}
-HALF = FITTED["half"]      # results of a product or convolution for each multiprocessor at which it runs half as fast
+HALF = FITTED["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
 MEMORY = FITTED["memory"]  # kind: part of the memory's peak bandwidth
-FIXED = FITTED["fixed"]    # kind: seconds that a kernel takes beside
-HOST = FITTED["host"]      # kind: seconds of the host's time, called by Python, and by autograd's engine
+FIXED = FITTED["fixed"]  # kind: seconds that a kernel takes beside
+HOST = FITTED["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
 
 # Part of a link's peak rate that a copy reaches: from and to ordinary (pageable) memory of the host (fitted), from and
 # to pinned memory, between two GPUs, and in a collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned

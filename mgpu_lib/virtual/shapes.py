@@ -3,16 +3,17 @@
 On tensors without values (backing="meta") PyTorch works out the shapes of a result, for many operations in Python and
 slowly. A dry run calls the same operations on the same shapes again and again, so the answer is kept.
 """
+
 import torch
 
-from .costs import is_view
-from .errors import tensors_in
+from mgpu_lib.virtual.costs import is_view
+from mgpu_lib.virtual.nests import tensors_in
 
-aten = torch.ops.aten
+aten, LAST = torch.ops.aten, torch.channels_last
 _empty_strided = torch.empty_strided  # PyTorch's own, also while virtual GPUs are on
 
 
-def call(func, args, kwargs):
+def dry_call(func, args, kwargs):
     return func(*args, **kwargs)
 
 
@@ -20,13 +21,13 @@ class Shapes:
     """Calls operations on meta tensors; knows what came out for the same shapes before."""
 
     def __init__(self):
-        self.known = {}  # an operation with its shapes, as `tensor.unwrap` gathers them -> what `recipe` says
+        self.known = {}  # an operation with its shapes, as `key_of` and `dispatch.take_in` say -> its `shape_rule`
 
     def __call__(self, func, args, kwargs, key):
         made = self.known.get(key)
         if made is None:
             out = laid_out(func, args, func(*args, **kwargs))
-            self.known[key] = recipe(func, args, kwargs, out)
+            self.known[key] = shape_rule(func, args, kwargs, out)
             return out
         return made(func, args, kwargs)
 
@@ -38,39 +39,69 @@ def laid_out(func, args, out):
     X, W = args[:2] if func is aten.convolution.default else args[1:3]
     if X.dim() != 4 or not any(last(t) and not t.is_contiguous() for t in (X, W)):
         return out
-    made = [t.contiguous(memory_format=torch.channels_last) if t is not None and t.dim() == 4 else t
-            for t in listed(out)]
+    tensors = [out] if isinstance(out, torch.Tensor) else out
+    made = [t.contiguous(memory_format=LAST) if t is not None and t.dim() == 4 else t for t in tensors]
     return made[0] if isinstance(out, torch.Tensor) else tuple(made)
 
 
 def last(tensor):
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.is_contiguous(memory_format=LAST)
 
 
-def listed(out):
-    return [out] if isinstance(out, torch.Tensor) else out
-
-
-def recipe(func, args, kwargs, out):
-    """How to get a result like `out` from the next such call, without asking PyTorch if possible."""
+def shape_rule(func, args, kwargs, out):
+    """How to get a result like `out` from the next such call: without asking PyTorch, if that is possible."""
     if not isinstance(func, torch._ops.OpOverload) or is_view(func):
-        return call
+        return dry_call
     if func._schema.is_mutable:
-        if torch.Tag.pointwise in func.tags and out is args[0]:
-            return lambda func, args, kwargs: args[0]
-        return (lambda *_: None) if out is None and func.overloadpacket.__name__.startswith("_foreach") else call
-    if not isinstance(out, (torch.Tensor, tuple, list)) or not all(
-            t is None or isinstance(t, torch.Tensor) for t in listed(out)):
-        return call
-    storages = {t.untyped_storage()._cdata for t in (*tensors_in(args), *tensors_in(kwargs.values()))}
-    if any(t is not None and t.untyped_storage()._cdata in storages for t in listed(out)):
-        return call  # a view that doesn't say so
-    return maker([None if t is None else (t.shape, t.stride(), t.dtype) for t in listed(out)], type(out))
+        return mutation(func, args, out)
+    made = [out] if isinstance(out, torch.Tensor) else out
+    if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, torch.Tensor) for t in made):
+        return dry_call
+    given = set(map(storage_of, tensors_in((args, kwargs))))
+    if any(t is not None and storage_of(t) in given for t in made):
+        return dry_call  # a view that doesn't say so
+    return maker([None if t is None else form_of(t) for t in made], type(out))
+
+
+def mutation(func, args, out):
+    """The same for an operation that writes to an argument: without values there is nothing to write."""
+    if torch.Tag.pointwise in func.tags and out is args[0]:
+        return lambda func, args, kwargs: args[0]
+    return (lambda *_: None) if out is None and func.overloadpacket.__name__.startswith("_foreach") else dry_call
+
+
+def storage_of(tensor):
+    return tensor.untyped_storage()._cdata
 
 
 def maker(forms, kind):
     """A function that makes meta tensors of these shapes, strides and types: one of them, or a `kind` of them."""
+
     def make(*_):
         made = [None if form is None else _empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms]
         return kind(made) if kind in (tuple, list) else made[0]
+
     return make
+
+
+def form_of(tensor):
+    """What the time that an operation takes depends on."""
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def key_of(func, args, kwargs):
+    """What `dispatch.take_in` finds for an operation, for a function that is called with inner tensors."""
+    key = [id(func), *kwargs]
+    describe((*args, *kwargs.values()), key)
+    return tuple(key)
+
+
+def describe(values, key):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            key.append(form_of(value))
+        elif isinstance(value, (list, tuple)):
+            key.append(len(value))
+            describe(value, key)
+        elif not isinstance(value, torch._C.Generator):
+            key.append("yes" if value is True else "no" if value is False else float if type(value) is float else value)

@@ -9,6 +9,7 @@ that deviceQuery prints on such a card.
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,91 +65,129 @@ class Link:
     latency_source: Source
 
 
-SOURCES = {key: Source(key, title, url) for key, title, url in (
-    ("nvidia-turing", "NVIDIA Turing GPU Architecture (white paper, Tesla T4)",
-     "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/"
-     "NVIDIA-Turing-Architecture-Whitepaper.pdf"),
-    ("nvidia-l4", "NVIDIA L4 Tensor Core GPU (data sheet)", "https://www.nvidia.com/en-us/data-center/l4/"),
-    ("nvidia-volta", "NVIDIA Tesla V100 GPU Architecture (white paper)",
-     "https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf"),
-    ("nvidia-ampere", "NVIDIA A100 Tensor Core GPU Architecture (white paper)",
-     "https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf"),
-    ("nvidia-a100", "NVIDIA A100 Tensor Core GPU (data sheet)", "https://www.nvidia.com/en-us/data-center/a100/"),
-    ("nvidia-ada", "NVIDIA Ada GPU Architecture (white paper)",
-     "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
-    ("nvidia-hopper", "NVIDIA H100 Tensor Core GPU Architecture (white paper)",
-     "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"),
-    ("nvidia-h200", "NVIDIA H200 Tensor Core GPU (data sheet)", "https://www.nvidia.com/en-us/data-center/h200/"),
-    ("nvidia-blackwell", "NVIDIA Blackwell Architecture (technical brief and data sheet, HGX B200)",
-     "https://resources.nvidia.com/en-us-blackwell-architecture"),
-    ("pcisig", "PCI-SIG, Frequently Asked Questions (8, 16, 32 GT/s per lane, 128b/130b encoding)",
-     "https://pcisig.com/faq"),
-    # total_memory, read on real machines
-    ("mem-t4", "Out-of-memory error on a Tesla T4: total capacity 14.74 GiB",
-     "https://github.com/zai-org/CogVideo/issues/741"),
-    ("mem-l4", "deviceQuery on an NVIDIA L4: 23583784960 bytes",
-     "https://github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139"),
-    ("mem-v100", "Out-of-memory error on a V100-SXM2-16GB (AWS p3.2xlarge): total capacity 15.75 GiB",
-     "https://github.com/pytorch/pytorch/issues/16036"),
-    ("mem-a100-40", "deviceQuery on an A100-SXM4-40GB: 42298834944 bytes",
-     "https://github.com/bottlerocket-os/bottlerocket/pull/3873"),
-    ("mem-rtx4090", "Out-of-memory error on an RTX 4090: total capacity 23.64 GiB",
-     "https://github.com/ali-vilab/VGen/issues/104"),
-    ("mem-h200", "get_device_properties on an H200: total_memory=143156MB",
-     "https://github.com/ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py"),
-    ("openxla", "OpenXLA device descriptions: device_memory_size of A100-SXM4-80GB, H100 80GB HBM3, B200",
-     "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"),
-    # latency: each read on one machine, and assumed here for every generation of NVLink, and of PCIe
-    ("p2p-latency", "p2pBandwidthLatencyTest on four GPUs with NVLink: 1.8 to 2.3 µs",
-     "https://github.com/NVIDIA/cuda-samples/issues/230"),
-    ("copy-overhead", "Memory transfer overhead: about 10 µs for a small cudaMemcpy (PCIe 2.0)",
-     "https://www.cs.virginia.edu/~mwb7w/cuda_support/memory_transfer_overhead.html"),
-)}
+# key: title, and in the next line the address
+_SOURCES = """
+nvidia-turing: NVIDIA Turing GPU Architecture (white paper, Tesla T4)
+    https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf
+nvidia-l4: NVIDIA L4 Tensor Core GPU (data sheet)
+    https://www.nvidia.com/en-us/data-center/l4/
+nvidia-volta: NVIDIA Tesla V100 GPU Architecture (white paper)
+    https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf
+nvidia-ampere: NVIDIA A100 Tensor Core GPU Architecture (white paper)
+    https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
+nvidia-a100: NVIDIA A100 Tensor Core GPU (data sheet)
+    https://www.nvidia.com/en-us/data-center/a100/
+nvidia-ada: NVIDIA Ada GPU Architecture (white paper)
+    https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+nvidia-hopper: NVIDIA H100 Tensor Core GPU Architecture (white paper)
+    https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper
+nvidia-h200: NVIDIA H200 Tensor Core GPU (data sheet)
+    https://www.nvidia.com/en-us/data-center/h200/
+nvidia-blackwell: NVIDIA Blackwell Architecture (technical brief and data sheet, HGX B200)
+    https://resources.nvidia.com/en-us-blackwell-architecture
+pcisig: PCI-SIG, Frequently Asked Questions (8, 16, 32 GT/s per lane, 128b/130b encoding)
+    https://pcisig.com/faq
 
-# Rates in TFLOP/s, bandwidth in GB/s.
+# total_memory, read on real machines
+mem-t4: Out-of-memory error on a Tesla T4: total capacity 14.74 GiB
+    https://github.com/zai-org/CogVideo/issues/741
+mem-l4: deviceQuery on an NVIDIA L4: 23583784960 bytes
+    https://github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139
+mem-v100: Out-of-memory error on a V100-SXM2-16GB (AWS p3.2xlarge): total capacity 15.75 GiB
+    https://github.com/pytorch/pytorch/issues/16036
+mem-a100-40: deviceQuery on an A100-SXM4-40GB: 42298834944 bytes
+    https://github.com/bottlerocket-os/bottlerocket/pull/3873
+mem-rtx4090: Out-of-memory error on an RTX 4090: total capacity 23.64 GiB
+    https://github.com/ali-vilab/VGen/issues/104
+mem-h200: get_device_properties on an H200: total_memory=143156MB
+    https://github.com/ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py
+openxla: OpenXLA device descriptions: device_memory_size of A100-SXM4-80GB, H100 80GB HBM3, B200
+    https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs
+
+# latency: each read on one machine, and assumed here for every generation of NVLink, and of PCIe
+p2p-latency: p2pBandwidthLatencyTest on four GPUs with NVLink: 1.8 to 2.3 µs
+    https://github.com/NVIDIA/cuda-samples/issues/230
+copy-overhead: Memory transfer overhead: about 10 µs for a small cudaMemcpy (PCIe 2.0)
+    https://www.cs.virginia.edu/~mwb7w/cuda_support/memory_transfer_overhead.html
+"""
+_SOURCE = re.compile(r"^(\S+): (.+)\n +(\S+)$", re.MULTILINE)
+SOURCES = {key: Source(key, title, url) for key, title, url in _SOURCE.findall(_SOURCES)}
+
 _GPUS = (
-    # key, name, memory in bytes, GB/s, fp32, tf32, fp16, bf16,
-    # SMs, capability, W, NVLink, PCIe, year, source, memory_source
-    ("T4", "Tesla T4", 15_828_320_256, 320, 8.1, None, 65, None,
-     40, (7, 5), 70, None, "pcie3", 2018, "nvidia-turing", "mem-t4"),
-    ("L4", "NVIDIA L4", 23_583_784_960, 300, 30.3, 60, 121, 121,
-     58, (8, 9), 72, None, "pcie4", 2023, "nvidia-l4", "mem-l4"),
-    ("V100", "Tesla V100-SXM2-16GB", 16_914_055_168, 900, 15.7, None, 125, None,
-     80, (7, 0), 300, "nvlink2", "pcie3", 2017, "nvidia-volta", "mem-v100"),
-    ("A100-40", "NVIDIA A100-SXM4-40GB", 42_298_834_944, 1555, 19.5, 156, 312, 312,
-     108, (8, 0), 400, "nvlink3", "pcie4", 2020, "nvidia-ampere", "mem-a100-40"),
-    ("A100-80", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 2039, 19.5, 156, 312, 312,
-     108, (8, 0), 400, "nvlink3", "pcie4", 2020, "nvidia-a100", "openxla"),
-    ("RTX4090", "NVIDIA GeForce RTX 4090", 25_386_352_640, 1008, 82.6, 82.6, 165.2, 165.2,
-     128, (8, 9), 450, None, "pcie4", 2022, "nvidia-ada", "mem-rtx4090"),
-    ("H100", "NVIDIA H100 80GB HBM3", 84_942_979_072, 3350, 66.9, 494.7, 989.4, 989.4,
-     132, (9, 0), 700, "nvlink4", "pcie5", 2022, "nvidia-hopper", "openxla"),
-    ("H200", "NVIDIA H200", 143_156 * 2**20, 4800, 67, 494.5, 989.5, 989.5,
-     132, (9, 0), 700, "nvlink4", "pcie5", 2023, "nvidia-h200", "mem-h200"),
-    ("B200", "NVIDIA B200", 191_514_411_008, 7700, 75, 1100, 2250, 2250,
-     148, (10, 0), 1000, "nvlink5", "pcie5", 2024, "nvidia-blackwell", "openxla"),
+    # key, name, year, capability, SMs, W, NVLink, PCIe
+    # memory in bytes, GB/s, TFLOP/s in fp32, tf32, fp16, bf16
+    # source, memory_source
+    (
+        ("T4", "Tesla T4", 2018, (7, 5), 40, 70, None, "pcie3"),
+        (15_828_320_256, 320, 8.1, None, 65, None),
+        ("nvidia-turing", "mem-t4"),
+    ),
+    (
+        ("L4", "NVIDIA L4", 2023, (8, 9), 58, 72, None, "pcie4"),
+        (23_583_784_960, 300, 30.3, 60, 121, 121),
+        ("nvidia-l4", "mem-l4"),
+    ),
+    (
+        ("V100", "Tesla V100-SXM2-16GB", 2017, (7, 0), 80, 300, "nvlink2", "pcie3"),
+        (16_914_055_168, 900, 15.7, None, 125, None),
+        ("nvidia-volta", "mem-v100"),
+    ),
+    (
+        ("A100-40", "NVIDIA A100-SXM4-40GB", 2020, (8, 0), 108, 400, "nvlink3", "pcie4"),
+        (42_298_834_944, 1555, 19.5, 156, 312, 312),
+        ("nvidia-ampere", "mem-a100-40"),
+    ),
+    (
+        ("A100-80", "NVIDIA A100-SXM4-80GB", 2020, (8, 0), 108, 400, "nvlink3", "pcie4"),
+        (85_100_068_864, 2039, 19.5, 156, 312, 312),
+        ("nvidia-a100", "openxla"),
+    ),
+    (
+        ("RTX4090", "NVIDIA GeForce RTX 4090", 2022, (8, 9), 128, 450, None, "pcie4"),
+        (25_386_352_640, 1008, 82.6, 82.6, 165.2, 165.2),
+        ("nvidia-ada", "mem-rtx4090"),
+    ),
+    (
+        ("H100", "NVIDIA H100 80GB HBM3", 2022, (9, 0), 132, 700, "nvlink4", "pcie5"),
+        (84_942_979_072, 3350, 66.9, 494.7, 989.4, 989.4),
+        ("nvidia-hopper", "openxla"),
+    ),
+    (
+        ("H200", "NVIDIA H200", 2023, (9, 0), 132, 700, "nvlink4", "pcie5"),
+        (143_156 * 2**20, 4800, 67, 494.5, 989.5, 989.5),
+        ("nvidia-h200", "mem-h200"),
+    ),
+    (
+        ("B200", "NVIDIA B200", 2024, (10, 0), 148, 1000, "nvlink5", "pcie5"),
+        (191_514_411_008, 7700, 75, 1100, 2250, 2250),
+        ("nvidia-blackwell", "openxla"),
+    ),
 )
 
 
-def _gpu(key, name, memory, bandwidth, fp32, tf32, fp16, bf16, *rest):
-    rates = [None if rate is None else rate * 1e12 for rate in (fp32, tf32, fp16, bf16)]
-    *shape, source, memory_source = rest
-    return GPU(key, name, memory, bandwidth * 1e9, *rates, *shape, SOURCES[source], SOURCES[memory_source])
+def _gpu(board, rates, sources):
+    key, name, launched, capability, sm_count, power, nvlink, pcie = board
+    memory, bandwidth, *flops = rates
+    flops = [None if rate is None else rate * 1e12 for rate in flops]
+    rest = sm_count, capability, power, nvlink, pcie, launched, *(SOURCES[source] for source in sources)
+    return GPU(key, name, memory, bandwidth * 1e9, *flops, *rest)
 
 
-GPUS = {row[0]: _gpu(*row) for row in _GPUS}
+GPUS = {gpu.key: gpu for gpu in (_gpu(*row) for row in _GPUS)}
 
 _PCIE_X16 = 16 * 128 / 130 / 8  # bytes that 16 lanes move per transfer of each lane: 130 bits sent carry 128 of data
-LINKS = {key: Link(key, name, bandwidth, latency, SOURCES[source], SOURCES[latency_source])
-         for key, name, bandwidth, latency, source, latency_source in (
-    ("pcie3", "PCIe 3.0 x16", 8e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-    ("pcie4", "PCIe 4.0 x16", 16e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-    ("pcie5", "PCIe 5.0 x16", 32e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-    ("nvlink2", "NVLink 2, 6 links", 6 * 25e9, 2e-6, "nvidia-volta", "p2p-latency"),
-    ("nvlink3", "NVLink 3, 12 links", 12 * 25e9, 2e-6, "nvidia-ampere", "p2p-latency"),
-    ("nvlink4", "NVLink 4, 18 links", 18 * 25e9, 2e-6, "nvidia-hopper", "p2p-latency"),
-    ("nvlink5", "NVLink 5, 18 links", 18 * 50e9, 2e-6, "nvidia-blackwell", "p2p-latency"),
-)}
+LINKS = {
+    key: Link(key, name, bandwidth, latency, SOURCES[source], SOURCES[latency_source])
+    for key, name, bandwidth, latency, source, latency_source in (
+        ("pcie3", "PCIe 3.0 x16", 8e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
+        ("pcie4", "PCIe 4.0 x16", 16e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
+        ("pcie5", "PCIe 5.0 x16", 32e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
+        ("nvlink2", "NVLink 2, 6 links", 6 * 25e9, 2e-6, "nvidia-volta", "p2p-latency"),
+        ("nvlink3", "NVLink 3, 12 links", 12 * 25e9, 2e-6, "nvidia-ampere", "p2p-latency"),
+        ("nvlink4", "NVLink 4, 18 links", 18 * 25e9, 2e-6, "nvidia-hopper", "p2p-latency"),
+        ("nvlink5", "NVLink 5, 18 links", 18 * 50e9, 2e-6, "nvidia-blackwell", "p2p-latency"),
+    )
+}
 
 
 def _unknown(kind, key, known):

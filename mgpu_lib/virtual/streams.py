@@ -1,19 +1,21 @@
 """Streams and events: the order of things on a GPU. Values are there at once; on the clock they take their time."""
+
 import contextlib
 import threading
 from collections import deque
 
 import torch
 
-from . import machine
-from .rates import QUERY
+from mgpu_lib.virtual.clock import current_stream_of
+from mgpu_lib.virtual.rates import QUERY
+from mgpu_lib.virtual.running import current, find, select
 
 _Stream, _Event = torch.Stream, torch.Event
 
 
 def gpu_of(device):
     """The virtual GPU that `device` names (None: the current one); PyTorch's error if it names none."""
-    return machine.current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
+    return current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
 
 
 class Chosen(threading.local):
@@ -44,6 +46,29 @@ class Stream:
     def __hash__(self):
         return hash((self.gpu, self.stream_id))
 
+    def enqueue(self, launched, seconds):
+        """A kernel of so many `seconds` that is handed over at `launched`: from when to when it runs."""
+        start = self.free if self.free > launched else launched
+        end = start + seconds
+        if len(self.gpu.streams) > 1:
+            end = self.shared_end(start, end)
+        self.free = end
+        self.recent.append((start, end))
+        return start, end
+
+    def shared_end(self, start, end):
+        """When a kernel that alone would run from `start` to `end` ends beside those of the GPU's other streams.
+
+        Those were given to the GPU before and keep their times, so that the work of all together takes as long as it
+        would one after the other.
+        """
+        others = (interval for stream in self.gpu.streams if stream is not self for interval in stream.recent)
+        for busy, until in sorted(interval for interval in others if interval[1] > start):
+            if busy >= end:
+                break
+            end += min(until, end) - max(busy, start)
+        return end
+
     def query(self):
         return done(self.gpu, self.free)
 
@@ -61,22 +86,22 @@ class Stream:
             self.free = max(self.free, stream.free)
 
     def record_event(self, event=None):
-        event = event or Event()
+        event = event or CudaEvent()
         event.record(self)
         return event
 
     def __enter__(self):
-        self.entered.append((machine.select(self.gpu.index), current_stream(self.gpu.index)))
+        self.entered.append((select(self.gpu.index), current_stream(self.gpu.index)))
         set_stream(self)
         return self
 
     def __exit__(self, *exc):
         index, stream = self.entered.pop()
         set_stream(stream)
-        machine.select(index)
+        select(index)
 
 
-class Event:
+class CudaEvent:
     """torch.cuda.Event: it happens when its stream has done what lies before it."""
 
     def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
@@ -127,17 +152,17 @@ class AnyStream(metaclass=AnyDevice):
     kinds = Stream, _Stream
 
     def __new__(cls, device=None, *, priority=0):
-        if device is None or machine.find(device) is not None:
+        if device is None or find(device) is not None:
             return Stream(device, priority)
         return _Stream(device, priority=priority)
 
 
 class AnyEvent(metaclass=AnyDevice):
-    kinds = Event, _Event
+    kinds = CudaEvent, _Event
 
     def __new__(cls, device=None, **options):
-        if device is None or machine.find(device) is not None:
-            return Event(**options)
+        if device is None or find(device) is not None:
+            return CudaEvent(**options)
         return _Event(device, **options)
 
 
@@ -147,10 +172,6 @@ def default_stream(device=None):
 
 def current_stream(device=None):
     return current_stream_of(gpu_of(device))
-
-
-def current_stream_of(gpu):
-    return gpu.chosen.stream or gpu.streams[0]
 
 
 def set_stream(stream):

@@ -3,69 +3,23 @@
 C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Every operation comes through
 `__torch_dispatch__`: it checks that all tensors are on one GPU, runs on the inner tensors, and wraps what comes out.
 """
+
 import copy
-import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from . import moves
-from .errors import check_generator, check_strays, no_addresses, no_values, not_numpy, tensors_in
-from .memory import Block
-
-Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
-
-
-def run(cls, func, types, args=(), kwargs=None):
-    """Every operation on a virtual tensor: __torch_dispatch__."""
-    rule = RULES.get(id(func)) or learn(func)
-    special = rule.special
-    if special == "composite":
-        return func.decompose(*args, **(kwargs or {}))
-    key, strays = [id(func)], []
-    inner_args, gpu = unwrap(args, None, strays, key)
-    inner_kwargs = {}
-    if kwargs:
-        key.extend(kwargs)
-        values, gpu = unwrap(kwargs.values(), gpu, strays, key)
-        inner_kwargs = dict(zip(kwargs, values, strict=True))
-    if strays and not rule.mixes and not called_by_autograd(sys._getframe(1)):
-        for stray in check_strays(func, args, kwargs or {}, gpu, strays):
-            moves.count(stray.nbytes, None, gpu)
-    if special == "copy":
-        return moves.copy_into(*args)
-    if special == "random" and not any(isinstance(a, torch._C.Generator)
-                                       for a in (*inner_args, *inner_kwargs.values())):
-        inner_kwargs["generator"] = gpu.generator
-    if complex_numbers and isinstance(inner_args[0], Tensor) and inner_args[0].is_complex():
-        with conjugation():
-            out = gpu.run(rule.func, inner_args, inner_kwargs, tuple(key), rule.call)
-    else:
-        out = gpu.run(rule.func, inner_args, inner_kwargs, tuple(key), rule.call)
-    if special == "read":
-        moves.count(args[0].element_size(), gpu, None)
-    elif special == "pack":
-        return wrap(out[0], gpu), out[1]
-    if not rule.mutates:
-        return wrap(out, gpu) if type(out) is Tensor else wrap_all(out, gpu)
-    if args and out is inner_args[0]:  # the most frequent case, and the only tensor that was written to
-        if rule.reshapes:
-            refresh(args[0])
-        return args[0]
-    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
-    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
-        torch.autograd.graph.increment_version(args[position])
-    for tensor in given.values():
-        refresh(tensor)
-    return wrap_all(out, gpu, given)
+from mgpu_lib.virtual.clock import name_of
+from mgpu_lib.virtual.errors import no_addresses, no_data, no_values, not_numpy
+from mgpu_lib.virtual.gpu import count
+from mgpu_lib.virtual.memory import Block
+from mgpu_lib.virtual.rules import Base
 
 
 class VirtualTensor(Tensor):
-    """Values in `inner`, of this `form` (see `form_of`), on the GPU `gpu` (a `machine.VirtualGPU`)."""
+    """Values in `inner`, of this `form` (see `shapes.form_of`), on the GPU `gpu` (a `gpu.VirtualGPU`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -96,15 +50,15 @@ class VirtualTensor(Tensor):
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
     def __float__(self):
-        with python_again():
+        with python_dispatch():
             return Base.__float__(self)
 
     def __int__(self):
-        with python_again():
+        with python_dispatch():
             return Base.__int__(self)
 
     def __index__(self):
-        with python_again():
+        with python_dispatch():
             return Base.__index__(self)
 
     def tolist(self):
@@ -150,14 +104,14 @@ class VirtualTensor(Tensor):
 
     @data.setter
     def data(self, value):
-        moves.set_data(self, value)
+        set_data(self, value)
 
     @property
     def grad(self):
         grad = Base.grad.__get__(self)
         if grad is None or type(grad) is VirtualTensor:
             return grad
-        Base.grad.__set__(self, brought_home(grad, self.gpu))
+        Base.grad.__set__(self, gradient_on(grad, self.gpu))
         return Base.grad.__get__(self)
 
     @grad.setter
@@ -173,9 +127,9 @@ class VirtualTensor(Tensor):
     def __setitem__(self, index, value):
         parts = index if isinstance(index, tuple) else (index,)
         away = isinstance(value, Tensor) and value.device != self.device
-        if away and value.requires_grad and not any(map(chooses, parts)):
-            value = moves.move(value, self.gpu)  # a slice may be filled from another device; its gradient goes back
-        if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and chosen by indices on the CPU
+        if away and value.requires_grad and not any(map(is_advanced, parts)):
+            value = move(value, self.gpu)  # a slice may be filled from another device; its gradient goes back
+        if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and indices may lie on the CPU
             index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
         Base.__setitem__(self, index, value)
 
@@ -188,8 +142,10 @@ class VirtualTensor(Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-                               "protocol at the moment.")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
         made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`: views stay views of one storage
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
@@ -204,7 +160,7 @@ class VirtualTensor(Tensor):
             return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         if self.inner.is_meta:
             raise no_values("saving a tensor")
-        moves.count(self.nbytes, self.gpu, None)
+        count(self.nbytes, self.gpu, None)
         inner = Base.cpu(self.inner)
         storage = inner.untyped_storage()
         storage.saved_from = str(self.device)  # read by checkpoint.location_of
@@ -214,87 +170,22 @@ class VirtualTensor(Tensor):
         typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
         return torch._utils._rebuild_tensor_v2, (typed, *where)
 
-    __torch_dispatch__ = classmethod(run)
 
-
-def chooses(index):
-    """Whether an index chooses element by element, as those in x[[0, 2]] and x[x > 0] do."""
+def is_advanced(index):
+    """Whether an index picks elements one by one (NumPy's "advanced indexing"), as in x[[0, 2]] and x[x > 0]."""
     return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
 
 
-def conjugation():
-    """Inside, C++ sees the bit that says "conjugate", as it does outside of __torch_dispatch__."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
-        excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
-
-
-def python_again():
+def python_dispatch():
     """Inside, operations come through __torch_dispatch__ again, also where C++ has turned Python off, as
     torch.Tensor([x]) does."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded.remove(torch._C.DispatchKey.Python))
 
 
-class Rule(NamedTuple):
-    """What is special about an operation."""
-
-    func: Callable       # what runs on the inner tensors
-    call: Callable       # the same without a Python function around it
-    special: str | None  # how it differs from most: a word of `specialty`
-    mixes: bool          # PyTorch lets it mix devices
-    mutates: bool        # writes to an argument, and returns it
-    reshapes: bool       # may change that argument's sizes or strides
-    written_lists: list  # positions of lists of tensors that it writes to, as the optimizers' foreach functions do
-
-
-PACK = "_pack_padded_sequence"
-MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
-NAMED = {"copy_": "copy", "_local_scalar_dense": "read", PACK: "pack"}
-
-
-RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
-
-
-def learn(func):
-    """The rule of an operation, found out when it is met for the first time."""
-    name = func.overloadpacket.__name__
-    draw = with_generator(func)
-    reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
-    lists = [i for i, a in enumerate(func._schema.arguments)
-             if a.alias_info is not None and a.alias_info.is_write and a.type.kind() == "ListType"]
-    runs = draw or func
-    RULES[id(func)] = Rule(runs, getattr(runs, "_op", runs), specialty(func, name, draw), name in MIXING,
-                           func._schema.is_mutable, reshapes, lists)
-    return RULES[id(func)]
-
-
-def specialty(func, name, draw):
-    """In a word how an operation differs from most, or None."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-        return "composite"  # made of others; autograd takes these apart, and in inference mode there is no autograd
-    if draw is not None:
-        return "random"  # draws from a generator
-    return NAMED.get(name)  # "read": what .item() does; "pack": its second result stays on the CPU
-
-
-def with_generator(func):
-    """What `func` does, with numbers from a generator; None if it draws none."""
-    packet = func.overloadpacket
-    if packet.__name__ == "native_dropout":
-        return native_dropout
-    variants = [getattr(packet, name) for name in packet.overloads()]
-    able = [f for f in variants if any(a.name == "generator" for a in f._schema.arguments)]
-    return (func if func in able else packet) if able else None
-
-
-def native_dropout(x, p, train, generator):
-    """What PyTorch's own does on the CPU, with numbers from `generator` (that takes none)."""
-    if train is False:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    mask = Base.bernoulli_(Base.new_empty(x, x.shape, dtype=torch.bool), 1 - p, generator=generator)
-    return x.mul(mask).mul_(0 if p == 1 else 1 / (1 - p)), mask
+def is_virtual(value):
+    """Whether `value` is a tensor on a virtual GPU; its values are those of the tensor `value.inner`."""
+    return isinstance(value, VirtualTensor)
 
 
 def inner_of(value):
@@ -305,8 +196,9 @@ def inner_of(value):
 def wrap(inner, gpu):
     """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
     if inner.layout is not STRIDED or inner.is_quantized:
-        raise RuntimeError(f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify "
-                           "first.")
+        raise RuntimeError(
+            f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify first."
+        )
     dtype = inner.dtype
     if dtype.is_complex:
         complex_numbers.append(True)
@@ -324,105 +216,103 @@ def wrap(inner, gpu):
     return self
 
 
-def brought_home(grad, gpu):
+def gradient_on(grad, gpu):
     """A gradient for a tensor on `gpu` (None: on the CPU). C++ makes those that are zero on the CPU."""
     if gpu is None or type(grad) is VirtualTensor or not isinstance(grad, Tensor):
         return grad
     return wrap(Base.to(Base.clone(grad), gpu.backing), gpu)
 
 
-def wrap_all(out, gpu, given=None):
-    """Wrap the tensors in an operation's result; those that were arguments come back as the same objects."""
-    if isinstance(out, Tensor):
-        known = given.get(id(out)) if given else None
-        return wrap(out, gpu) if known is None else known
-    if isinstance(out, (list, tuple)):
-        return type(out)([wrap_all(o, gpu, given) for o in out])
-    return out
-
-
 complex_numbers = deque(maxlen=1)  # whether there have been any: few programs need to look for them
 _make_wrapper = Tensor._make_wrapper_subclass
 STRIDED, CPU = torch.strided, torch.device("cpu")
-PLAIN = {int, str, type(None), torch.dtype}
 
 
-def form_of(tensor):
-    """What the time that an operation takes depends on."""
-    return tensor.shape, tensor.stride(), tensor.dtype
+# Copies between devices, and parameters that change theirs
+
+COPY_OP = torch.ops.aten.copy_.default
 
 
-def unwrap(values, gpu, strays, key):
-    """The inner tensors of `values` and the first GPU met.
-
-    `strays` gathers tensors that are elsewhere, `key` what the operation's time and the sizes of its result depend on.
-    """
-    out = []
-    for value in values:
-        kind = type(value)
-        if kind is VirtualTensor:
-            if value.gpu is not gpu:
-                if gpu is None:
-                    gpu = value.gpu
-                else:
-                    strays.append(value)
-            key.append(value.form)
-            value = value.inner
-        elif kind is list or kind is tuple:
-            if value and type(value[0]) is int:  # sizes: there is nothing to unwrap
-                key.append(tuple(value))
-            else:
-                key.append(len(value))
-                value, gpu = unwrap(value, gpu, strays, key)
-        elif kind in PLAIN:
-            key.append(value)
-        elif kind is bool:
-            key.append("yes" if value else "no")  # True == 1
-        elif kind is float:
-            key.append(kind)  # a learning rate, say, may differ in every step
-        elif isinstance(value, Tensor):
-            key.append(form_of(value))
-            strays.append(value)
-        elif isinstance(value, torch._C.Generator):
-            check_generator(value, gpu)
-            value = None if gpu.backing.type == "meta" else value
-        else:
-            key.append(value)
-            if kind is torch.device and gpu is not None:
-                value = gpu.backing
-        out.append(value)
-    return out, gpu
+def copy_into(target, source, non_blocking=False):
+    """copy_ across devices: the one operation that may."""
+    if type(source) is VirtualTensor and source.inner.is_meta and type(target) is not VirtualTensor:
+        raise no_values("copying to the CPU")
+    ends = [getattr(t, "gpu", None) for t in (source, target)]
+    count(source.nbytes, *ends, in_pinned_memory(source) or in_pinned_memory(target), non_blocking)
+    inner = inner_of(target), inner_of(source)
+    if ends[0] is ends[1]:
+        ends[0].run(COPY_OP, inner, {})
+    elif not inner[0].is_meta:
+        Base.copy_(*inner)
+    return target
 
 
-def key_of(func, args, kwargs, gpu):
-    """What `unwrap` gathers, for operations that don't come through `run`."""
-    key = [id(func), *kwargs]
-    unwrap((*args, *kwargs.values()), gpu, [], key)
-    return tuple(key)
+class Move(torch.autograd.Function):
+    """A copy between devices; its gradient travels the same way back."""
+
+    @staticmethod
+    def forward(ctx, x, gpu, non_blocking):
+        ctx.source = getattr(x, "gpu", None)
+        return transfer(x, gpu, non_blocking)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return move(grad, ctx.source), None, None
 
 
-def refresh(tensor):
-    """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
-    if tensor.inner.shape == tensor.shape and tensor.inner.stride() == tensor.stride():
-        return
-    storage = tensor.inner.untyped_storage()
-    block = getattr(storage, "block", None)
-    try:
-        if block is not None:
-            block.resize(storage.nbytes())
-    except torch.OutOfMemoryError:  # the tensor stays as it was
-        storage.resize_(block.nbytes)
-        tensor.inner.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        raise
-    made = wrap(tensor.inner, tensor.gpu)
-    Base.data.__set__(tensor, made)
-    tensor.form = made.form
+def move(x, gpu, non_blocking=False):
+    """A copy of x on `gpu` (None: the CPU), recorded by autograd if x requires a gradient."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return Move.apply(x, gpu, non_blocking)
+    return transfer(x, gpu, non_blocking)
 
 
-def called_by_autograd(frame):
-    """Whether an operation is part of a derivative in C++.
+def transfer(x, gpu, non_blocking=False):
+    """What `move` does, unseen by autograd. torch.OutOfMemoryError if the GPU has no room."""
+    source = getattr(x, "gpu", None)
+    inner = x.detach() if source is None else x.inner
+    backing = torch.device("cpu") if gpu is None else gpu.backing
+    if inner.is_meta and backing.type != "meta":
+        raise no_data() if source is None else no_values(f"copying from {x.device} to {name_of(gpu)}")
+    if gpu is not None:
+        gpu.ledger.check(inner.nbytes)
+    count(inner.nbytes, source, gpu, in_pinned_memory(x), non_blocking)
+    data = Base.to(inner, backing, copy=True)
+    return data if gpu is None else wrap(data, gpu)
 
-    Those make tensors of their own like the ones they are given, and take a virtual tensor for one on the CPU. What
-    Python code does in a backward pass has a frame of its own.
-    """
-    return frame.f_code.co_name == "_engine_run_backward"
+
+def in_pinned_memory(x):
+    return type(x) is not VirtualTensor and not x.is_meta and getattr(x.untyped_storage(), "pinned", False)
+
+
+def set_data(tensor, value):
+    """`tensor.data = value`, where one of them or both are on a virtual GPU."""
+    if type(tensor) is type(value) is VirtualTensor:
+        Base.data.__set__(tensor, value)
+        tensor.inner, tensor.form, tensor.gpu = value.inner, value.form, value.gpu
+    else:  # the object changes its kind, and keeps its identity
+        fresh = value.detach()
+        fresh = Parameter(fresh) if isinstance(tensor, Parameter) else fresh
+        swap(tensor, fresh.requires_grad_(tensor.requires_grad))
+
+
+def swap(a, b):
+    """What torch.utils.swap_tensors does, also while a graph still holds them: a module on a GPU may move even so."""
+    for tensor in (a, b):
+        if tensor.is_leaf and tensor.requires_grad and not tensor.is_inference():
+            with torch.inference_mode(False):
+                torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(stale_graph)
+    a.__class__, b.__class__ = b.__class__, a.__class__
+    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    hooks = [(t._backward_hooks, t._post_accumulate_grad_hooks) for t in (a, b)]
+    torch._C._swap_tensor_impl(a, b)
+    for tensor, ours in zip((a, b), hooks, strict=True):  # hooks belong to the tensor that they were given to
+        if ours != (None, None):
+            tensor._backward_hooks, tensor._post_accumulate_grad_hooks = ours
+
+
+def stale_graph(grads):
+    raise RuntimeError(
+        "this graph was made before its parameters moved to another device: backward can't reach them "
+        "any more. Move first, then run forward and backward."
+    )

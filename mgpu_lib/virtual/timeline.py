@@ -1,15 +1,47 @@
 """What happened when, on virtual GPUs: to read, to draw, and to open in a trace viewer. All times are modelled."""
-import json
-import os
-from pathlib import Path
 
-COMMUNICATION = ("copy", "collective")
-COLOURS = {"forward": "#0072B2", "backward": "#D55E00", "copy": "#882255", "collective": "#882255", "host": "#7F7F7F"}
-OTHER = "#000000"  # kernels that belong to neither pass: the update of the parameters, for one
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from mgpu_lib.virtual.files import replacing
+
+COLOURS = {  # by what an event is part of
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "communication": "#882255",
+    "host": "#7F7F7F",
+    "other": "#000000",  # kernels that belong to neither pass: the update of the parameters, for one
+}
+
+
+class Event(NamedTuple):
+    """One kernel, copy or collective operation on one GPU, or work of the host. Times in seconds."""
+
+    name: str
+    kind: str  # a key of rates.HOST, or "copy", "collective", "host"
+    gpu: int | None  # None: the host
+    row: str  # "default", "stream 1", ..., "copy in", "copy out", "collective", or the host's thread
+    start: float
+    end: float
+    called: float  # when the host began to hand it over
+    launched: float  # when it was handed over
+    thread: str  # the host's thread that did so
+    phase: str  # the innermost NVTX range; without one "backward", "forward" (autograd records), or ""
+    nbytes: int
+    flops: int
+    bound: str  # what it spends most of its time on: "compute", "memory", "fixed", or "link"
+
+    @property
+    def part(self):
+        """What it is part of: "forward", "backward", "communication", "host", or "other"."""
+        if self.kind in ("copy", "collective"):
+            return "communication"
+        return "host" if self.kind == "host" else self.phase if self.phase in ("forward", "backward") else "other"
 
 
 class Timeline:
-    """Events (see `clock.Event`), in order of their start. Plain data: iterate, index and take its length.
+    """Events (see `Event`), in order of their start. Plain data: iterate, index and take its length.
 
     `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 200,000 events.
     """
@@ -28,8 +60,10 @@ class Timeline:
         return self.events[index]
 
     def __repr__(self):
-        return (f"<Timeline: {len(self)} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
-                f"{self.link.name})>")
+        return (
+            f"<Timeline: {len(self)} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
+            f"{self.link.name})>"
+        )
 
     @property
     def start(self):
@@ -54,7 +88,7 @@ class Timeline:
 
     def busy(self, gpu):
         """Seconds in which at least one kernel ran on `gpu`; copies don't count."""
-        return total(union((e.start, e.end) for e in self.on(gpu) if e.kind not in COMMUNICATION))
+        return covered((e.start, e.end) for e in self.on(gpu) if e.part != "communication")
 
     def utilization(self):
         """{GPU: part of the timeline's time in which at least one kernel ran on it}."""
@@ -63,16 +97,17 @@ class Timeline:
 
     def communication(self, gpu):
         """Seconds in which `gpu` took part in a copy or a collective operation."""
-        return total(union((e.start, e.end) for e in self.on(gpu) if e.kind in COMMUNICATION))
+        return covered((e.start, e.end) for e in self.on(gpu) if e.part == "communication")
 
     def overlap(self):
         """{GPU: part of its communication's time in which a kernel ran on it, too}; 0.0 without communication."""
-        return {gpu: self.hidden(gpu) / self.communication(gpu) if self.communication(gpu) else 0.0
-                for gpu in self.gpus}
+        return {
+            gpu: self.hidden(gpu) / self.communication(gpu) if self.communication(gpu) else 0.0 for gpu in self.gpus
+        }
 
     def hidden(self, gpu):
         """Seconds of communication on `gpu` behind which a kernel ran."""
-        both = total(union((e.start, e.end) for e in self.on(gpu)))
+        both = covered((e.start, e.end) for e in self.on(gpu))
         return self.busy(gpu) + self.communication(gpu) - both
 
     def bound_by(self, gpu):
@@ -105,7 +140,8 @@ class Timeline:
                 launches[e.thread, e.called] = e  # a copy between two GPUs is two events and one call
         for (thread, _), e in launches.items():
             found.setdefault((-1, thread), []).append(
-                e._replace(kind="host", gpu=None, row=thread, start=e.called, end=e.launched))
+                e._replace(kind="host", gpu=None, row=thread, start=e.called, end=e.launched)
+            )
         rows = {}
         for (_, label), events in sorted(found.items(), key=lambda row: row[0]):
             for lane, lane_events in enumerate(lanes(events), start=1):
@@ -115,11 +151,15 @@ class Timeline:
     def plot(self, ax=None):
         """Draw the rows as bars over time in milliseconds; returns the Axes. Needs matplotlib."""
         import matplotlib.pyplot as plt
+
         ax = plt.gca() if ax is None else ax
         rows = self.rows()
         for y, events in enumerate(rows.values()):
-            ax.broken_barh([(1e3 * (e.start - self.start), 1e3 * (e.end - e.start)) for e in events],
-                           (y - 0.4, 0.8), facecolors=[colour(e) for e in events])
+            ax.broken_barh(
+                [(1e3 * (e.start - self.start), 1e3 * (e.end - e.start)) for e in events],
+                (y - 0.4, 0.8),
+                facecolors=[COLOURS[e.part] for e in events],
+            )
         ax.set(xlabel=f"milliseconds (modelled, {self.spec.key}, {self.link.name})", yticks=range(len(rows)))
         ax.set_yticklabels(rows)
         ax.invert_yaxis()
@@ -128,11 +168,9 @@ class Timeline:
 
     def to_chrome_trace(self, path):
         """Write the events as JSON that https://ui.perfetto.dev and chrome://tracing open; the file is replaced."""
-        path = Path(path)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self.trace_events())}))
-        os.replace(new, path)
-        return path
+        with replacing(path) as new:
+            new.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self.trace_events())}))
+        return Path(path)
 
     def trace_events(self):
         """Complete events ("ph": "X") in microseconds: a process for the host and each GPU, a thread for each row."""
@@ -142,14 +180,16 @@ class Timeline:
             yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": label}}
             for e in events:
-                yield {"ph": "X", "name": e.name, "cat": e.kind, "pid": pid, "tid": tid,
-                       "ts": 1e6 * (e.start - self.start), "dur": 1e6 * (e.end - e.start),
-                       "args": {"phase": e.phase, "bytes": e.nbytes, "flops": e.flops, "bound by": e.bound}}
-
-
-def colour(event):
-    """The colour of an event, by what it belongs to."""
-    return COLOURS.get(event.kind) or COLOURS.get(event.phase) or OTHER
+                yield {
+                    "ph": "X",
+                    "name": e.name,
+                    "cat": e.kind,
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": 1e6 * (e.start - self.start),
+                    "dur": 1e6 * (e.end - e.start),
+                    "args": {"phase": e.phase, "bytes": e.nbytes, "flops": e.flops, "bound by": e.bound},
+                }
 
 
 def lanes(events):
@@ -163,6 +203,11 @@ def lanes(events):
     return found
 
 
+def covered(intervals):
+    """How much the `intervals`, pairs (start, end), cover in all: where they overlap it counts once."""
+    return sum(end - start for start, end in union(intervals))
+
+
 def union(intervals):
     """Sorted intervals (start, end) without overlap that cover the same times."""
     merged = []
@@ -172,7 +217,3 @@ def union(intervals):
         else:
             merged.append([start, end])
     return merged
-
-
-def total(intervals):
-    return sum(end - start for start, end in intervals)

@@ -1,12 +1,20 @@
 """Interactive figures: Jupyter widgets in a live notebook, self-contained HTML on a static page."""
 
-from .explorer import LoopExplorer, TuningExplorer
-from .memory import MemoryExplorer
-from .splits import SplitExplorer
-from .splitter import BatchSplitter
-from .stepper import AllReduceStepper
-from .timeline import TimelineViewer
-from .why import WhySlower
+from mgpu_lib.widgets.explorer import LoopExplorer, TuningExplorer
+from mgpu_lib.widgets.memory import MemoryExplorer
+from mgpu_lib.widgets.splits import SplitExplorer
+from mgpu_lib.widgets.splitter import BatchSplitter
+from mgpu_lib.widgets.stepper import AllReduceStepper
+from mgpu_lib.widgets.timeline import TimelineViewer
+from mgpu_lib.widgets.why import WhySlower
 
-__all__ = ["AllReduceStepper", "BatchSplitter", "LoopExplorer", "MemoryExplorer", "SplitExplorer", "TimelineViewer",
-           "TuningExplorer", "WhySlower"]
+__all__ = [
+    "AllReduceStepper",
+    "BatchSplitter",
+    "LoopExplorer",
+    "MemoryExplorer",
+    "SplitExplorer",
+    "TimelineViewer",
+    "TuningExplorer",
+    "WhySlower",
+]

@@ -1,14 +1,18 @@
 // A timeline's picture: the rows with their names, the bars, what marks the chosen one, and the legend.
 
-const PARTS = {
+import { firstAfter } from "./events.js";
+import { legend, svg, swatch, textWidth } from "./figure.js";
+import { timeScale } from "./time.js";
+
+const LOOKS = {
   forward: ["forward pass (high)", 0],
   backward: ["backward pass (low)", 6],
   other: ["other kernels", 3],
   communication: ["copies and collectives", 3],
   host: ["work of the host", 3],
 };
-const PITCH = 20, // from row to row, and the height of a bar
-  BAR = 12;
+export const PITCH = 20; // from row to row
+const BAR = 12; // a bar's height
 
 // The bars of a row in the window, one path for each colour: thousands of bars are a few elements. Bars narrower than
 // a pixel are drawn at their true width, so that their shade says how busy the row is; one that stands alone is
@@ -20,7 +24,7 @@ function drawLane(picture, { items }, y, { x, from, to }) {
       left = x(Math.max(start, from)),
       room = x(Math.min(items[i + 1]?.start ?? to, to)) - left;
     const wide = Math.max(x(Math.min(end, to)) - left, Math.min(room / 2, 0.6)),
-      top = y + PARTS[part][1];
+      top = y + LOOKS[part][1];
     const drawn = (wide > 3 ? wide - 0.8 : wide).toFixed(2);
     (paths[part] ??= []).push(`M${left.toFixed(2)},${top}h${drawn}v${BAR}h${-drawn}z`);
     const name = items[i].of?.name ?? items[i].name;
@@ -48,7 +52,7 @@ function labels(picture, lanes) {
   return { names, second, left: second + Math.ceil(width(1, 400)) + 8 };
 }
 
-function drawTimeline(picture, width, { data, lanes, from, to }) {
+export function drawTimeline(picture, width, { data, lanes, from, to }) {
   const { names, second, left } = labels(picture, lanes),
     right = width - 1,
     x = (tick) => left + ((tick - from) / (to - from)) * (right - left),
@@ -70,14 +74,14 @@ function drawTimeline(picture, width, { data, lanes, from, to }) {
 }
 
 // A frame around the chosen bar, and a line from the host's call to what it launched.
-function mark(layer, item, { x, tops }, from, to) {
+export function mark(layer, item, { x, tops }, from, to) {
   layer.replaceChildren();
   if (!item || item.end < from || item.start > to) return;
   const start = x(Math.max(item.start, from)),
     wide = Math.max(x(Math.min(item.end, to)) - start, 2);
   const frame = {
     x: start - 2,
-    y: tops[item.lane.row] + PARTS[item.part][1] - 2,
+    y: tops[item.lane.row] + LOOKS[item.part][1] - 2,
     width: wide + 4,
     height: BAR + 4,
     class: "mgpu-chosen",
@@ -90,19 +94,20 @@ function mark(layer, item, { x, tops }, from, to) {
 }
 
 // The marks of the parts that occur.
-function legend(items) {
+export function timelineLegend(items) {
   const there = new Set(items.map(({ part }) => part));
-  const swatch = (part, [, top]) =>
-    svg(
-      "svg",
-      { width: 22, height: 18, "aria-hidden": "true" },
+  const entry = ([part, [name, top]]) => [
+    swatch(
+      22,
+      18,
       svg("rect", { width: 22, height: 18, class: "mgpu-lane" }),
       svg("rect", { x: 3, y: top, width: 16, height: BAR, class: `mgpu-${part}` }),
-    );
-  const entries = Object.entries(PARTS).filter(([part]) => there.has(part));
-  return html(
-    "div",
-    { class: "mgpu-legend" },
-    ...entries.map(([part, how]) => html("span", {}, swatch(part, how), how[0])),
+    ),
+    name,
+  ];
+  return legend(
+    Object.entries(LOOKS)
+      .filter(([part]) => there.has(part))
+      .map(entry),
   );
 }

@@ -2,27 +2,34 @@
 
 Live, anywidget runs the script and keeps its values and Python's in step. Static, the same script lies in the
 output's `text/html` together with its data, so the figure works from a folder on disk, offline. Where no script
-may run (a browser without JavaScript, a notebook that isn't trusted), the page shows a picture and a caption.
+may run (a browser without JavaScript, a notebook that isn't trusted), the page shows a picture and a caption. The
+script draws that picture, too: `make pictures` keeps it for the starting values of every figure of the book.
 """
 
 import base64
 import hashlib
 import json
-from decimal import ROUND_HALF_UP, Decimal
+import re
 from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import anywidget
 import traitlets
 
 HERE = Path(__file__).parent
+TICK = 1e-8  # seconds: 10 ns, the unit of time in the pages
+PICTURES = HERE / "pictures"
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+DECLARATION = re.compile(r"^(?:async )?(?:function\*?|const|let|class) ([\w$]+)", re.MULTILINE)
+EXPORTED = re.compile(r"^export (?=async |function|const|let|class)", re.MULTILINE)
+OTHER = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 EXPORT = "export default { render };\n"
 CSS = (HERE / "widgets.css").read_text(encoding="utf-8")
 
 # Scripts run once per copy of the output, and each fills the places that are still empty.
 STATIC = """<div data-mgpu="{uid}"><figure class="mgpu mgpu-fallback">
-<img alt="{alt}" width="480" src="data:image/svg+xml;base64,{picture}">
-<figcaption>{caption} (The controls need JavaScript, and in a notebook your trust.)</figcaption></figure></div>
+{picture}<figcaption>{caption} ({why} JavaScript, and in a notebook your trust.)</figcaption></figure></div>
 <style>
 {css}</style>
 <script type="application/json" data-mgpu-state="{uid}">{state}</script>
@@ -47,17 +54,64 @@ for (const el of document.querySelectorAll('[data-mgpu="{uid}"]:not([data-ready]
 }})();</script>"""
 
 
-def module(*names):
-    """The text of one figure's ES module: what all figures share, the figure's own files, and the export."""
-    return "".join((HERE / part).read_text(encoding="utf-8") for part in ("figure.js", *names)) + EXPORT
+def module(name):
+    """One ES module of the file `name` and of all that it imports, each file once and after those that it imports.
+
+    A file imports with `import { a, b } from "./other.js";` and exports with `export` before a declaration. ValueError
+    for other ways to do either, for files that import each other in a circle, and for a name that is declared at the
+    top of two files: they share one scope.
+    """
+    texts = {}
+
+    def add(name, importers=()):
+        if name in importers:
+            raise ValueError(f"{' → '.join([*importers, name])}: files import each other in a circle")
+        if name in texts:
+            return
+        text = (HERE / name).read_text(encoding="utf-8")
+        for other in IMPORT.findall(text):
+            add(other, (*importers, name))
+        texts[name] = EXPORTED.sub("", IMPORT.sub("", text))
+
+    add(name)
+    refuse_what_cannot_be_joined(texts)
+    return "".join(texts.values()) + EXPORT
+
+
+def refuse_what_cannot_be_joined(texts):
+    """ValueError for {name: text} of files that would not be one module."""
+    owner = {}
+    for name, text in texts.items():
+        if other := OTHER.search(text):
+            raise ValueError(
+                f'{name}: {other[0]!r}; write import {{ a }} from "./file.js"; or export before a function'
+            )
+        for word in DECLARATION.findall(text):
+            if owner.setdefault(word, name) != name:
+                raise ValueError(f"{word} is declared in {owner[word]} and in {name}: give one of them another name")
+
+
+def as_json(state):
+    """A figure's values as text that may stand in a script element. ValueError for NaN and infinity."""
+    # "<" occurs inside strings only; written this way no text in the data can close the script or open a comment.
+    return json.dumps(state, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def picture_name(figure, state):
+    """The file name of the picture of a figure, such as "BatchSplitter", with these values and data.
+
+    A caption isn't part of a picture.
+    """
+    shown = {name: value for name, value in state.items() if name != "caption"}
+    return f"{figure}-{digest(as_json(shown))}.svg"
 
 
 class InteractiveFigure(anywidget.AnyWidget):
-    """An interactive figure. A subclass names its `controls` (traits) and says itself in a sentence and a picture.
-
-    `sentence()` is the picture's alternative text, word for word what the script writes below it;
-    `picture()` is a list of SVG elements in a space 360 wide, and the height they need.
-    """
+    """An interactive figure. A subclass names its `controls` (traits) and gives its script, `_esm`."""
 
     _css = CSS
     controls = ()
@@ -69,16 +123,19 @@ class InteractiveFigure(anywidget.AnyWidget):
         return f"{type(self).__name__}({values})"
 
     def static_html(self):
-        """The figure as it stands now, as HTML that needs nothing else. Equal figures give equal HTML."""
-        state = {name: getattr(self, name) for name in ("caption", "data", *self.controls)}
-        # "<" occurs inside strings only; written this way no text in the data can close the script or open a comment.
-        state = json.dumps(state, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-        script = self._esm.removesuffix(EXPORT)
+        """The figure as it stands now, as HTML that needs nothing else. Equal figures give equal HTML.
+
+        Without JavaScript it shows the picture that was taken of the figure with these values and data, if there is
+        one, and its caption.
+        """
+        values = {name: getattr(self, name) for name in ("caption", "data", *self.controls)}
+        path = PICTURES / picture_name(type(self).__name__, values)
+        state, script = as_json(values), self._esm.removesuffix(EXPORT)
         return STATIC.format(
-            uid=hashlib.sha256((script + state).encode()).hexdigest()[:12],
-            alt=escape(self.sentence()),
+            uid=digest(script + state),
             caption=escape(self.caption),
-            picture=base64.b64encode(svg(*self.picture()).encode()).decode(),
+            picture=image(path.read_text(encoding="utf-8")) if path.exists() else "",
+            why="The controls need" if path.exists() else "This figure needs",
             css=self._css,
             state=state,
             script=script,
@@ -89,39 +146,8 @@ class InteractiveFigure(anywidget.AnyWidget):
         return {**data, "text/plain": repr(self), "text/html": self.static_html()}, metadata
 
 
-def size(n_bytes):
-    """Bytes to three digits, as figure.js writes them (which rounds halves up, where Python rounds them to even)."""
-    if n_bytes == 0:
-        return "0 B"
-    power, unit = (10, "KiB") if n_bytes < 2**20 else (20, "MiB") if n_bytes < 2**30 else (30, "GiB")
-    value = Decimal(n_bytes) / 2**power
-    digits = "1" if value >= 100 else "0.1" if value >= 10 else "0.01"
-    return f"{value.quantize(Decimal(digits), ROUND_HALF_UP)} {unit}"
-
-
-def percent(part, whole):
-    """A share as figure.js writes it: whole percents, and "under 1%" for what would round to nothing."""
-    value = int(100 * part / whole + 0.5)
-    return "under 1%" if value == 0 and part > 0 else f"{value}%"
-
-
-def svg(elements, height):
-    """A picture 360 wide on a sheet of its own, readable on light and dark pages alike."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {height}" font-family="sans-serif" font-size="14">'
-        f'<rect width="360" height="{height}" rx="6" fill="#fff"/>{"".join(elements)}</svg>'
-    )
-
-
-def rect(x, y, width, height, fill, stroke="none"):
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{fill}" stroke="{stroke}"/>'
-    )
-
-
-def text(x, y, words, anchor="start", weight=400):
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="#1b1f24">'
-        f"{escape(str(words))}</text>"
-    )
+def image(picture):
+    """An SVG as an element that holds it; its title becomes the alternative text."""
+    title = ElementTree.fromstring(picture).findtext("{http://www.w3.org/2000/svg}title")
+    source = base64.b64encode(picture.encode()).decode()
+    return f'<img alt="{escape(title)}" width="480" src="data:image/svg+xml;base64,{source}">\n'

@@ -1,30 +1,33 @@
-// The recorded runs of the explorers, and what is said about them. recorded.py packs them, explorer.py says the same.
+// The recorded runs of the explorers, and what is said about them. recorded.py packs them.
 
-const BATCH_NORM = " with batch norm";
+import { sum } from "./figure.js";
+import { duration } from "./time.js";
 
-const many = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" : "s"}`;
+export const BATCH_NORM = " with batch norm";
+
+export const many = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" : "s"}`;
 
 // An accuracy in `unit` times 0.01 % as percent with one decimal, halves upwards.
-const percents = (accuracy, unit = 1) => (Math.floor((2 * accuracy * unit + 10) / 20) / 10).toFixed(1) + "%";
+export const percents = (accuracy, unit = 1) => (Math.floor((2 * accuracy * unit + 10) / 20) / 10).toFixed(1) + "%";
 
 // Without or with batch norm, where only one was recorded.
-function netName({ nets }, { network, batch_norm }) {
+export function netName({ nets }, { network, batch_norm }) {
   const names = [network, network + BATCH_NORM];
   return [names[+batch_norm], ...names].find((name) => name in nets) ?? Object.keys(nets)[0];
 }
-const netOf = (data, at) => data.nets[netName(data, at)];
-const ratesOf = (net, batch) => net.rates[net.batch_sizes.indexOf(batch)];
+export const netOf = (data, at) => data.nets[netName(data, at)];
+export const ratesOf = (net, batch) => net.rates[net.batch_sizes.indexOf(batch)];
 
 // The nearest of `known` by ratio.
-const nearest = (value, known) =>
+export const nearestRatio = (value, known) =>
   known.reduce((a, b) => (Math.abs(Math.log(b / value)) < Math.abs(Math.log(a / value)) ? b : a));
 
-const perEpoch = (net, batch) => Math.ceil(net.images / batch);
-const endOf = (net, batch, budget) =>
+export const perEpoch = (net, batch) => Math.ceil(net.images / batch);
+export const endOf = (net, batch, budget) =>
   budget === "steps" ? net.budgets.steps : net.budgets.epochs * perEpoch(net, batch);
 
 // The seeds' runs: [{accuracy (0.01 %), loss (thousandths), ended (the step at which it diverged, or 0)}].
-function runsOf(net, batch, lr) {
+export function runsOf(net, batch, lr) {
   const row = net.batch_sizes.indexOf(batch);
   return net.runs[row][net.rates[row].indexOf(lr)].map((run) => {
     const [accuracy, loss, ended] = run.split("|");
@@ -34,7 +37,7 @@ function runsOf(net, batch, lr) {
 }
 
 // {end (steps), finals (accuracies of the seeds that did not diverge, ascending), diverged (steps), seeds}.
-function cellOf(net, batch, lr, budget) {
+export function cellOf(net, batch, lr, budget) {
   const runs = runsOf(net, batch, lr),
     end = endOf(net, batch, budget),
     at = net.marks[net.batch_sizes.indexOf(batch)].indexOf(end);
@@ -49,12 +52,11 @@ function cellOf(net, batch, lr, budget) {
     diverged: runs.filter(out).map(({ ended }) => ended),
   };
 }
-const sum = (values) => values.reduce((a, b) => a + b, 0);
-const rounded = ({ finals }, digit) =>
+export const rounded = ({ finals }, digit) =>
   Math.floor((2 * sum(finals) + digit * finals.length) / (2 * digit * finals.length));
 
 // [batch size, learning rate] of the highest mean accuracy among cells of which no seed diverged.
-function bestOf(net, budget, batch) {
+export function bestOf(net, budget, batch) {
   let best,
     most = -1;
   for (const size of batch === undefined ? net.batch_sizes : [batch])
@@ -65,10 +67,10 @@ function bestOf(net, budget, batch) {
   return best;
 }
 
-const timesOf = (data, net, at, batch) =>
+export const timesOf = (data, net, at, batch) =>
   net.times[net.batch_sizes.indexOf(batch)].map((row) => row[data.counts.indexOf(at.num_gpus)]);
 
-function amount(net, { budget, batch_size }, end) {
+export function amount(net, { budget, batch_size }, end) {
   if (budget === "epochs") return `${many(net.budgets.epochs, "epoch")} (${many(end, "step")})`;
   return `${many(end, "step")} (${many(end * batch_size, "image")})`;
 }
@@ -115,7 +117,7 @@ function comparison(data, net, at, cell) {
   return ` That is ${(tenths / 10).toFixed(1)} points below ${name}${slower}.`;
 }
 
-const gpuName = ({ gpu }, { num_gpus: k }) => (k === 1 ? `one ${gpu}` : `${k} ${gpu}s`);
+export const gpuName = ({ gpu }, { num_gpus: k }) => (k === 1 ? `one ${gpu}` : `${k} ${gpu}s`);
 
 function timeWords(data, net, at) {
   const { num_gpus: k, batch_size } = at,
@@ -126,7 +128,7 @@ function timeWords(data, net, at) {
   return ` An epoch takes ${duration(epoch)} on ${where} (modelled).`;
 }
 
-function explorerSentence(data, at) {
+export function explorerSentence(data, at) {
   const net = netOf(data, at),
     cell = cellOf(net, at.batch_size, at.lr, at.budget),
     start = `${netName(data, at)} at batch ${at.batch_size}, learning rate ${at.lr}: `;

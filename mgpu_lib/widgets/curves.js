@@ -1,5 +1,8 @@
 // The training curves of one cell: accuracy on held-out images and training loss, all seeds, and a run made here.
 
+import { endOf, netOf, perEpoch, runsOf } from "./cells.js";
+import { legend, sum, svg, swatch, textWidth, upTo } from "./figure.js";
+
 const GUESSING = 2303; // thousandths: the loss, ln 10, of giving each of ten classes the same probability
 
 const CURVES = [
@@ -72,12 +75,12 @@ function curveScale(net, at, end, left, right) {
   }
   const { epochs } = net.budgets,
     each = end / epochs;
-  const shown = Array.from({ length: epochs + 1 }, (_, i) => [i * each, i]);
+  const shown = upTo(epochs, 0).map((i) => [i * each, i]);
   return { x: (step) => left + ((right - left) * step) / end, ticks: shown, unit: "epochs" };
 }
 
 // `own` is a run made here, or undefined. Its epochs may have another length.
-function drawCurves(picture, width, data, at, own) {
+export function drawCurves(picture, width, data, at, own) {
   const net = netOf(data, at),
     end = endOf(net, at.batch_size, at.budget),
     marks = net.marks[net.batch_sizes.indexOf(at.batch_size)].filter((mark) => mark <= end),
@@ -110,17 +113,16 @@ function drawCurves(picture, width, data, at, own) {
   return top + 26;
 }
 
-function curveLegend(live) {
-  const swatch = (...children) => svg("svg", { width: 28, height: 14, "aria-hidden": "true" }, ...children);
+export function curveLegend(live) {
   const line = (look) => svg("line", { x1: 0, x2: 28, y1: 7, y2: 7, class: look });
   const band = svg("rect", { width: 28, height: 14, class: "mgpu-band" });
-  const entries = [[swatch(band, line("mgpu-mean")), "recorded: mean and range of the seeds"]];
-  const lost = swatch(line("mgpu-lost"));
+  const entries = [[swatch(28, 14, band, line("mgpu-mean")), "recorded: mean and range of the seeds"]];
+  const lost = swatch(28, 14, line("mgpu-lost"));
   cross(lost, [14, 7], "mgpu-lost");
-  entries.push([lost, "diverged"], [swatch(line("mgpu-scale mgpu-guess")), "the loss of guessing"]);
+  entries.push([lost, "diverged"], [swatch(28, 14, line("mgpu-scale mgpu-guess")), "the loss of guessing"]);
   if (live) {
     const mark = svg("circle", { cx: 14, cy: 7, r: 3, class: "mgpu-own-mark" });
-    entries.push([swatch(line("mgpu-own"), mark), "trained here"]);
+    entries.push([swatch(28, 14, line("mgpu-own"), mark), "trained here"]);
   }
-  return html("div", { class: "mgpu-legend" }, ...entries.map((parts) => html("span", {}, ...parts)));
+  return legend(entries);
 }

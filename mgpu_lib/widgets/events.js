@@ -1,8 +1,11 @@
 // Events on the modelled clock as bars in rows: the host's threads, then each GPU's streams, copies and collectives.
 // Times are whole ticks of 10 ns since the timeline began. timeline.py's `compact` packs what `unpack` reads.
 
+import { list, percent, size } from "./figure.js";
+import { duration } from "./time.js";
+
 // {lanes: [{gpu, name, items}], items: by id}. A call of the host that launched an event is an item of its own.
-function unpack({ rows, types, events }) {
+export function unpack({ rows, types, events }) {
   const lanes = rows.map(([gpu, name], row) => ({ gpu, name, row, items: [] })),
     count = events.type.length,
     launches = new Map(),
@@ -30,7 +33,7 @@ function unpack({ rows, types, events }) {
 }
 
 // The times in which at least one kernel runs on a GPU, without overlap: {GPU: [[start, end], …]}.
-function busyTimes(lanes) {
+export function busyTimes(lanes) {
   const found = {};
   for (const lane of lanes) {
     if (lane.gpu === null) continue;
@@ -51,7 +54,7 @@ function busyTimes(lanes) {
 const within = (spans, from, to) =>
   spans.reduce((sum, [start, end]) => sum + Math.max(0, Math.min(end, to) - Math.max(start, from)), 0);
 
-function timelineSentence({ gpu, link, whole }, busy, from, to) {
+export function timelineSentence({ gpu, link, whole }, busy, from, to) {
   const span =
     to - from === whole ? `All ${duration(whole)}` : `${duration(from)} to ${duration(to)} of ${duration(whole)}`;
   const shares = Object.values(busy).map((spans) => percent(within(spans, from, to), to - from)),
@@ -63,7 +66,7 @@ function timelineSentence({ gpu, link, whole }, busy, from, to) {
 }
 
 // What one bar is, in words.
-function describe(item) {
+export function describe(item) {
   const when = `starts at ${duration(item.start)}, takes ${duration(item.end - item.start)}`;
   if (item.of) return `${item.lane.name} hands ${item.of.name} to cuda:${item.of.lane.gpu}: ${when}`;
   if (item.lane.gpu === null) return `${item.name}, work of ${item.lane.name}: ${when}`;
@@ -86,7 +89,7 @@ function flops(n) {
 }
 
 // The first item of a row that is not over at `time`; items of a row do not overlap.
-function firstAfter(items, time) {
+export function firstAfter(items, time) {
   let low = 0,
     high = items.length;
   while (low < high) {
@@ -98,7 +101,7 @@ function firstAfter(items, time) {
 }
 
 // The item of a row nearest to `time`, at most `reach` away.
-function nearest(items, time, reach = Infinity) {
+export function nearestItem(items, time, reach = Infinity) {
   const next = firstAfter(items, time),
     distance = (item) => (item ? Math.max(item.start - time, time - item.end, 0) : Infinity);
   const found = distance(items[next]) <= distance(items[next - 1]) ? items[next] : items[next - 1];

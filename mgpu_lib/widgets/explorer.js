@@ -1,16 +1,22 @@
 // The explorers of batch size and learning rate: controls, the map where there is one, curves, and the Train button.
 
+import { BATCH_NORM, explorerSentence, nearestRatio, netName, netOf, ratesOf } from "./cells.js";
+import { curveLegend, drawCurves } from "./curves.js";
+import { figure, menu, named, slider, valuesOf } from "./figure.js";
+import { heatMap } from "./heatmap.js";
+import { same, trainButton } from "./trainbutton.js";
+
 const KEYS = ["network", "batch_norm", "budget", "num_gpus", "batch_size", "lr"];
 
 // The values chosen now. They go together: a learning rate that was not recorded for a batch size is the nearest that
 // was, as in Python.
 function chosen(model, data) {
-  const at = Object.fromEntries(KEYS.map((key) => [key, model.get(key)])),
+  const at = valuesOf(model, KEYS),
     net = netOf(data, at);
-  if (!net.batch_sizes.includes(at.batch_size)) at.batch_size = nearest(at.batch_size, net.batch_sizes);
+  if (!net.batch_sizes.includes(at.batch_size)) at.batch_size = nearestRatio(at.batch_size, net.batch_sizes);
   if (!(at.budget in net.budgets)) at.budget = "epochs";
   const rates = ratesOf(net, at.batch_size);
-  if (!rates.includes(at.lr)) at.lr = nearest(at.lr, rates);
+  if (!rates.includes(at.lr)) at.lr = nearestRatio(at.lr, rates);
   return at;
 }
 
@@ -49,7 +55,7 @@ function explorerMenus(data, kept, state) {
     budgets = Object.assign({}, ...Object.values(data.nets).map((net) => net.budgets)),
     menus = [];
   if (networks.length > 1) {
-    menus.push(menu(kept, "network", "Network", Object.fromEntries(networks.map((name) => [name, name]))));
+    menus.push(menu(kept, "network", "Network", named(networks)));
   }
   if (Object.keys(data.nets).some((name) => name.endsWith(BATCH_NORM))) {
     const truth = worded(kept, (word) => word === "true");
@@ -75,7 +81,7 @@ function explorerMenus(data, kept, state) {
   return [...menus, menu(worded(kept, Number), "num_gpus", "Number of GPUs", counts)];
 }
 
-function render({ model, el }) {
+export function render({ model, el }) {
   const data = model.get("data"),
     state = () => chosen(model, data),
     kept = keeping(model, state),

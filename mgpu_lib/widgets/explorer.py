@@ -4,11 +4,10 @@ import math
 
 import traitlets
 
-from .base import CSS, HERE, InteractiveFigure, module
-from .explorer_pictures import curves, heat_map
-from .recorded import BATCH_NORM, best, cell, explorer_data, read_grid, read_grids
-from .timeline import duration
-from .train import TrainButton
+from mgpu_lib.recorded import read_grid, read_grids
+from mgpu_lib.widgets.base import CSS, HERE, InteractiveFigure, module
+from mgpu_lib.widgets.recorded import BATCH_NORM, best, explorer_data
+from mgpu_lib.widgets.train import TrainButton
 
 
 class Explorer(TrainButton, InteractiveFigure):
@@ -20,7 +19,7 @@ class Explorer(TrainButton, InteractiveFigure):
     that it doesn't have.
     """
 
-    _esm = module("time.js", "cells.js", "heatmap.js", "curves.js", "trainbutton.js", "explorer.js")
+    _esm = module("explorer.js")
     _css = CSS + (HERE / "explorer.css").read_text(encoding="utf-8")
     controls = ("network", "batch_norm", "budget", "num_gpus", "batch_size", "lr")
     network = traitlets.Unicode("LeNet").tag(sync=True)
@@ -87,68 +86,10 @@ class Explorer(TrainButton, InteractiveFigure):
         net = self.net()
         return net["rates"][net["batch_sizes"].index(self.batch_size)] if self.batch_size in net["batch_sizes"] else []
 
-    def cell(self):
-        return cell(self.net(), self.batch_size, self.lr, self.budget)
-
-    def ticks(self, batch_size):
-        """Ticks that a run of this batch size takes, modelled."""
-        net = self.net()
-        step, epoch = (
-            row[self.data["counts"].index(self.num_gpus)] for row in net["times"][net["batch_sizes"].index(batch_size)]
-        )
-        return net["budgets"][self.budget] * (epoch if self.budget == "epochs" else step)
-
-    def sentence(self):
-        where = f"{self.net_name()} at batch {self.batch_size}, learning rate {self.lr:g}: "
-        return where + self.result() + self.comparison() + self.time()
-
-    def result(self):
-        """How far the runs of this cell got."""
-        there = self.cell()
-        finals, diverged = there.finals, there.diverged
-        within = f"within {many(max(diverged), 'step')}" if diverged else ""
-        if not finals:
-            return f"diverged {within} ({f'all {there.seeds} seeds' if there.seeds > 1 else 'one seed'})."
-        span = f"{percent(finals[0])} to {percent(finals[-1])} over {len(finals)} seeds"
-        guessed = " (no better than guessing)" if finals[-1] < 1200 else ""
-        words = f"accuracy {percent(there.rounded(10), 10)}{guessed} after {self.amount(there.end)}, "
-        words += f"{span if len(finals) > 1 else 'one seed'}."
-        return words + (f" {len(diverged)} of {there.seeds} seeds diverged, {within}." if diverged else "")
-
-    def amount(self, end):
-        """The budget in words."""
-        if self.budget == "epochs":
-            return f"{many(self.net()['budgets']['epochs'], 'epoch')} ({many(end, 'step')})"
-        return f"{many(end, 'step')} ({end * self.batch_size:,} images)"
-
-    def comparison(self):
-        """The cell against the best one; "" for explorers without a map."""
-        return ""
-
-    def time(self):
-        net, k = self.net(), self.num_gpus
-        epoch = net["times"][net["batch_sizes"].index(self.batch_size)][1][self.data["counts"].index(k)]
-        where = f"one {self.data['gpu']}" if k == 1 else f"{k} {self.data['gpu']}s"
-        if k > self.batch_size:
-            where += f", {k - self.batch_size} of them without an image"
-        elif k > 1:
-            where += f" with {many(self.batch_size // k, 'image')} each"
-        return f" An epoch takes {duration(epoch)} on {where} (modelled)."
-
 
 def nearest(value, known):
     """The nearest of `known` by ratio: rates and batch sizes act by it."""
     return min(known, key=lambda other: abs(math.log(other / value))) if value > 0 else known[0]
-
-
-def percent(accuracy, unit=1):
-    """An accuracy in `unit` times 0.01 % as percent with one decimal, halves upwards."""
-    tenths = (2 * accuracy * unit + 10) // 20
-    return f"{tenths // 10}.{tenths % 10}%"
-
-
-def many(n, noun):
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 class TuningExplorer(Explorer):
@@ -169,34 +110,6 @@ class TuningExplorer(Explorer):
     def __init__(self, data=None, **values):
         super().__init__({**(explorer_data(*read_grids()) if data is None else data), "map": True}, **values)
 
-    def comparison(self):
-        there, top = self.cell(), best(self.net(), self.budget)
-        if top is None:
-            return ""
-        if there.diverged:
-            sound = [lr for lr in self.rates() if not cell(self.net(), self.batch_size, lr, self.budget).diverged]
-            return f" At this batch size {max(sound):g} is the largest rate at which none did." if sound else ""
-        if top == (self.batch_size, self.lr):
-            return " No cell of this map is better."
-        other = cell(self.net(), *top, self.budget)
-        name = f"the best cell (batch {top[0]}, rate {top[1]:g})"
-        if there.finals[-1] >= other.finals[0]:
-            return f" As good as {name} within the spread of the seeds{self.pace(top[0])}."
-        tenths = other.rounded(10) - there.rounded(10)
-        return f" That is {tenths // 10}.{tenths % 10} points below {name}{self.pace(top[0])}."
-
-    def pace(self, batch_size):
-        """How many times as long a run takes as one of another batch size; "" where they differ by less than 5 %."""
-        own, other = self.ticks(self.batch_size), self.ticks(batch_size)
-        if 20 * abs(own - other) < own:
-            return ""
-        tenths = (20 * max(own, other) + min(own, other)) // (2 * min(own, other))
-        times = f"{tenths // 10}.{tenths % 10}" if tenths < 100 else f"{(tenths + 5) // 10:,}"
-        return f", and {times} times as {'slow' if own > other else 'fast'}"
-
-    def picture(self):
-        return heat_map(self)
-
 
 class LoopExplorer(Explorer):
     """The training loop of chapter 4 with the reader's `batch_size`, `lr` and `num_gpus`: curves, without a map.
@@ -214,6 +127,3 @@ class LoopExplorer(Explorer):
         if data is None:
             data = explorer_data(read_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
         super().__init__({**data, "map": False}, **values)
-
-    def picture(self):
-        return curves(self)

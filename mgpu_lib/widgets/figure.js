@@ -1,26 +1,26 @@
 // What the interactive figures share: elements, labelled controls tied to a model, and redrawing.
-// base.py puts this text in front of a figure's own, so there is nothing to import, to bundle or to download.
+// base.py joins a figure's modules to one, so there is nothing to bundle or to download.
 // `model` is what anywidget hands to `render`; a static page brings one with the same five methods.
 
-function build(node, attributes, children) {
+export function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;
 }
-const html = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
-const svg = (tag, attributes = {}, ...children) =>
+export const html = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes = {}, ...children) =>
   build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 // JupyterLab's command mode swallows the arrow keys of inputs that do not carry this attribute.
-const KEYS_ARE_MINE = { "data-lm-suppress-shortcuts": "true" };
+export const KEYS_ARE_MINE = { "data-lm-suppress-shortcuts": "true" };
 
-function choose(model, key, value) {
+export function choose(model, key, value) {
   model.set(key, value);
   model.save_changes();
 }
 
 // Each control returns [element, show]; `show` brings the element up to date with the model.
-function slider(model, key, label, values, describe) {
+export function slider(model, key, label, values, describe) {
   const input = html("input", { type: "range", min: 0, max: values.length - 1, step: 1, ...KEYS_ARE_MINE });
   const output = html("output");
   input.addEventListener("input", () => choose(model, key, values[+input.value]));
@@ -32,7 +32,25 @@ function slider(model, key, label, values, describe) {
   return [html("label", { class: "mgpu-slider" }, html("span", {}, label), input, output), show];
 }
 
-function menu(model, key, label, names) {
+// Marks under a slider's stops: `mark(value)` is [sign, class]. `also` is shown with them.
+export function marked([element, show], values, mark, also = () => {}) {
+  const row = html("span", { class: "mgpu-marks", "aria-hidden": "true" });
+  element.append(row);
+  const stop = (value) => {
+    const [sign, look] = mark(value);
+    return html("span", look ? { class: look } : {}, sign, html("small", {}, value));
+  };
+  return [
+    element,
+    () => {
+      show();
+      row.replaceChildren(...values.map(stop));
+      also();
+    },
+  ];
+}
+
+export function menu(model, key, label, names) {
   const options = Object.entries(names).map(([value, name]) => html("option", { value }, name));
   const select = html("select", KEYS_ARE_MINE, ...options);
   select.addEventListener("change", () => choose(model, key, select.value));
@@ -44,8 +62,11 @@ function menu(model, key, label, names) {
   ];
 }
 
+// A menu whose options are called what they are.
+export const named = (names) => Object.fromEntries(names.map((name) => [name, name]));
+
 // `ways` is {value: [code, what it does]}.
-function radios(model, key, legend, ways) {
+export function radios(model, key, legend, ways) {
   const group = html("fieldset", { class: "mgpu-radios" }, html("legend", {}, legend));
   const inputs = Object.entries(ways).map(([value, [code, what]]) => {
     const input = html("input", { type: "radio", name: key, value, ...KEYS_ARE_MINE });
@@ -62,9 +83,26 @@ function radios(model, key, legend, ways) {
   ];
 }
 
+// `idle()` says when pressing it does nothing.
+export function button(label, act, idle = () => false, attributes = {}) {
+  const element = html("button", { type: "button", ...attributes, ...KEYS_ARE_MINE }, label);
+  element.addEventListener("click", () => idle() || act());
+  // Not `disabled`: a button that is disabled while it has the focus loses it.
+  return [element, () => element.setAttribute("aria-disabled", idle())];
+}
+
+// Several controls as one.
+export const together = (element, controls) => [element, () => controls.forEach(([, show]) => show())];
+
+// `entries` are lists of nodes and words.
+export const legend = (entries) =>
+  html("div", { class: "mgpu-legend" }, ...entries.map((parts) => html("span", {}, ...parts)));
+export const swatch = (width, height, ...children) =>
+  svg("svg", { width, height, "aria-hidden": "true" }, ...children);
+
 // Put controls, picture and sentence into `el`, and draw again when a value or the width changes.
 // The picture is drawn at its real width, never scaled, so that its text keeps its size on a telephone.
-function figure({ model, el, keys, controls, caption, sentence, draw, below = [] }) {
+export function figure({ model, el, keys, controls, caption, sentence, draw, below = [] }) {
   const picture = svg("svg", { role: "img", class: "mgpu-picture" });
   const status = html("p", { class: "mgpu-sentence", role: "status" });
   // A form of its own keeps the radio buttons of two copies on one page apart.
@@ -110,22 +148,28 @@ function figure({ model, el, keys, controls, caption, sentence, draw, below = []
   };
 }
 
-// Three digits, in the unit nvidia-smi uses and the next larger one. base.py's `size` says the same.
-function size(bytes) {
+export const valuesOf = (model, keys) => Object.fromEntries(keys.map((key) => [key, model.get(key)]));
+export const upTo = (last, first = 1) => Array.from({ length: last - first + 1 }, (_, i) => first + i);
+export const sum = (values) => values.reduce((a, b) => a + b, 0);
+export const list = (words) =>
+  words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+
+// Three digits, in the unit nvidia-smi uses and the next larger one.
+export function size(bytes) {
   if (bytes === 0) return "0 B";
   const [value, unit] =
     bytes < 2 ** 20 ? [bytes / 2 ** 10, "KiB"] : bytes < 2 ** 30 ? [bytes / 2 ** 20, "MiB"] : [bytes / 2 ** 30, "GiB"];
   return `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
 }
 
-function percent(part, whole) {
+export function percent(part, whole) {
   const value = Math.round((100 * part) / whole);
   return value === 0 && part > 0 ? "under 1%" : `${value}%`;
 }
 
 // Text only where there is room for it, in the font that the page gives the picture.
 const pen = document.createElement("canvas").getContext("2d");
-function textWidth(picture, words, weight = 600) {
+export function textWidth(picture, words, weight = 600) {
   const { fontSize, fontFamily } = getComputedStyle(picture);
   pen.font = `${weight} ${fontSize} ${fontFamily}`;
   return pen.measureText(words).width;

@@ -1,6 +1,10 @@
 // A map of final accuracy over batch size (columns) and learning rate (rows): a grid to click and to walk through.
 // The scaling rules are lines over it, through the chosen cell.
 
+import { amount, bestOf, cellOf, endOf, gpuName, nearestRatio } from "./cells.js";
+import { netOf, percents, ratesOf, rounded, timesOf } from "./cells.js";
+import { KEYS_ARE_MINE, build, html, legend, sum, svg, swatch } from "./figure.js";
+
 const LEVELS = [2000, 4000, 6000, 7000, 7700, 8200, 8500, 8800, 9000, 9200]; // 0.01 %: from here on the next darker
 const levelOf = ({ finals }) => LEVELS.filter((limit) => sum(finals) >= limit * finals.length).length;
 
@@ -62,7 +66,7 @@ function nextCell(net, { batch_size, lr }, key) {
   if (key === "ArrowUp" || key === "ArrowDown")
     return [batch_size, rates[Math.min(Math.max(row, 0), rates.length - 1)]];
   const to = { ArrowLeft: Math.max(column - 1, 0), ArrowRight: Math.min(column + 1, last), Home: 0, End: last }[key];
-  return to === undefined ? undefined : [net.batch_sizes[to], nearest(lr, net.rates[to])];
+  return to === undefined ? undefined : [net.batch_sizes[to], nearestRatio(lr, net.rates[to])];
 }
 
 function showCell(element, net, now, batch, lr, best) {
@@ -95,7 +99,7 @@ function drawRules(rules, { batch_sizes }, rates, { batch_size, lr }) {
 }
 
 // Returns [element, show]; `pick(batch, lr)` chooses a cell.
-function heatMap(data, state, pick) {
+export function heatMap(data, state, pick) {
   const root = html("div", { class: "mgpu-map" });
   let drawn, rates, grid, places;
 
@@ -139,18 +143,12 @@ function heatMap(data, state, pick) {
 }
 
 function mapLegend() {
-  const line = (look) =>
-    svg(
-      "svg",
-      { width: 28, height: 12, "aria-hidden": "true" },
-      svg("line", { x1: 0, x2: 28, y1: 6, y2: 6, class: look }),
-    );
-  const entries = [
+  const line = (look) => swatch(28, 12, svg("line", { x1: 0, x2: 28, y1: 6, y2: 6, class: look }));
+  return legend([
     [line("mgpu-linear"), "linear rule"],
     [line("mgpu-root"), "square-root rule"],
     [html("i", { class: "mgpu-dot" }), "best of its batch size"],
     [html("strong", {}, "×"), "diverged"],
     [html("span", { class: "mgpu-modelled" })],
-  ];
-  return html("div", { class: "mgpu-legend" }, ...entries.map((parts) => html("span", {}, ...parts)));
+  ]);
 }

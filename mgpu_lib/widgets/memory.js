@@ -1,5 +1,7 @@
 // What fills a GPU's memory: the parts of one training step's peak against what a GPU holds.
 
+import { figure, html, marked, menu, named, percent, size, slider, sum, svg, swatch, textWidth } from "./figure.js";
+
 const OPTIMIZERS = { sgd: "SGD", momentum: "SGD with momentum", adam: "Adam" };
 const PRECISIONS = { fp32: "FP32", amp: "mixed precision" };
 const PARTS = {
@@ -19,10 +21,11 @@ function need(model, batch = model.get("batch_size")) {
     activations: net.activations[model.get("precision")][batch],
     scratch: net.scratch[model.get("precision")][model.get("optimizer")][batch],
   };
-  return { parts, total: Object.values(parts).reduce((a, b) => a + b) };
+  return { parts, total: sum(Object.values(parts)) };
 }
 
 const capacity = (model) => model.get("data").gpus[model.get("gpu")];
+const fits = (model, batch) => need(model, batch).total <= capacity(model);
 const batchSizes = (model) =>
   Object.keys(model.get("data").networks[model.get("network")].activations.fp32)
     .map(Number)
@@ -41,7 +44,7 @@ function memorySentence(model) {
       `${percent(parts.activations, total)} of that is activations.`
     );
   }
-  const fitting = batchSizes(model).filter((batch) => need(model, batch).total <= room);
+  const fitting = batchSizes(model).filter((batch) => fits(model, batch));
   const advice = fitting.length ? `the largest batch that fits is ${fitting.at(-1)}` : "no batch size fits";
   return `${start}. That does not fit: ${size(total - room)} too much for one ${gpu}; ${advice}.`;
 }
@@ -89,7 +92,7 @@ function axis(picture, scale, whole, y) {
 
 function stack(picture, parts, prefix, { scale, y, height, labelled }) {
   let start = 0;
-  const total = Object.values(parts).reduce((a, b) => a + b);
+  const total = sum(Object.values(parts));
   for (const [part, bytes] of Object.entries(parts)) {
     const x = scale(start),
       width = scale(start + bytes) - x,
@@ -159,52 +162,34 @@ function drawMemory(model, prefix, picture, width) {
   return lower + 50;
 }
 
-// Under the slider's stops: which batch sizes fit (●) and which do not (×).
-function marks(model) {
-  const row = html("span", { class: "mgpu-marks", "aria-hidden": "true" });
-  const show = () =>
-    row.replaceChildren(
-      ...batchSizes(model).map((batch) => {
-        const ok = need(model, batch).total <= capacity(model);
-        return html("span", { class: ok ? "mgpu-fits" : "mgpu-fails" }, ok ? "●" : "×", html("small", {}, batch));
-      }),
-    );
-  return [row, show];
-}
-
 function table(model, prefix) {
   const body = html("tbody");
+  const row = ([part, bytes], total) => {
+    const box = { x: 0.5, y: 0.5, width: 21, height: 15, fill: `url(#${prefix}-${part})`, class: "mgpu-part" };
+    return html(
+      "tr",
+      {},
+      html("th", { scope: "row" }, swatch(22, 16, svg("rect", box)), PARTS[part]),
+      html("td", {}, size(bytes)),
+      html("td", {}, percent(bytes, total)),
+    );
+  };
   const show = () => {
     const { parts, total } = need(model);
-    body.replaceChildren(
-      ...Object.entries(parts).map(([part, bytes]) => {
-        const swatch = svg(
-          "svg",
-          { width: 22, height: 16, "aria-hidden": "true" },
-          svg("rect", { x: 0.5, y: 0.5, width: 21, height: 15, fill: `url(#${prefix}-${part})`, class: "mgpu-part" }),
-        );
-        return html(
-          "tr",
-          {},
-          html("th", { scope: "row" }, swatch, PARTS[part]),
-          html("td", {}, size(bytes)),
-          html("td", {}, percent(bytes, total)),
-        );
-      }),
-    );
+    body.replaceChildren(...Object.entries(parts).map((entry) => row(entry, total)));
   };
   const head = html("tr", {}, ...["Part", "Size", "Share"].map((name) => html("th", { scope: "col" }, name)));
   return [html("table", {}, html("thead", {}, head), body), show];
 }
 
-function render({ model, el }) {
-  const names = (object) => Object.fromEntries(Object.keys(object).map((name) => [name, name]));
-  const prefix = `mgpu-${Math.random().toString(36).slice(2)}`;
-  const fit = (batch) => `${batch}, ${need(model, batch).total <= capacity(model) ? "fits" : "does not fit"}`;
-  const [batch, showBatch] = slider(model, "batch_size", "Batch size", batchSizes(model), fit);
-  const [markRow, showMarks] = marks(model),
+export function render({ model, el }) {
+  const { networks, gpus } = model.get("data"),
+    prefix = `mgpu-${Math.random().toString(36).slice(2)}`,
+    describe = (batch) => `${batch}, ${fits(model, batch) ? "fits" : "does not fit"}`,
+    mark = (batch) => (fits(model, batch) ? ["●", "mgpu-fits"] : ["×", "mgpu-fails"]),
+    sizes = batchSizes(model),
+    batch = slider(model, "batch_size", "Batch size", sizes, describe),
     [parts, showParts] = table(model, prefix);
-  batch.append(markRow);
   return figure({
     model,
     el,
@@ -212,18 +197,11 @@ function render({ model, el }) {
     below: [parts],
     keys: ["batch_size", "network", "optimizer", "precision", "gpu"],
     controls: [
-      menu(model, "network", "Network", names(model.get("data").networks)),
+      menu(model, "network", "Network", named(Object.keys(networks))),
       menu(model, "optimizer", "Optimizer", OPTIMIZERS),
       menu(model, "precision", "Precision", PRECISIONS),
-      menu(model, "gpu", "GPU", names(model.get("data").gpus)),
-      [
-        batch,
-        () => {
-          showBatch();
-          showMarks();
-          showParts();
-        },
-      ],
+      menu(model, "gpu", "GPU", named(Object.keys(gpus))),
+      marked(batch, sizes, mark, showParts),
     ],
     sentence: () => memorySentence(model),
     draw: (picture, width) => drawMemory(model, prefix, picture, width),

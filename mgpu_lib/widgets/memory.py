@@ -6,20 +6,9 @@ import torch
 import traitlets
 
 from mgpu_lib.footprint import footprint, size_on
-from mgpu_lib.virtual import virtual_gpus
-from mgpu_lib.virtual.specs import find_gpu
+from mgpu_lib.virtual import find_gpu, virtual_gpus
+from mgpu_lib.widgets.base import InteractiveFigure, module
 
-from .base import InteractiveFigure, module, percent, rect, size, text
-
-OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
-PRECISIONS = {"fp32": "FP32", "amp": "mixed precision"}
-PARTS = {
-    "parameters": ("Parameters", "#0072b2"),
-    "gradients": ("Gradients", "#e69f00"),
-    "optimizer": ("Optimizer state", "#cc79a7"),
-    "activations": ("Activations", "#009e73"),
-    "scratch": ("Input and scratch", "#a6a6a6"),
-}
 MAKE_OPTIMIZER = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -39,8 +28,8 @@ class MemoryExplorer(InteractiveFigure):
     controls = ("batch_size", "network", "optimizer", "precision", "gpu")
     batch_size = traitlets.Int().tag(sync=True)
     network = traitlets.Unicode().tag(sync=True)
-    optimizer = traitlets.Enum(list(OPTIMIZERS), "sgd").tag(sync=True)
-    precision = traitlets.Enum(list(PRECISIONS), "fp32").tag(sync=True)
+    optimizer = traitlets.Enum(list(MAKE_OPTIMIZER), "sgd").tag(sync=True)
+    precision = traitlets.Enum(list(DTYPES), "fp32").tag(sync=True)
     gpu = traitlets.Unicode().tag(sync=True)
     caption = traitlets.Unicode(
         "What fills a GPU’s memory at the peak of one training step. Move the batch size and watch which part grows. "
@@ -49,7 +38,7 @@ class MemoryExplorer(InteractiveFigure):
     ).tag(sync=True)
 
     def __init__(self, data, **values):
-        data = checked(data)
+        data = checked_memory(data)
         network, gpu = next(iter(data["networks"])), next(iter(data["gpus"]))
         sizes = list(data["networks"][network]["activations"]["fp32"])
         start = {"network": network, "gpu": gpu, "batch_size": sizes[len(sizes) // 2]}
@@ -68,64 +57,17 @@ class MemoryExplorer(InteractiveFigure):
 
     def parts(self):
         """Bytes of each part for the values chosen now: parameters, gradients, optimizer (state), activations."""
-        return self._parts(self.batch_size)
-
-    def _parts(self, batch_size):
         net = self.data["networks"][self.network]
         return {
             "parameters": net["parameters"],
             "gradients": net["gradients"],
             "optimizer": net["optimizer"][self.optimizer],
-            "activations": net["activations"][self.precision][batch_size],
-            "scratch": net["scratch"][self.precision][self.optimizer][batch_size],
+            "activations": net["activations"][self.precision][self.batch_size],
+            "scratch": net["scratch"][self.precision][self.optimizer][self.batch_size],
         }
 
-    def largest_batch_size(self):
-        """The largest measured batch size that fits, or None."""
-        sizes = self.data["networks"][self.network]["activations"][self.precision]
-        fitting = [n for n in sizes if sum(self._parts(n).values()) <= self.data["gpus"][self.gpu]]
-        return max(fitting, default=None)
 
-    def sentence(self):
-        parts, room = self.parts(), self.data["gpus"][self.gpu]
-        total = sum(parts.values())
-        start = (
-            f"{self.network} with {OPTIMIZERS[self.optimizer]} at batch {self.batch_size} "
-            f"in {PRECISIONS[self.precision]} needs {size(total)}"
-        )
-        if total <= room:
-            share = percent(parts["activations"], total)
-            return f"{start}, {percent(total, room)} of the memory of one {self.gpu}; {share} of that is activations."
-        largest = self.largest_batch_size()
-        advice = f"the largest batch that fits is {largest}" if largest else "no batch size fits"
-        return f"{start}. That does not fit: {size(total - room)} too much for one {self.gpu}; {advice}."
-
-    def picture(self):
-        parts, room = self.parts(), self.data["gpus"][self.gpu]
-        total = sum(parts.values())
-        bar = 336 / max(total, room)
-        end = 12 + bar * room
-        anchor = "end" if end > 180 else "start"
-        elements, x, y = [rect(12, 32, bar * room, 34, "#fff", "#8a919c")], 12, 112
-        for part, n_bytes in parts.items():
-            name, color = PARTS[part]
-            elements += [
-                rect(x, 32, bar * n_bytes, 34, color),
-                rect(12, y - 13, 16, 16, color),
-                text(38, y, name),
-                text(270, y, size(n_bytes), "end"),
-                text(346, y, percent(n_bytes, total), "end"),
-            ]
-            x, y = x + bar * n_bytes, y + 24
-        elements += [
-            rect(end - 1, 28, 2, 42, "#1b1f24"),
-            text(end, 86, f"{self.gpu} holds {size(room)}", anchor, 600),
-            text(12, 22, f"{self.network}: {size(total)} needed", weight=600),
-        ]
-        return elements, y - 6
-
-
-def checked(data):
+def checked_memory(data):
     """`data` with numbers as batch sizes, where JSON made them text; ValueError that names what is missing."""
     try:
         networks = {name: _checked_network(net) for name, net in data["networks"].items()}
@@ -147,11 +89,11 @@ def _checked_network(net):
     return {
         "parameters": int(net["parameters"]),
         "gradients": int(net["gradients"]),
-        "optimizer": {name: int(net["optimizer"][name]) for name in OPTIMIZERS},
-        "activations": {name: by_batch_size(net["activations"][name]) for name in PRECISIONS},
+        "optimizer": {name: int(net["optimizer"][name]) for name in MAKE_OPTIMIZER},
+        "activations": {name: by_batch_size(net["activations"][name]) for name in DTYPES},
         "scratch": {
-            name: {optimizer: by_batch_size(net["scratch"][name][optimizer]) for optimizer in OPTIMIZERS}
-            for name in PRECISIONS
+            name: {optimizer: by_batch_size(net["scratch"][name][optimizer]) for optimizer in MAKE_OPTIMIZER}
+            for name in DTYPES
         },
     }
 

@@ -1,77 +1,21 @@
-"""The recorded grid of batch sizes and learning rates as the explorers show it: short enough for a page, and in words.
+"""The recorded grid of batch sizes and learning rates as the explorers show it: short enough for a page."""
 
-`experiments/tuning.py` records the grid. What it has finished so far is enough: what is missing stays empty.
-"""
-
-import json
-import math
 from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from mgpu_lib.models import resnet18
+from mgpu_lib.models import lenet_module, resnet18
 from mgpu_lib.prediction import predict
+from mgpu_lib.recorded import length, numbers
+from mgpu_lib.widgets.base import TICK
 
-from .base import HERE
-
-RESULTS = HERE.parent.parent / "experiments" / "results"
-GPU, COUNTS = "V100", (1, 2, 4, 8)  # what modelled times are for
+MODELLED, COUNTS = "V100", (1, 2, 4, 8)  # what modelled times are for
 BATCH_NORM = " with batch norm"
 NAMES = {"lenet": "LeNet", "lenet_bn": "LeNet" + BATCH_NORM, "resnet18": "ResNet-18" + BATCH_NORM}
 NEEDED = ("net", "batch_size", "seed", "lr", "step", "train_loss", "validation_accuracy")
 ALL = 55_000  # images that the whole grid is trained on
-TICK = 1e-8  # seconds: 10 ns, the unit of time in the page
 TOP = 9999  # thousandths: a loss of 10 is as far as the picture goes
-
-
-def read_grid():
-    """The recorded grid, or the parts of it that are finished. FileNotFoundError without any."""
-    whole, parts = RESULTS / "tuning.json", sorted((RESULTS / "tuning.unfinished").glob("*-*-*-*.json"))
-    if whole.exists():
-        return json.loads(whole.read_text(encoding="utf-8"))
-    if not parts:
-        raise FileNotFoundError(f"{whole.name} is missing: record it with `python -m experiments.tuning`")
-    return join({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in parts})
-
-
-def read_grids():
-    """All that is recorded: the grid, and the small one of ResNet-18 where it is there, or what is finished of it."""
-    small = [path for path in (RESULTS / "resnet_grid.json", RESULTS / "resnet_grid.unfinished.json") if path.exists()]
-    return [read_grid(), *(resnet_runs(json.loads(path.read_text(encoding="utf-8"))) for path in small[:1])]
-
-
-def resnet_runs(stored):
-    """The small grid of ResNet-18, as experiments/resnet_grid.py writes it, in the form of the grid."""
-    runs = []
-    for name, run in stored["runs"].items():
-        batch_size, lr, seed = name.split("/")
-        per_epoch = math.ceil(run["images"] / int(batch_size))
-        marks = [per_epoch * (epoch + 1) for epoch in range(len(run["validation_accuracy"]))]
-        runs.append(
-            {**run, "net": "resnet18", "batch_size": int(batch_size), "lr": float(lr), "seed": int(seed), "step": marks}
-        )
-    return {"recipe": {"epochs": stored["recipe"]["epochs"]}, "trained_on": runs[0]["images"], "runs": runs}
-
-
-def join(parts):
-    """Finished parts {"NET-BATCH-SEED-RATE": what its file holds} in the form of the whole grid. ValueError if they
-    differ.
-
-    Parts of different recipes are no grid.
-    """
-    recipes = {json.dumps(part["recipe"], sort_keys=True) for part in parts.values()}
-    if len(recipes) != 1:
-        raise ValueError(
-            f"{len(parts)} parts have {len(recipes)} recipes: run `python -m experiments.tuning`, which "
-            "records anew what is out of date"
-        )
-    recipe, runs = json.loads(recipes.pop()), []
-    for name, part in parts.items():
-        net, batch_size, seed, _ = name.split("-")
-        runs += [{"net": net, "batch_size": int(batch_size), "seed": int(seed), **run} for run in part["runs"]]
-    return {"recipe": recipe, "trained_on": 60_000 - recipe["validation"], "runs": runs}
 
 
 def explorer_data(*grids, nets=tuple(NAMES), budgets=("epochs", "steps"), strategy="ddp"):
@@ -81,7 +25,7 @@ def explorer_data(*grids, nets=tuple(NAMES), budgets=("epochs", "steps"), strate
     """
     try:
         found = {
-            name_of(net, grid): net_data(grid, net, [b for b in budgets if b in grid["recipe"]], strategy)
+            title_of(net, grid): net_data(grid, net, [b for b in budgets if b in grid["recipe"]], strategy)
             for grid in grids
             for net in nets
             if any(run["net"] == net for run in grid["runs"])
@@ -91,10 +35,10 @@ def explorer_data(*grids, nets=tuple(NAMES), budgets=("epochs", "steps"), strate
         raise ValueError(f"a grid isn't what {wanted} ({type(error).__name__}: {error})") from error
     if not found:
         raise ValueError(f"no grid has a run of {' or '.join(nets)}: record some with `python -m experiments.tuning`")
-    return {"gpu": GPU, "counts": list(COUNTS), "nets": found}
+    return {"gpu": MODELLED, "counts": list(COUNTS), "nets": found}
 
 
-def name_of(net, grid):
+def title_of(net, grid):
     """A network's name; it says so where only a part of the images was trained on."""
     images = grid["trained_on"]
     return NAMES[net] if images >= ALL else NAMES[net].replace(BATCH_NORM, f" on {images:,} images{BATCH_NORM}")
@@ -132,16 +76,6 @@ def net_data(grid, net, budgets, strategy):
     }
 
 
-def length(images, budgets, batch_size, budget):
-    """How many steps a run takes in a budget, "epochs" or "steps"."""
-    return budgets["steps"] if budget == "steps" else budgets["epochs"] * math.ceil(images / batch_size)
-
-
-def numbers(curve):
-    """A curve of the whole grid, written as text, or of a part, which is a list."""
-    return [float(word) for word in curve.split()] if isinstance(curve, str) else curve
-
-
 def packed(run, last):
     """A run as text, without what comes after step `last`."""
     marks = [mark for mark in numbers(run["step"]) if mark <= last]
@@ -165,30 +99,14 @@ def modelled(net, batch_size, images, strategy):
 @cache
 def step_seconds(net, batch_size, k, strategy):
     example = torch.empty(batch_size, 1, 28, 28, device="meta")
-    return predict(network(net), example, GPU, k, strategy).seconds
+    return predict(network(net), example, MODELLED, k, strategy).seconds
 
 
 @cache
 def network(net):
     """The network as a module without values."""
     with torch.device("meta"):
-        if net == "resnet18":
-            return resnet18()
-        norms = [nn.BatchNorm2d(20), nn.BatchNorm2d(50)] if net == "lenet_bn" else [nn.Identity(), nn.Identity()]
-        return nn.Sequential(
-            nn.Conv2d(1, 20, 3),
-            norms[0],
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(20, 50, 5),
-            norms[1],
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(800, 128),
-            nn.ReLU(),
-            nn.Linear(128, 10),
-        )
+        return resnet18() if net == "resnet18" else lenet_module(batch_norm=net == "lenet_bn")
 
 
 class Cell(NamedTuple):
@@ -201,11 +119,6 @@ class Cell(NamedTuple):
     @property
     def seeds(self):
         return len(self.finals) + len(self.diverged)
-
-    def rounded(self, digit):
-        """The mean accuracy in whole units of `digit` times 0.01 %, halves upwards; as cells.js says it."""
-        n = len(self.finals)
-        return (2 * sum(self.finals) + digit * n) // (2 * digit * n)
 
 
 def cell(net, batch_size, lr, budget):

@@ -1,11 +1,13 @@
 // What crosses between GPUs in one training step, for three ways to share the work: bars, and which moves least.
 
+import { figure, marked, menu, named, size, slider, svg, textWidth, upTo, valuesOf } from "./figure.js";
+
 const WAYS = {
   layer_wise: ["L", "splitting by layers", "some layers on each GPU"],
   in_layer: ["I", "splitting inside layers", "a part of each layer on each GPU"],
   data_parallel: ["D", "data parallelism", "a part of the batch on each GPU"],
 };
-const BATCH_SIZES = Array.from({ length: 13 }, (_, i) => 2 ** i);
+const BATCH_SIZES = upTo(12, 0).map((power) => 2 ** power);
 
 // Bytes per step for each way (null: not possible), the way that moves least, and where that changes.
 function compare(net, gpus, batch) {
@@ -61,38 +63,25 @@ function drawSplits(picture, width, { moved, least }) {
   return 14 + 54 * 2 + 30;
 }
 
-function render({ model, el }) {
+export function render({ model, el }) {
   const { networks } = model.get("data"),
-    names = Object.fromEntries(Object.keys(networks).map((name) => [name, name])),
+    keys = ["network", "batch_size", "num_gpus"],
     most = Object.values(networks)[0].in_layer.length;
   const at = (batch = model.get("batch_size")) => compare(networks[model.get("network")], model.get("num_gpus"), batch);
   const describe = (batch) => `${batch}, ${WAYS[at(batch).least][1]} moves least`;
-  const [batch, showBatch] = slider(model, "batch_size", "Batch size", BATCH_SIZES, describe);
-  // Under the slider's stops: the way that moves least there.
-  const marks = html("span", { class: "mgpu-marks", "aria-hidden": "true" });
-  const showMarks = () =>
-    marks.replaceChildren(
-      ...BATCH_SIZES.map((size) => html("span", {}, WAYS[at(size).least][0], html("small", {}, size))),
-    );
-  batch.append(marks);
-  const counts = Array.from({ length: most - 1 }, (_, i) => i + 2);
+  const batch = slider(model, "batch_size", "Batch size", BATCH_SIZES, describe);
   return figure({
     model,
     el,
     caption: model.get("caption"),
-    keys: ["network", "batch_size", "num_gpus"],
+    keys,
     controls: [
-      menu(model, "network", "Network", names),
-      slider(model, "num_gpus", "Number of GPUs", counts, (n) => `${n} GPUs`),
-      [
-        batch,
-        () => {
-          showBatch();
-          showMarks();
-        },
-      ],
+      menu(model, "network", "Network", named(Object.keys(networks))),
+      slider(model, "num_gpus", "Number of GPUs", upTo(most, 2), (n) => `${n} GPUs`),
+      // Under the stops: the way that moves least there.
+      marked(batch, BATCH_SIZES, (size) => [WAYS[at(size).least][0]]),
     ],
-    sentence: () => splitsSentence(networks, ...["network", "batch_size", "num_gpus"].map((key) => model.get(key))),
+    sentence: () => splitsSentence(networks, ...Object.values(valuesOf(model, keys))),
     draw: (picture, width) => drawSplits(picture, width, at()),
   });
 }

@@ -2,14 +2,10 @@
 
 import traitlets
 
-from .base import InteractiveFigure, module, rect, size, text
+from mgpu_lib.widgets.base import InteractiveFigure, module
 
 BATCH_SIZES = [2**i for i in range(13)]
-WAYS = {
-    "layer_wise": ("splitting by layers", "#56b4e9"),
-    "in_layer": ("splitting inside layers", "#e69f00"),
-    "data_parallel": ("data parallelism", "#009e73"),
-}
+WAYS = ("layer_wise", "in_layer", "data_parallel")
 
 
 class SplitExplorer(InteractiveFigure):
@@ -31,7 +27,7 @@ class SplitExplorer(InteractiveFigure):
     ).tag(sync=True)
 
     def __init__(self, data, **values):
-        data = checked(data)
+        data = checked_traffic(data)
         super().__init__(data=data, **{"network": next(iter(data["networks"])), **values})
 
     @traitlets.validate(*controls)
@@ -43,62 +39,8 @@ class SplitExplorer(InteractiveFigure):
             raise traitlets.TraitError(f"{name}={value!r}: choose one of {', '.join(map(repr, known))}")
         return value
 
-    def bytes_moved(self):
-        """Bytes per step for the values chosen now, {way: bytes}; None where the network can't be split that way."""
-        net, k = self.data["networks"][self.network], self.num_gpus
-        times = {"layer_wise": self.batch_size, "in_layer": self.batch_size, "data_parallel": 1}
-        return {way: None if net[way][k - 1] is None else net[way][k - 1] * times[way] for way in WAYS}
 
-    def change(self):
-        """The rival of data parallelism, and the smallest batch at which that moves no more: (way, batch size).
-
-        The batch size is None if there is none, and the way is None if the network can't be split at all.
-        """
-        net, k = self.data["networks"][self.network], self.num_gpus
-        per_image = {way: net[way][k - 1] for way in ("layer_wise", "in_layer") if net[way][k - 1] is not None}
-        if not per_image:
-            return None, None
-        way = min(per_image, key=per_image.get)
-        return way, -(-net["data_parallel"][k - 1] // per_image[way]) if per_image[way] else None
-
-    def least(self):
-        """The way that moves least. Where data parallelism moves as much as another, it is data parallelism."""
-        rival, batch_size = self.change()
-        split = rival is not None and (batch_size is None or self.batch_size < batch_size)
-        return rival if split else "data_parallel"
-
-    def sentence(self):
-        moved, least, (rival, batch_size) = self.bytes_moved(), self.least(), self.change()
-        net = self.data["networks"][self.network]
-        others = [
-            f"{WAYS[way][0]} is not possible, with {net['layers']} layers" if n is None else f"{WAYS[way][0]} {size(n)}"
-            for way, n in moved.items()
-            if way != least
-        ]
-        words = f"{self.network} at batch {self.batch_size} on {self.num_gpus} GPUs: {WAYS[least][0]} moves least, "
-        words += f"{size(moved[least])} per step ({'; '.join(others)}). "
-        if rival is None or batch_size is None or batch_size <= 1:
-            return words + "That is so at every batch size."
-        if least == "data_parallel":
-            return words + f"Below a batch of {batch_size}, {WAYS[rival][0]} moves least."
-        return words + f"From a batch of {batch_size} on, data parallelism moves least."
-
-    def picture(self):
-        moved, least = self.bytes_moved(), self.least()
-        most = max(n for n in moved.values() if n is not None) or 1
-        elements = [text(12, 24, f"{self.network}, batch {self.batch_size}, {self.num_gpus} GPUs", weight=600)]
-        for line, (way, n) in enumerate(moved.items()):
-            y = 52 + 48 * line
-            value = "not possible" if n is None else size(n)
-            elements += [
-                text(12, y, WAYS[way][0], weight=600 if way == least else 400),
-                text(348, y, f"{value}, least" if way == least else value, "end", 600 if way == least else 400),
-                rect(12, y + 7, 336 * (n or 0) / most, 18, WAYS[way][1]),
-            ]
-        return elements, 52 + 48 * 3 - 8
-
-
-def checked(data):
+def checked_traffic(data):
     """{"networks": {name: …}} of what `traffic_table` returns; ValueError that says what is wrong."""
     try:
         networks = {net["name"]: {part: net[part] for part in ("layers", *WAYS)} for net in data}

@@ -1,5 +1,7 @@
 // Who gets which rows of a batch: the rows as numbered cells, and the GPUs they go to.
 
+import { figure, list, radios, slider, svg, upTo, valuesOf } from "./figure.js";
+
 const WAYS = {
   split_batch: ["split_batch", "sizes differ by at most one"],
   scatter: ["nn.parallel.scatter", "equal pieces until the rows run out"],
@@ -18,7 +20,6 @@ function shards(rows, gpus, way) {
 }
 
 const plural = (count) => `${count} row${count === 1 ? "" : "s"}`;
-const list = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 
 function splitSentence(rows, gpus, way) {
   const all = shards(rows, gpus, way),
@@ -111,17 +112,17 @@ function drawSplit(picture, width, rows, gpus, way) {
   return top + height + 40;
 }
 
-function render({ model, el }) {
-  const counts = (last) => Array.from({ length: last }, (_, i) => i + 1);
-  const state = () => ["batch_size", "num_gpus", "way"].map((key) => model.get(key));
+export function render({ model, el }) {
+  const keys = ["batch_size", "num_gpus", "way"],
+    state = () => Object.values(valuesOf(model, keys));
   return figure({
     model,
     el,
     caption: model.get("caption"),
-    keys: ["batch_size", "num_gpus", "way"],
+    keys,
     controls: [
-      slider(model, "batch_size", "Batch size", counts(64), plural),
-      slider(model, "num_gpus", "Number of GPUs", counts(8), (n) => `${n} GPU${n === 1 ? "" : "s"}`),
+      slider(model, "batch_size", "Batch size", upTo(64), plural),
+      slider(model, "num_gpus", "Number of GPUs", upTo(8), (n) => `${n} GPU${n === 1 ? "" : "s"}`),
       radios(model, "way", "Split by", WAYS),
     ],
     sentence: () => splitSentence(...state()),

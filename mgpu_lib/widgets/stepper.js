@@ -1,6 +1,8 @@
 // An all-reduce, round by round: what each GPU holds, what was just sent, and what each link has carried.
 // The schedules come from mgpu_lib/collectives.py: lists of rounds of [source, target, chunk or null, reduce].
 
+import { button, choose, figure, html, list, radios, size, slider, sum, svg, together, upTo } from "./figure.js";
+
 const KINDS = {
   star: ["star", "all to GPU 0 and back"],
   ring: ["ring", "chunks around a circle"],
@@ -32,7 +34,7 @@ function follow({ nbytes, schedules }, kind, gpus, step) {
     });
     if (round < now) largest += Math.max(...sends.map(([, , chunk]) => sizeOf(chunk)));
   });
-  const sum = (what) => [...links.values()].reduce((total, link) => total + link[what], 0);
+  const total = (what) => sum([...links.values()].map((link) => link[what]));
   return {
     kind,
     gpus,
@@ -43,15 +45,14 @@ function follow({ nbytes, schedules }, kind, gpus, step) {
     links,
     rounds: rounds.length,
     sends: now ? rounds[now - 1] : [],
-    moved: sum("sofar"),
-    all: sum("whole"),
+    moved: total("sofar"),
+    all: total("whole"),
     busiest: Math.max(...[...links.values()].map((link) => link.sofar)),
     piece: sizeOf(kind === "ring" ? 0 : null),
     times: Math.round((100 * largest) / nbytes) / 100,
   };
 }
 
-const list = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 const complete = ({ gpus, holds }) => holds.flat().filter((shares) => shares === 2 ** gpus - 1).length;
 
 function stepSentence(at) {
@@ -181,15 +182,17 @@ function drawLinks(picture, at, width, top) {
   return top + 28 + 22 * lines;
 }
 
-function button(model, label, by, last) {
-  const element = html("button", { type: "button", ...KEYS_ARE_MINE }, label);
+// A button that moves the step by `by`.
+function stepButton(model, label, by, last) {
   const next = () => Math.min(Math.max(model.get("step") + by, 0), last());
-  element.addEventListener("click", () => choose(model, "step", next()));
-  // Not `disabled`: a button that is disabled while it has the focus loses it.
-  return [element, () => element.setAttribute("aria-disabled", next() === Math.min(model.get("step"), last()))];
+  return button(
+    label,
+    () => choose(model, "step", next()),
+    () => next() === model.get("step"),
+  );
 }
 
-function render({ model, el }) {
+export function render({ model, el }) {
   const state = () => follow(...["data", "kind", "num_gpus", "step"].map((key) => model.get(key)));
   const last = () => model.get("data").schedules[model.get("kind")][model.get("num_gpus") - 2].length;
   // The last round is another one for another kind or number of GPUs; Python keeps `step` within it in the same way.
@@ -204,14 +207,12 @@ function render({ model, el }) {
   const steps = [];
   const describe = (step) => (step ? `after round ${step} of ${last()}` : "at the start");
   const [slide, showSlide] = slider(kept, "step", "Step", steps, describe);
-  const [back, showBack] = button(kept, "◀ Back", -1, last);
-  const [next, showNext] = button(kept, "Next ▶", 1, last);
+  const buttons = [stepButton(kept, "◀ Back", -1, last), stepButton(kept, "Next ▶", 1, last)];
   const showStep = () => {
-    steps.splice(0, Infinity, ...Array(last() + 1).keys());
+    steps.splice(0, Infinity, ...upTo(last(), 0));
     slide.querySelector("input").max = last();
-    [showSlide, showBack, showNext].forEach((show) => show());
+    showSlide();
   };
-  const counts = Array.from({ length: 7 }, (_, i) => i + 2);
   return figure({
     model,
     el,
@@ -219,9 +220,9 @@ function render({ model, el }) {
     keys: ["kind", "num_gpus", "step"],
     controls: [
       radios(kept, "kind", "Way", KINDS),
-      slider(kept, "num_gpus", "Number of GPUs", counts, (n) => `${n} GPUs`),
+      slider(kept, "num_gpus", "Number of GPUs", upTo(8, 2), (n) => `${n} GPUs`),
       [slide, showStep],
-      [html("span", { class: "mgpu-buttons" }, back, next), () => {}],
+      together(html("span", { class: "mgpu-buttons" }, ...buttons.map(([element]) => element)), buttons),
     ],
     sentence: () => stepSentence(state()),
     draw: (picture, width) => drawLinks(picture, state(), width, drawGpus(picture, state(), width) + 8),

@@ -1,9 +1,11 @@
-// Times on the modelled clock: whole ticks of 10 ns, and how they are written. timeline.py's `duration` says the same.
+// Times on the modelled clock: whole ticks of 10 ns, and how they are written.
 
-const TICKS = { µs: 100, ms: 1e5, s: 1e8 };
+import { svg, textWidth } from "./figure.js";
 
-// Three digits, rounded in whole numbers, so that Python and the page round alike.
-function duration(ticks) {
+export const TICKS = { µs: 100, ms: 1e5, s: 1e8 };
+
+// Three digits, rounded in whole numbers.
+export function duration(ticks) {
   if (ticks === 0) return "0 µs";
   const unit = ticks < TICKS.ms ? "µs" : ticks < TICKS.s ? "ms" : "s",
     each = TICKS[unit],
@@ -12,8 +14,6 @@ function duration(ticks) {
   return `${(scaled / 10 ** digits).toFixed(digits)} ${unit}`;
 }
 
-const list = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
-
 // Round numbers 1, 2 or 5 times a power of ten apart, at least `least` ticks.
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
@@ -21,7 +21,7 @@ function roundStep(least) {
 }
 
 // A scale below `top`: lines up through the rows and numbers under them. Returns the height it needs.
-function timeScale(picture, { x, from, to, left, right, top, bottom, words }) {
+export function timeScale(picture, { x, from, to, left, right, top, bottom, words }) {
   const step = roundStep(((to - from) * 62) / (right - left)),
     unit = step >= TICKS.s / 10 ? "s" : step >= TICKS.ms / 10 ? "ms" : "µs",
     digits = Math.max(0, -Math.floor(Math.log10(step / TICKS[unit]) + 1e-9));

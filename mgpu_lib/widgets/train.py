@@ -7,12 +7,10 @@ import time
 
 import traitlets
 
-from mgpu_lib import trial
+from mgpu_lib import data, training
 from mgpu_lib.devices import use_gpus
-from mgpu_lib.virtual import current
-from mgpu_lib.virtual.clock import Host, this_thread
-
-from .recorded import BATCH_NORM
+from mgpu_lib.virtual import current, off_the_clock
+from mgpu_lib.widgets.recorded import BATCH_NORM
 
 PAUSE_S = 0.5  # between two reports of progress
 _newest = None  # the job that was started last: there is one at a time, for the machine is one
@@ -115,7 +113,8 @@ class TrainButton(traitlets.HasTraits):
 
         def work(check):
             publish()
-            self._train(name, net, run, publish, check)
+            with off_the_clock():  # other cells' modelled times stay theirs
+                self._train(name, net, run, publish, check)
 
         def done(words):
             publish(state="cancelled" if words is None else "failed" if words else "done", words=words or "")
@@ -137,30 +136,28 @@ class TrainButton(traitlets.HasTraits):
         """What the thread does: load the data, find the GPUs, and train step by step."""
         if not name.startswith("LeNet"):
             raise ValueError(f"{name} would take too long here: Train knows LeNet, without and with batch norm")
-        data, k, length = trial.whole_data(check), run["num_gpus"], net["budgets"][run["budget"]]
+        images, k, length = data.whole_data(check), run["num_gpus"], net["budgets"][run["budget"]]
         check()
         on = current()  # the virtual GPUs that are on stay the kind that they are
         devices = use_gpus(k, on.spec.key) if on else use_gpus(k)
         machine = current()
-        if machine is not None:  # a host of its own that books nothing, so that other cells' modelled times stay theirs
-            this_thread.host = Host("mgpu-train")
-            this_thread.host.off = True
-        images = len(trial.hold_out(data)[0])
-        per_epoch = math.ceil(images / run["batch_size"])
+        trained_on = len(data.hold_out(images)[0])
+        per_epoch = math.ceil(trained_on / run["batch_size"])
         steps = length * per_epoch if run["budget"] == "epochs" else length
         publish(
-            data=data.name,
-            same=images == net["images"],
+            data=images.name,
+            same=trained_on == net["images"],
             per_epoch=per_epoch,
             steps=steps,
             gpus=f"{k} {'virtual ' * (machine is not None)}GPU{'s' * (k > 1)}",
         )
         started = told = time.monotonic()
-        steps_taken = trial.trial(data, run["batch_size"], run["lr"], steps, devices, name.endswith(BATCH_NORM))
-        for at in while_on(machine, steps_taken):
+        batch_size, lr, batch_norm = run["batch_size"], run["lr"], name.endswith(BATCH_NORM)
+        progress = training.validated_steps(images, batch_size, lr, steps, devices, batch_norm)
+        for at in while_on(machine, progress):
             check()
             if at.accuracy is not None or at.diverged:
-                publish(**measured(run, at))
+                publish(**measurement(run, at))
             if time.monotonic() - told > PAUSE_S:
                 told = time.monotonic()
                 self.send({"step": at.step, "left": (told - started) * (steps - at.step) / at.step})
@@ -180,7 +177,7 @@ def while_on(machine, steps):
         raise gone from error
 
 
-def measured(run, at):
+def measurement(run, at):
     """What a measurement, or an end, adds to a run."""
     found = {"diverged": at.step if at.diverged else None}
     if at.accuracy is not None:

@@ -1,6 +1,9 @@
 // The Train button: asks Python to train, shows how far it is, and says what came out. Only where Python listens.
 
-const same = (run, at) =>
+import { BATCH_NORM, cellOf, many, netName, netOf, percents } from "./cells.js";
+import { button, html } from "./figure.js";
+
+export const same = (run, at) =>
   run?.state && Object.entries(at).every(([key, value]) => run[key] === value || key === "num_gpus");
 
 function timeLeft(left) {
@@ -41,16 +44,11 @@ function against(data, run) {
 const views = new WeakMap(); // how many views show the figure with these data
 
 // Returns [element, show, leave]; an empty element on a static page, where nobody listens.
-function trainButton(model, data) {
+export function trainButton(model, data) {
   const root = html("div", { class: "mgpu-train" });
   if (!model.send) return [root, () => {}, () => {}];
-  const press = (label, what) => {
-    const button = html("button", { type: "button", ...KEYS_ARE_MINE }, label);
-    button.addEventListener("click", () => model.send({ do: what }));
-    return button;
-  };
-  const train = press("Train on this machine", "train"),
-    cancel = press("Cancel", "cancel"),
+  const [train] = button("Train on this machine", () => model.send({ do: "train" })),
+    [cancel] = button("Cancel", () => model.send({ do: "cancel" })),
     bar = html("progress", { "aria-label": "training progress" }),
     left = html("span", { class: "mgpu-left" }),
     said = html("p", { role: "status" });

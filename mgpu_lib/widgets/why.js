@@ -1,6 +1,9 @@
 // A training step on one GPU and on several, on one scale of time: what each GPU does, and what the step waits for.
 // The cells are those of experiments/why_slower.py; `row` there says how a GPU's step is written.
 
+import { figure, legend, marked, menu, named, percent, slider, svg, swatch, textWidth, valuesOf } from "./figure.js";
+import { duration, timeScale } from "./time.js";
+
 const STATES = {
   f: ["F", "forward pass", "mgpu-forward"],
   b: ["B", "backward pass", "mgpu-backward"],
@@ -23,7 +26,7 @@ const LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 const linkOf = ({ links }, { gpu, link }) => (link in links[gpu] ? link : "pcie");
 
 // {ticks, kernels, communication, host, rows}, the shares in thousandths of the step; null where it doesn't fit.
-function cellOf(data, at, gpus) {
+function stepOf(data, at, gpus) {
   const parts = [at.gpu, linkOf(data, at), at.network, at.strategy, gpus];
   const name = gpus === 1 ? `${at.gpu}/${at.network}` : parts.join("/");
   const [ticks, kernels, communication, host, ...rows] =
@@ -60,8 +63,8 @@ function bottleneck({ kernels, communication, host }, { strategy, num_gpus }, hu
 
 function whySentence(data, at) {
   const { gpu, network, batch_size, num_gpus } = at,
-    one = cellOf(data, at, 1),
-    many = cellOf(data, at, num_gpus),
+    one = stepOf(data, at, 1),
+    many = stepOf(data, at, num_gpus),
     where =
       num_gpus === 1
         ? `modelled on one ${gpu}`
@@ -109,8 +112,8 @@ function drawStep(picture, runs, x, y, wide, bins) {
 }
 
 function drawWhy(picture, width, data, at) {
-  const one = cellOf(data, at, 1),
-    many = at.num_gpus > 1 ? cellOf(data, at, at.num_gpus) : undefined,
+  const one = stepOf(data, at, 1),
+    many = at.num_gpus > 1 ? stepOf(data, at, at.num_gpus) : undefined,
     left = Math.ceil(textWidth(picture, "cuda:0", 400)) + 8,
     right = width - 1,
     longest = Math.max(one?.ticks ?? 0, many?.ticks ?? 0, 1),
@@ -148,77 +151,60 @@ function drawWhy(picture, width, data, at) {
 }
 
 function whyLegend() {
-  const swatch = (look, letter) =>
-    svg(
-      "svg",
-      { width: 22, height: 20, "aria-hidden": "true" },
-      svg("rect", { width: 22, height: 20, class: look }),
-      svg("rect", { x: 4, y: 3, width: 14, height: 14, rx: 3, class: "mgpu-plate" }),
-      svg("text", { x: 11, y: 14.5, "text-anchor": "middle", class: "mgpu-letter" }, letter),
-    );
-  const line = svg("svg", { width: 22, height: 20, "aria-hidden": "true" });
-  line.append(svg("line", { x1: 11, x2: 11, y1: 0, y2: 20, class: "mgpu-ideal" }));
-  const entries = Object.values(STATES).map(([letter, name, look]) => html("span", {}, swatch(look, letter), name));
-  return html(
-    "div",
-    { class: "mgpu-legend" },
-    ...entries,
-    html("span", {}, line, "one GPU’s time, divided by their number"),
-  );
+  const box = { width: 22, height: 20 },
+    plate = { x: 4, y: 3, width: 14, height: 14, rx: 3, class: "mgpu-plate" },
+    middle = { x: 11, y: 14.5, "text-anchor": "middle", class: "mgpu-letter" };
+  const state = ([letter, name, look]) => [
+    swatch(22, 20, svg("rect", { ...box, class: look }), svg("rect", plate), svg("text", middle, letter)),
+    name,
+  ];
+  const ideal = swatch(22, 20, svg("line", { x1: 11, x2: 11, y1: 0, y2: 20, class: "mgpu-ideal" }));
+  return legend([...Object.values(STATES).map(state), [ideal, "one GPU’s time, divided by their number"]]);
 }
 
-function render({ model, el }) {
+// PCIe is always there; NVLink is not.
+function linkMenu(model, { links }, state) {
+  const [element, show] = menu(model, "link", "Link", { nvlink: "NVLink", pcie: "PCIe" });
+  const select = element.querySelector("select");
+  return [
+    element,
+    () => {
+      show();
+      for (const option of select.options) option.disabled = !(option.value in links[model.get("gpu")]);
+      select.value = linkOf({ links }, state());
+    },
+  ];
+}
+
+export function render({ model, el }) {
   const data = model.get("data"),
     keys = ["gpu", "link", "network", "strategy", "num_gpus", "batch_size"],
-    at = (values) => ({ ...Object.fromEntries(keys.map((key) => [key, model.get(key)])), ...values });
-  const both = (batch_size) => [1, model.get("num_gpus")].map((gpus) => cellOf(data, at({ batch_size }), gpus));
+    at = () => valuesOf(model, keys);
+  const both = (batch_size) => [1, model.get("num_gpus")].map((gpus) => stepOf(data, { ...at(), batch_size }, gpus));
   const describe = (batch) => {
     const [one, many] = both(batch);
-    return !many
-      ? `${batch}, does not fit`
-      : model.get("num_gpus") > 1 && one
-        ? `${batch}, ${times(one, many)}`
-        : `${batch}`;
+    if (!many) return `${batch}, does not fit`;
+    return model.get("num_gpus") > 1 && one ? `${batch}, ${times(one, many)}` : `${batch}`;
   };
-  const [batch, showBatch] = slider(model, "batch_size", "Batch size", data.batch_sizes, describe);
   // Under the slider's stops: how many times as fast several GPUs are as one.
-  const marks = html("span", { class: "mgpu-marks", "aria-hidden": "true" });
-  batch.append(marks);
-  const markOf = (size) => {
-    const [one, many] = both(size);
-    if (!many) return html("span", { class: "mgpu-fails" }, "×", html("small", {}, size));
-    const tenths = faster(one, many, 10);
-    const mark = model.get("num_gpus") === 1 || tenths === null ? "●" : (tenths / 10).toFixed(1);
-    return html("span", {}, mark, html("small", {}, size));
+  const mark = (batch) => {
+    const [one, many] = both(batch),
+      tenths = faster(one, many, 10);
+    if (!many) return ["×", "mgpu-fails"];
+    return [model.get("num_gpus") === 1 || tenths === null ? "●" : (tenths / 10).toFixed(1)];
   };
-  const same = (names) => Object.fromEntries(names.map((name) => [name, name]));
-  const [link, showLink] = menu(model, "link", "Link", { nvlink: "NVLink", pcie: "PCIe" });
   return figure({
     model,
     el,
     caption: model.get("caption"),
     keys,
     controls: [
-      menu(model, "gpu", "GPU", same(Object.keys(data.links))),
-      [
-        link,
-        () => {
-          showLink();
-          const select = link.querySelector("select");
-          for (const option of select.options) option.disabled = !(option.value in data.links[model.get("gpu")]);
-          select.value = linkOf(data, at());
-        },
-      ],
-      menu(model, "network", "Network", same(data.networks)),
+      menu(model, "gpu", "GPU", named(Object.keys(data.links))),
+      linkMenu(model, data, at),
+      menu(model, "network", "Network", named(data.networks)),
       menu(model, "strategy", "Strategy", STRATEGIES),
       slider(model, "num_gpus", "Number of GPUs", data.counts, (n) => `${n} ${n === 1 ? "GPU" : "GPUs"}`),
-      [
-        batch,
-        () => {
-          showBatch();
-          marks.replaceChildren(...data.batch_sizes.map(markOf));
-        },
-      ],
+      marked(slider(model, "batch_size", "Batch size", data.batch_sizes, describe), data.batch_sizes, mark),
     ],
     below: [whyLegend()],
     sentence: () => whySentence(data, at()),

@@ -1,0 +1,219 @@
+"""Every operation on a virtual tensor: all on one GPU? Then run it on the inner tensors, and wrap what comes out."""
+
+import sys
+
+import torch
+from torch import Tensor
+
+from mgpu_lib.virtual.errors import check_devices, check_generator
+from mgpu_lib.virtual.gpu import count
+from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
+from mgpu_lib.virtual.shapes import form_of
+from mgpu_lib.virtual.tensor import VirtualTensor, complex_numbers, copy_into, wrap
+
+PLAIN = {int, str, type(None), torch.dtype}
+RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
+
+
+def dispatch(cls, func, types, args=(), kwargs=None):
+    """Every operation on a virtual tensor: __torch_dispatch__."""
+    rule = RULES.get(id(func)) or learn(func)
+    return rule.handler(rule, func, args, kwargs or {})
+
+
+def learn(func):
+    """The rule of an operation, found out when it is met for the first time."""
+    if is_composite(func):
+        handler = decompose
+    elif with_generator(func) is not None:
+        handler = draw
+    else:
+        handler = SPECIAL.get(func.overloadpacket.__name__, call)
+    RULES[id(func)] = rule_of(func, handler)
+    return RULES[id(func)]
+
+
+# The handlers of a rule
+
+
+def call(rule, func, args, kwargs):
+    """An operation with nothing special about it."""
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    return finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
+
+
+def decompose(rule, func, args, kwargs):
+    """An operation that is made of others: they come here one by one."""
+    return func.decompose(*args, **kwargs)
+
+
+def draw(rule, func, args, kwargs):
+    """An operation that draws numbers: from the GPU's generator, unless it is given one."""
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    if not any(isinstance(value, torch._C.Generator) for value in (*inner, *inner_kwargs.values())):
+        inner_kwargs["generator"] = gpu.generator
+    return finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
+
+
+def copy(rule, func, args, kwargs):
+    """copy_, the one operation that may cross devices."""
+    return copy_into(*args, **kwargs)
+
+
+def read(rule, func, args, kwargs):
+    """What .item() does: a number travels to the host."""
+    number = call(rule, func, args, kwargs)
+    count(args[0].element_size(), args[0].gpu, None)
+    return number
+
+
+def pack(rule, func, args, kwargs):
+    """Under nn.utils.rnn.pack_padded_sequence: the second result, the sizes of the batches, stays on the CPU."""
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    data, batch_sizes = gpu.run(rule.func, inner, inner_kwargs, key, rule.call)
+    return wrap(data, gpu), batch_sizes
+
+
+SPECIAL = {"copy_": copy, "_local_scalar_dense": read, PACK: pack}
+
+
+# What they are made of
+
+
+def take_in(rule, func, args, kwargs):
+    """The inner arguments, also by name, the GPU that they are on, and what the operation's time depends on.
+
+    Raises PyTorch's own error for tensors on two devices, unless this operation may mix them.
+    """
+    inner, key, gpu, misplaced = unwrap(args, None)
+    if kwargs:
+        values, more, gpu, elsewhere = unwrap(kwargs.values(), gpu)
+        inner_kwargs, key = dict(zip(kwargs, values, strict=True)), (id(func), key, *kwargs, more)
+        misplaced += elsewhere
+    else:
+        inner_kwargs, key = kwargs, (id(func), key)
+    if misplaced and not rule.mixes and not called_by_autograd():
+        for tensor in check_devices(func, args, kwargs, gpu, misplaced):
+            count(tensor.nbytes, None, gpu)
+    return inner, inner_kwargs, gpu, key
+
+
+def unwrap(values, gpu):
+    """(inner values, key, GPU, misplaced): what is inside `values`, and on which GPU; `gpu` if they are on none.
+
+    The key is what the operation's time and the sizes of its result depend on. Misplaced are tensors on other devices.
+    """
+    inner, key, misplaced = [], [], ()
+    for value in values:
+        kind = type(value)
+        if kind is VirtualTensor:
+            if gpu is None:
+                gpu = value.gpu
+            elif value.gpu is not gpu:
+                misplaced += (value,)
+            key.append(value.form)
+            value = value.inner
+        elif kind in PLAIN:
+            key.append(value)
+        elif kind is float:
+            key.append(kind)  # a learning rate, say, may differ in every step
+        elif kind is list or kind is tuple:
+            if value and type(value[0]) is int:  # sizes: there is nothing to unwrap
+                key.append(tuple(value))
+            else:
+                value, form, gpu, elsewhere = unwrap(value, gpu)
+                key.append(form)
+                misplaced += elsewhere
+        elif isinstance(value, Tensor):
+            key.append(form_of(value))
+            misplaced += (value,)
+        else:
+            value, form = unwrap_option(value, gpu)
+            key.append(form)
+        inner.append(value)
+    return inner, tuple(key), gpu, misplaced
+
+
+def unwrap_option(value, gpu):
+    """What is inside an argument that is no tensor, and its part of the key."""
+    if type(value) is bool:
+        return value, "yes" if value else "no"  # True == 1
+    if isinstance(value, torch._C.Generator):
+        check_generator(value, gpu)
+        return None if gpu.backing.type == "meta" else value, None
+    if type(value) is torch.device and gpu is not None:
+        return gpu.backing, value
+    return value, value
+
+
+def called_by_autograd():
+    """Whether the operation that comes here is part of a derivative in C++.
+
+    Those make tensors of their own like the ones they are given, and take a virtual tensor for one on the CPU. What
+    Python code does in a backward pass has a frame of its own.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def finish(rule, inner, inner_kwargs, gpu, key, args, kwargs):
+    """Run the operation on the inner tensors and wrap what comes out; what it wrote to is the same object again."""
+    if complex_numbers and isinstance(inner[0], Tensor) and inner[0].is_complex():
+        with conjugation():
+            out = gpu.run(rule.func, inner, inner_kwargs, key, rule.call)
+    else:
+        out = gpu.run(rule.func, inner, inner_kwargs, key, rule.call)
+    if not rule.mutates:
+        return wrap(out, gpu) if type(out) is Tensor else wrap_all(out, gpu)
+    if args and out is inner[0]:  # the most frequent case, and the only tensor that was written to
+        if rule.reshapes:
+            refresh(args[0])
+        return args[0]
+    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
+        torch.autograd.graph.increment_version(args[position])
+    for tensor in given.values():
+        refresh(tensor)
+    return wrap_all(out, gpu, given)
+
+
+def wrap_all(out, gpu, given=None):
+    """Wrap the tensors in an operation's result; those that were arguments come back as the same objects."""
+    if isinstance(out, Tensor):
+        known = given.get(id(out)) if given else None
+        return wrap(out, gpu) if known is None else known
+    if isinstance(out, (list, tuple)):
+        return type(out)([wrap_all(o, gpu, given) for o in out])
+    return out
+
+
+def refresh(tensor):
+    """Let the wrapper's sizes follow the inner tensor's, after resize_, t_, out= and the like."""
+    if tensor.inner.shape == tensor.shape and tensor.inner.stride() == tensor.stride():
+        return
+    storage = tensor.inner.untyped_storage()
+    block = getattr(storage, "block", None)
+    try:
+        if block is not None:
+            block.resize(storage.nbytes())
+    except torch.OutOfMemoryError:  # the tensor stays as it was
+        storage.resize_(block.nbytes)
+        tensor.inner.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        raise
+    made = wrap(tensor.inner, tensor.gpu)
+    Base.data.__set__(tensor, made)
+    tensor.form = made.form
+
+
+def conjugation():
+    """Inside, C++ sees the bit that says "conjugate", as it does outside of __torch_dispatch__."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)

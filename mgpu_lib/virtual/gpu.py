@@ -1,0 +1,92 @@
+"""One virtual GPU: what it holds, what it runs, what it sends, and its random numbers."""
+
+from operator import attrgetter
+
+import torch
+
+from mgpu_lib.virtual.clock import name_of
+from mgpu_lib.virtual.errors import GENERATORS, bad_fork, no_values
+from mgpu_lib.virtual.memory import Ledger
+from mgpu_lib.virtual.shapes import key_of
+from mgpu_lib.virtual.streams import Chosen, Stream
+
+
+class VirtualGPU:
+    """One GPU of `machine`: its number, what it holds, its streams, and its random numbers.
+
+    What all GPUs share is asked of the machine, so that it has one owner.
+    """
+
+    spec, backing, clock = (property(attrgetter(f"machine.{name}")) for name in ("spec", "backing", "clock"))
+
+    def __init__(self, index, machine):
+        self.index, self.device, self.machine = index, torch.device("cuda", index), machine
+        self.name = str(self.device)
+        self.ledger = Ledger(index, machine.spec.memory)
+        self.generator = VirtualGenerator(gpu=self)
+        self.streams, self.chosen = [], Chosen()
+        Stream(gpu=self)  # the default one enters itself as the first
+
+    def run(self, func, args, kwargs, key=None, call=None):
+        """Call `func` on inner tensors, and book it on the clock.
+
+        `key` is what its time, and the shapes of its result, depend on (see `shapes.key_of`); `call` does the same as
+        `func`, with less around it.
+        """
+        machine = self.machine
+        if machine.forked:
+            raise bad_fork()
+        key = key or key_of(func, args, kwargs)
+        try:
+            out = (call or func)(*args, **kwargs) if machine.dry is None else machine.dry(func, args, kwargs, key)
+        except RuntimeError as error:
+            better = self.explained(error, func)
+            if better is None:
+                raise
+            raise better from error
+        machine.clock.book(self, func, args, kwargs, out, key)
+        return out
+
+    def explained(self, error, func):
+        """An error that says more than `error` about a virtual GPU, or None."""
+        if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
+            return no_values(str(getattr(func, "overloadpacket", func.__name__)))
+        if "DefaultCPUAllocator" in str(error):
+            return RuntimeError(
+                f"{self.device} is made of this computer's memory, and that is full: {error}. The "
+                f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).'
+            )
+        return None
+
+
+class VirtualGenerator(torch._C.Generator):
+    """torch.Generator(device='cuda:i')."""
+
+    def __new__(cls, *, gpu):
+        kind = "cpu" if gpu.backing.type == "meta" else gpu.backing
+        self = super().__new__(cls, kind)
+        self.gpu = gpu
+        GENERATORS[self._cdata] = self
+        return self.manual_seed(torch.initial_seed())
+
+    device = property(lambda self: self.gpu.device)
+
+    def clone_state(self):
+        return generator_on(self.device, self.get_state())
+
+    def __reduce__(self):
+        return generator_on, (self.device, self.get_state())
+
+
+def generator_on(device, state):
+    return torch.Generator(device).set_state(state)
+
+
+def count(nbytes, source, target, pinned=False, non_blocking=False):
+    """Enter a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
+    if source is not target:
+        machine = (target or source).machine
+        if machine.forked:
+            raise bad_fork()
+        machine.traffic[name_of(source), name_of(target)] += nbytes
+        machine.clock.copy(source, target, nbytes, pinned, non_blocking)

@@ -1,0 +1,59 @@
+"""Replacing what PyTorch answers, and putting it back."""
+
+import contextlib
+import sys
+import types
+
+import torch
+
+from mgpu_lib.virtual.patches import autocast, checkpoint, comm, cuda, factories, functions, gradients, modules
+
+PACKAGE = __package__.rpartition(".")[0]
+_patches = contextlib.ExitStack()
+
+
+def install():
+    """Put the replacements that the other modules name in place."""
+    with contextlib.ExitStack() as stack:  # undone if one of them fails
+        replacements = {}
+        for module in (factories, functions, modules, gradients, cuda, autocast, comm, checkpoint):
+            for owner, name, value in module.patches():
+                original = getattr(owner, name, None)
+                if callable(original):
+                    replacements[id(original)] = original, value  # kept, so that nothing else gets its id
+                patch(stack, owner, name, value)
+        for module, name, value in imported_before(replacements):
+            patch(stack, module, name, value)
+        autocast.register_autocast(stack)
+        checkpoint.register_checkpoints(stack)
+        forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
+        forget()
+        stack.callback(forget)
+        _patches.push(stack.pop_all())
+
+
+def imported_before(replacements):
+    """(module, name, replacement) for what modules imported from PyTorch before, as in `from torch import zeros`.
+
+    `replacements` is {id of the original: (original, replacement)}. PyTorch's own modules keep theirs, and so does
+    this package.
+    """
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__name__", "")
+        if isinstance(module, types.ModuleType) and not name.startswith(("torch", PACKAGE)):
+            for key, value in list(vars(module).items()):
+                if id(value) in replacements:
+                    yield module, key, replacements[id(value)][1]
+
+
+def patch(stack, owner, name, value):
+    """Set an attribute of a module or class; `stack` puts back what was there, or nothing if nothing was."""
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+def remove():
+    _patches.close()

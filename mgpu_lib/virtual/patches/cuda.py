@@ -1,0 +1,281 @@
+"""What torch.cuda, torch.accelerator and their like answer while virtual GPUs are on.
+
+Most of `torch.cuda` is Python on top of some functions of `torch._C`. Only those are replaced, so that the rest, its
+checks and its error messages included, is PyTorch's own.
+"""
+
+import functools
+import sys
+import uuid
+from dataclasses import dataclass
+
+import torch
+
+from mgpu_lib.virtual import streams
+from mgpu_lib.virtual.errors import bad_fork
+from mgpu_lib.virtual.memory import readable
+from mgpu_lib.virtual.running import current, current_index, select
+from mgpu_lib.virtual.tensor import VirtualTensor
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """torch.cuda.get_device_properties(i), from the data sheet."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: uuid.UUID
+
+    def __repr__(self):
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid})"
+        )
+
+
+@functools.cache
+def properties_of(spec, index):
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{index}")
+    return DeviceProperties(f"{spec.name} (virtual)", *spec.capability, spec.memory, spec.sm_count, identity)
+
+
+def ledger(index):
+    return current().gpu(index).ledger
+
+
+def not_imitated(what):
+    def refuse(*args, **kwargs):
+        raise RuntimeError(
+            f"{what} can't be imitated by virtual GPUs; it needs real ones (unset MGPU_VIRTUAL, and "
+            "have enough of them)"
+        )
+
+    return refuse
+
+
+NOT_IMITATED = (
+    "CUDAGraph graph make_graphed_callables MemPool FloatTensor DoubleTensor HalfTensor LongTensor IntTensor "
+    "ByteTensor BoolTensor ExternalStream caching_allocator_alloc memory_snapshot ipc_collect utilization "
+    "temperature power_draw clock_rate".split()
+)
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names)):
+        for name, value in names().items():
+            yield owner, name, value
+    yield torch.cuda.random, "device_count", device_count
+    yield torch, "Stream", streams.AnyStream
+    yield torch, "Event", streams.AnyEvent
+    for name in NOT_IMITATED:
+        yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
+    for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
+        yield owner, name, dlpack(getattr(owner, name))
+    for name, function in (("range_push", range_push), ("range_pop", range_pop), ("mark", lambda message: None)):
+        yield torch.cuda.nvtx, name, function
+    yield torch, "compile", not_imitated("torch.compile for cuda")
+    yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
+    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+        module = sys.modules[name]
+        yield module, "_foreach_supported_types", [*module._foreach_supported_types, VirtualTensor]
+    yield from without_nccl()
+
+
+def without_nccl():
+    """The same for NCCL: there is none."""
+    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
+        yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
+    if torch.distributed.is_available():
+        yield torch.distributed, "init_process_group", init_process_group
+        yield torch.distributed, "is_nccl_available", lambda: False
+
+
+def dlpack(original):
+    """DLPack hands over raw pointers: for tensors on the CPU only."""
+
+    def hand_over(tensor, *args, **kwargs):
+        return tensor.data_ptr() if type(tensor) is VirtualTensor else original(tensor, *args, **kwargs)
+
+    return hand_over
+
+
+def cuda_names():
+    return {
+        "is_available": lambda: True,
+        "device_count": device_count,
+        "_initialized": True,
+        "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
+        "_is_in_bad_fork": lambda: current().forked,
+        "_lazy_init": no_driver,
+        "_exchange_device": select,
+        "_maybe_exchange_device": select,
+        "_get_device_properties": get_properties,
+        "get_device_properties": get_device_properties,
+        "default_generators": Generators(),
+        "cudart": Runtime,
+        "_check_stray_context": lambda index: None,
+        "Stream": streams.Stream,
+        "Event": streams.CudaEvent,
+        "stream": streams.stream_context,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
+        "memory_summary": memory_summary,
+        "is_current_stream_capturing": lambda: False,
+    }
+
+
+def c_names():
+    # Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.
+    return {
+        "_cuda_getDevice": current_index,
+        "_cuda_setDevice": select,
+        "_cuda_exchangeDevice": select,
+        "_cuda_maybeExchangeDevice": select,
+        "_cuda_synchronize": lambda: synchronize(current_index()),
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
+        "_cuda_memoryStats": lambda index: ledger(index).stats(),
+        "_cuda_resetPeakMemoryStats": lambda index: ledger(index).reset_peak(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: ledger(index).reset_accumulated(),
+        "_cuda_emptyCache": empty_cache,
+        "_cuda_setMemoryFraction": set_memory_fraction,
+        "_cuda_getMemoryFraction": lambda index: ledger(index).fraction,
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_getDeviceIndex": current_index,
+        "_accelerator_setDeviceIndex": select,
+        "_accelerator_exchangeDevice": select,
+        "_accelerator_maybeExchangeDevice": select,
+        "_accelerator_synchronizeDevice": synchronize,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": lambda index: ledger(index).stats(),
+        "_accelerator_resetPeakStats": lambda index: ledger(index).reset_peak(),
+        "_accelerator_resetAccumulatedStats": lambda index: ledger(index).reset_accumulated(),
+        "_accelerator_getMemoryInfo": memory_info,
+        "_accelerator_emptyCache": empty_cache,
+        "_accelerator_getStream": streams.current_stream,
+        "_accelerator_setStream": streams.set_stream,
+        "_group_tensors_by_device_and_dtype": group_tensors,
+    }
+
+
+def range_push(message):
+    """torch.cuda.nvtx.range_push: what follows is the phase `message` on the timeline."""
+    ranges = current().clock.host().ranges
+    ranges.append(message)
+    return len(ranges) - 1
+
+
+def range_pop():
+    ranges = current().clock.host().ranges
+    depth = len(ranges) - 1  # of the range that ends; NVTX, too, says something negative if there is none
+    del ranges[-1:]
+    return depth
+
+
+def synchronize(index):
+    """The host waits for all streams of GPU `index`, and of no other."""
+    gpu = current().gpu(index)
+    gpu.clock.synchronize(gpu, gpu.streams)
+
+
+def no_driver():
+    """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
+    if current().forked:
+        raise bad_fork()
+    if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+        raise RuntimeError(
+            "this call went around the virtual GPUs to a CUDA driver. Was the function looked up in "
+            "torch before they were on, and kept in a list, say? Look up torch.zeros when you call it."
+        )
+
+
+def device_count():
+    return len(current().gpus)
+
+
+def get_properties(index):
+    return properties_of(current().gpu(index).spec, index)
+
+
+def get_device_properties(device=None):
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    if index < 0 or index >= torch.cuda.device_count():
+        raise AssertionError("Invalid device id")
+    return get_properties(index)
+
+
+class Generators:
+    """torch.cuda.default_generators: one for each GPU of the machine that is on."""
+
+    def __getitem__(self, index):
+        return current().gpu(index).generator
+
+    def __len__(self):
+        return len(current().gpus)
+
+
+class Runtime:
+    """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
+
+    def cudaMemGetInfo(self, index=None):
+        return memory_info(current_index() if index is None else index)
+
+
+def memory_info(index):
+    """Free bytes, and all."""
+    held = ledger(index)
+    return held.capacity - held.reserved, held.capacity
+
+
+def empty_cache():
+    for gpu in current().gpus:
+        gpu.ledger.empty_cache()
+
+
+def memory_summary(device=None, abbreviated=False):
+    """What the ledger knows, as a table; PyTorch's own has rows for pools and segments that a ledger has not."""
+    held = ledger(current_index() if device is None else torch.cuda._utils._get_device_index(device, optional=True))
+    rows = [("allocated", held.allocated, held.peak), ("reserved", held.reserved, held.peak_reserved)]
+    lines = [f"{name:<10}{readable(now):>12}{readable(peak):>12}" for name, now, peak in rows]
+    head = f"cuda:{held.index} (virtual), {readable(held.capacity)}"
+    return "\n".join([head, f"{'':<10}{'now':>12}{'peak':>12}", *lines])
+
+
+def set_memory_fraction(fraction, index):
+    ledger(index).fraction = fraction
+
+
+def init_process_group(backend=None, *args, **kwargs):
+    if backend is None or "nccl" in str(backend):
+        not_imitated("torch.distributed with NCCL")()
+    return _init_process_group(backend, *args, **kwargs)
+
+
+def group_tensors(tensorlistlist, with_indices=False):
+    """Tensors by device and dtype, in order; C++ would find all of them on the CPU."""
+    groups = {}
+    for i, first in enumerate(tensorlistlist[0]):
+        lists, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in tensorlistlist], []))
+        for group, tensors in zip(lists, tensorlistlist, strict=True):
+            if tensors:
+                group.append(tensors[i])
+                check_same_place(first, tensors[i])
+        if with_indices:
+            indices.append(i)
+    return groups
+
+
+def check_same_place(first, tensor):
+    if tensor is not None and tensor.device != first.device and (tensor.dim() or tensor.device.type != "cpu"):
+        raise RuntimeError(
+            "Tensors of the same index must be on the same device and the same dtype except `step` "
+            "tensors that can be CPU and float32/64 notwithstanding"
+        )
+
+
+_init_process_group = torch.distributed.init_process_group if torch.distributed.is_available() else None

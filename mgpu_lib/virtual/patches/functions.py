@@ -1,0 +1,161 @@
+"""Functions that are replaced because C++, inside them, takes virtual tensors for tensors on the CPU.
+
+It would make others there, or complain in the name of a kernel that runs on the CPU.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mgpu_lib.virtual.errors import check_lengths, check_query, check_recurrent
+from mgpu_lib.virtual.patches.autocast import cast
+from mgpu_lib.virtual.tensor import VirtualTensor, inner_of, wrap
+
+# The originals, taken before anything is patched.
+_dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
+_ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
+_pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield F, "dropout", dropout
+    yield F, "scaled_dot_product_attention", attention
+    yield torch._VF, "_pack_padded_sequence", pack_padded_sequence
+    yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
+    yield torch._C._nn, "pad_sequence", pad_sequence
+    yield torch, "_nested_tensor_from_mask_left_aligned", left_aligned
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        yield torch._VF, name, recurrent(getattr(torch._VF, name))
+    for name in ("lstm_cell", "gru_cell"):  # their weights are lowered, and kept, by autocast itself
+        yield torch._VF, name, lowered(getattr(torch._VF, name), 2)
+    yield torch, "ctc_loss", ctc_loss
+    for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
+        yield owner, name, of_inner(getattr(owner, name))
+    for owner in (torch, Tensor):
+        for name in ("quantile", "nanquantile"):
+            yield owner, name, quantile(getattr(owner, name))
+
+
+def of_inner(original):
+    """`original`, called on the inner tensors: its result has no gradient, or none that PyTorch could compute."""
+
+    @functools.wraps(original)
+    def call(x, *args, **kwargs):
+        if type(x) is not VirtualTensor:
+            return original(x, *args, **kwargs)
+        inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
+        return wrap(x.gpu.run(original, *inner), x.gpu)
+
+    return call
+
+
+def recurrent(original):
+    """torch._VF.lstm and its like, called as the modules call them: (input, hidden, weights, whether there are biases,
+    …), for packed sequences (input, lengths, hidden, weights, …)."""
+    lower = lowered(original)
+
+    @functools.wraps(original)
+    def call(input, *args):
+        hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
+        check_recurrent(input, hidden, weights)
+        return lower(input, *args)
+
+    return call
+
+
+def lowered(original, first=None):
+    """`original` with half-precision arguments, or the `first` of them, where CUDA's autocast is on."""
+
+    @functools.wraps(original)
+    def call(*args):
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            lower = [
+                type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype)
+                for a in args[:first]
+            ]
+            args = *lower, *args[len(lower) :]
+        return original(*args)
+
+    return call
+
+
+def quantile(original):
+    """torch.quantile and its like: the number `q` becomes a tensor here, and not in C++."""
+
+    @functools.wraps(original)
+    def call(x, q, *args, **kwargs):
+        if type(x) is VirtualTensor and not isinstance(q, Tensor):
+            q = x.new_full((), q)
+        return original(x, q, *args, **kwargs)
+
+    return call
+
+
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
+    """torch.ctc_loss: the lengths may be numbers, or lie anywhere."""
+    if type(log_probs) is VirtualTensor:
+        device = log_probs.device
+        input_lengths, target_lengths = (torch.as_tensor(n, device=device) for n in (input_lengths, target_lengths))
+    return _ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
+
+
+def dropout(input, p=0.5, training=True, inplace=False):
+    """As CUDA does it: the mask that is kept for backward takes one byte an element, not four."""
+    if type(input) is VirtualTensor and training and 0 < p < 1 and not inplace:
+        return torch.native_dropout(input, p, training)[0]
+    return _dropout(input, p, training, inplace)
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """F.scaled_dot_product_attention; where is_causal stands for a mask, it is made here, and not in C++."""
+    check_query(query, key, value)
+    if (
+        is_causal
+        and attn_mask is None
+        and type(query) is VirtualTensor
+        and not torch._fused_sdp_choice(query, key, value, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
+    ):
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        is_causal = False
+    return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def pack_padded_sequence(input, lengths, batch_first):
+    """Under nn.utils.rnn.pack_padded_sequence; C++ would take lengths on a GPU for lengths on the CPU."""
+    check_lengths(lengths)
+    return _pack_padded_sequence(input, lengths, batch_first)
+
+
+def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
+    """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
+    if not any(type(s) is VirtualTensor for s in sequences):
+        return _pad_sequence(sequences, batch_first, padding_value, padding_side)
+    sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
+    longest = max(len(s) for s in sequences)
+
+    def padded(s):
+        around = (0, longest - len(s)) if padding_side == "right" else (longest - len(s), 0)
+        return F.pad(s, (0, 0) * (s.dim() - 1) + around, value=padding_value)
+
+    return torch.stack([padded(s) for s in sequences], dim=0 if batch_first else 1)
+
+
+def left_aligned(t, mask):
+    """No: then nn.TransformerEncoder does without nested tensors, which virtual GPUs can't hold."""
+    return type(t) is not VirtualTensor and _left_aligned(t, mask)
+
+
+def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
+    """Under nn.utils.rnn.pad_packed_sequence; C++ would make the padded tensor on the CPU."""
+    if type(data) is not VirtualTensor:
+        return _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length)
+    rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
+    padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
+    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):
+        padded[i, :size] = step
+    lengths = (batch_sizes[:, None] > torch.arange(rows, device="cpu")).sum(0)
+    return padded.transpose(0, 1) if batch_first else padded, lengths

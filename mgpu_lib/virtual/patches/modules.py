@@ -1,0 +1,79 @@
+"""What nn.Module does differently with parameters on a virtual GPU."""
+
+import threading
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
+
+from mgpu_lib.virtual.running import find
+from mgpu_lib.virtual.tensor import Base, VirtualTensor, set_data, swap, transfer
+
+# The originals, taken before anything is patched.
+_apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
+_swaps_parameters = torch.__future__.get_swap_module_params_on_conversion
+_materialize = UninitializedTensorMixin.materialize
+
+_moving = threading.local()
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield Tensor, "data", property(Base.data.__get__, assign_data)
+    yield Tensor, "_make_subclass", staticmethod(make_subclass)
+    yield UninitializedTensorMixin, "materialize", materialize
+    yield torch.nn.Module, "_apply", apply_to_module
+    yield torch.__future__, "get_swap_module_params_on_conversion", swaps_parameters
+    yield torch.utils, "swap_tensors", swap_tensors
+
+
+def assign_data(self, value):
+    if isinstance(self, UninitializedTensorMixin) and type(value) is VirtualTensor:
+        self.device_to_be = value.device  # a lazy module was moved: there is nothing to move yet
+    elif type(value) is VirtualTensor:
+        set_data(self, value)
+    else:
+        Base.data.__set__(self, value)
+
+
+def make_subclass(cls, data, requires_grad=False, **kwargs):
+    """Lazy parameters made with device='cuda:i'."""
+    if type(data) is not VirtualTensor:
+        return Base._make_subclass(cls, data, requires_grad, **kwargs)
+    lazy = Base._make_subclass(cls, torch.empty(0, dtype=data.dtype, device="cpu"), requires_grad)
+    lazy.device_to_be = data.device
+    return lazy
+
+
+def materialize(self, shape, device=None, dtype=None):
+    device = device or vars(self).pop("device_to_be", None)
+    gpu = find(device)
+    _materialize(self, shape, device if gpu is None else "cpu", dtype)
+    if gpu is not None:
+        set_data(self, transfer(self.detach(), gpu))
+
+
+def apply_to_module(self, fn, recurse=True):
+    """module.to(…): parameters are swapped in place, so that they keep their identity; lazy ones can't be yet."""
+    before = getattr(_moving, "swap", None)
+    _moving.swap = not any(isinstance(p, UninitializedTensorMixin) for p in self._parameters.values())
+    try:
+        return _apply(self, fn, recurse)
+    finally:
+        _moving.swap = before
+
+
+def swaps_parameters():
+    """torch.__future__.get_swap_module_params_on_conversion: in a thread that is moving a module, what that needs."""
+    swap = getattr(_moving, "swap", None)
+    return _swaps_parameters() if swap is None else swap
+
+
+def swap_tensors(a, b):
+    """torch.utils.swap_tensors. A module that stays on its device only gets other data, and graphs stay good."""
+    if getattr(_moving, "swap", None) and a.device == b.device:
+        a.data = b.data
+    elif VirtualTensor in (type(a), type(b)):
+        swap(a, b)
+    else:
+        _swap_tensors(a, b)

@@ -1,0 +1,46 @@
+"""Answers to the book's exercises for tests: a reader's function, and the line that its check prints."""
+
+import inspect
+import textwrap
+
+from mgpu_lib import exercises
+
+PRELUDE = """
+import copy
+from functools import partial
+import torch
+from torch import nn
+from torch.nn import functional as F
+import mgpu_lib as mgpu
+from mgpu_lib import lenet
+"""
+
+
+def answer(name, program, prelude=""):
+    """The function `name` that `program` defines, as a reader would in a cell."""
+    names = {}
+    exec("\n".join([PRELUDE, prelude, textwrap.dedent(program)]), names)
+    return names[name]
+
+
+def said(capsys, name, program, prelude=""):
+    """The one line that the check of exercise `name` prints about an answer."""
+    check = getattr(exercises, f"check_{name}")
+    check(answer(name, program, prelude))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def function(name, parameters, body):
+    """The program of a function with this body, whose lines are indented as those of a docstring may be."""
+    return f"def {name}({parameters}):\n" + textwrap.indent(inspect.cleandoc(body), "    ")
+
+
+def checks_of(module):
+    """The names of the exercises that `module` checks."""
+    return {
+        name.removeprefix("check_")
+        for name in exercises.__all__
+        if getattr(exercises, name).__module__ == module.__name__
+    }

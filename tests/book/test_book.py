@@ -1,0 +1,188 @@
+"""The built book: whole pages, nothing from outside, offline search and formulas, light enough, readable on a phone."""
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import build_book
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = build_book.ROOT
+PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text())["parts"]
+CHAPTERS = [entry["file"] for part in PARTS for entry in part["chapters"]]
+PAGES = ["index", *CHAPTERS]
+PAGE_LIMIT = 1_500_000  # bytes of a page beside what all pages share
+LOADS = {"link": "href", **dict.fromkeys(["script", "img", "iframe", "source", "video", "audio"], "src")}
+
+
+def soup(book, name):
+    return BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def test_toc_lists_every_chapter():
+    written = {f"chapters/{path.stem}" for path in (ROOT / "chapters").glob("*.ipynb")}
+    assert written <= set(CHAPTERS), "a chapter that _toc.yml doesn't list is in nobody's book"
+    numbered = [name for name in CHAPTERS if re.match(r"chapters/\d", name)]
+    assert numbered == sorted(numbered)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_whole(book, name):
+    page = soup(book, name)
+    assert page.title and page.title.get_text(strip=True)
+    assert len(page.select("article h1")) == 1
+    assert page.html.get("lang") == "en"
+    for image in page.find_all("img"):
+        alt = image.get("alt", "").strip()
+        assert alt, f"no alt text: {image.get('src', '')[:100]}"
+        # without one of its own, an output's picture gets its path for an alt text
+        assert Path(urlsplit(image["src"]).path).name not in alt or image["src"].startswith("data:"), (
+            f"the alt text is a path: {alt!r}; set it in the cell's metadata: mystnb.image.alt"
+        )
+
+
+@pytest.mark.parametrize("name", [*PAGES, "search", "genindex"])
+def test_page_names_nothing_outside(book, name):
+    """Statically: also what a browser would load later, or only on some screens."""
+    page = soup(book, name)
+    loads = [tag[where] for kind, where in LOADS.items() for tag in page.find_all(kind, {where: True})]
+    loads += [part.split()[0] for tag in page.find_all(srcset=True) for part in tag["srcset"].split(",")]
+    for style in page.find_all("style"):
+        loads += re.findall(r"(?:url\(|@import\s)[\s'\"]*([^)'\"]+)", style.get_text())
+    outside = [address for address in loads if urlsplit(address).scheme not in ("", "data") or address.startswith("//")]
+    assert not outside
+
+
+def test_styles_name_nothing_outside(book):
+    addresses = {
+        (path.name, address)
+        for path in (book / "_static").rglob("*.css")
+        for address in re.findall(r"url\([\s'\"]*((?:https?:)?//[^)'\"]+)", path.read_text(encoding="utf-8"))
+    }
+    assert not addresses
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_inside_the_book_lead_somewhere(book, name):
+    """Sphinx checks its own references; this also sees links written as HTML, in widgets and in outputs."""
+    anchors = {}
+    for link in soup(book, name).find_all("a", href=True):
+        parts = urlsplit(link["href"])
+        if parts.scheme:
+            continue
+        target = (book / f"{name}.html").parent / unquote(parts.path) if parts.path else book / f"{name}.html"
+        assert target.exists(), f"{link['href']} leads nowhere"
+        if parts.fragment and target.suffix == ".html":
+            key = target.resolve()
+            if key not in anchors:
+                anchors[key] = {tag["id"] for tag in soup(key.parent, key.stem).find_all(id=True)}
+            assert unquote(parts.fragment) in anchors[key], f"{link['href']}: no such anchor"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_in_a_browser(book, page, name):
+    """From a folder on disk, network blocked: no request outside, no error (both checked by `page`), formulas drawn,
+    pictures shown, and nothing wider than a phone."""
+    page.goto((book / f"{name}.html").as_uri())
+    page.wait_for_load_state("load")
+    assert page.locator(".katex-error").count() == 0, page.locator(".katex-error").first.text_content()
+    assert page.locator(".math").count() == page.locator(".math .katex").count()
+    broken = "images => images.filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+    assert page.locator("img").evaluate_all(broken) == []
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page scrolls sideways on a phone"
+
+
+def test_page_weight(book, page):
+    loaded = {}
+    for name in PAGES:
+        loaded[name] = {}
+        sizes = loaded[name]
+
+        def note(request, sizes=sizes):
+            address = urlsplit(request.url)
+            if address.scheme == "file":
+                sizes[address.path] = Path(unquote(address.path)).stat().st_size
+
+        page.on("request", note)
+        page.goto((book / f"{name}.html").as_uri())
+        page.wait_for_load_state("load")
+        page.remove_listener("request", note)
+    times = Counter(path for sizes in loaded.values() for path in sizes)
+    shared = {path for path, count in times.items() if count == len(PAGES)}
+    own = {name: sum(size for path, size in sizes.items() if path not in shared) for name, sizes in loaded.items()}
+    assert all(own.values()), "each page is at least its own HTML"
+    too_heavy = {name: size for name, size in own.items() if size > PAGE_LIMIT}
+    assert not too_heavy, f"bytes beside what all pages share, limit {PAGE_LIMIT}: {too_heavy}"
+
+
+def test_search_from_disk(book, page):
+    """As a reader does it: Ctrl+K, a word, Enter, and the first hit leads to a page that holds the word."""
+    page.goto((book / "index.html").as_uri())
+    page.keyboard.press("Control+k")
+    page.keyboard.type("machine")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?q=machine")
+    hit = page.locator("#search-results li a").first
+    hit.wait_for()
+    hit.click()
+    page.wait_for_url(lambda url: "search.html" not in url)
+    assert "machine" in page.locator("article").inner_text().lower()
+
+
+def test_light_and_dark(book, page):
+    """The page follows the reader's system, and the button overrides it."""
+    page.emulate_media(color_scheme="dark")
+    page.goto((book / "index.html").as_uri())
+    background = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3).map(Number)"
+    assert max(page.evaluate(background)) < 64
+    for _ in range(3):  # auto, light, dark in some order
+        page.locator("button.theme-switch-button").locator("visible=true").first.click()
+        if page.evaluate("document.documentElement.dataset.mode") == "light":
+            break
+    assert min(page.evaluate(background)) > 192
+
+
+SMALL_BOOK = {
+    "_toc.yml": "format: jb-book\nroot: index\n",
+    "index.md": "# A small book\n\nInline $\\frac{a}{b}$ and\n\n$$\nx = \\sum_i y_i\n$$ (eq-x)\n\nsee {eq}`eq-x`.\n",
+}
+
+
+@pytest.fixture(scope="module")
+def small_book(tmp_path_factory):
+    """A book of one page with the settings and the assets of the real one."""
+    folder = tmp_path_factory.mktemp("small_book")
+    shutil.copy(ROOT / "_config.yml", folder)
+    shutil.copytree(ROOT / "assets", folder / "assets")
+    (folder / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "plain_markdown.py", folder / "scripts")
+    for name, text in SMALL_BOOK.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
+    """An incremental build would pass the second time: Sphinx doesn't repeat the warnings of a page it didn't read."""
+    index = small_book / "index.md"
+    index.write_text(SMALL_BOOK["index.md"] + "\n[nowhere](#no-such-place)\n")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no-such-place"):
+            build_book.build(small_book, quiet=True)
+    index.write_text(SMALL_BOOK["index.md"])
+    built = build_book.build(small_book, quiet=True) / "index.html"
+    before = built.stat().st_mtime_ns
+    build_book.build(small_book, quiet=True)
+    assert built.stat().st_mtime_ns == before, "nothing changed, so nothing is built"
+
+
+def test_formulas_are_drawn_offline(small_book, page):
+    page.goto((build_book.build(small_book, quiet=True) / "index.html").as_uri())
+    page.locator("div.math .katex").wait_for()
+    assert page.locator("span.math .katex .mfrac").count() == 1
+    assert page.locator("div.math .eqno").inner_text().startswith("(1)")
+    assert page.evaluate("document.fonts.check('16px KaTeX_Main')")

@@ -1,0 +1,242 @@
+"""The chapters: what they show is what the library ships, and each has the form that readers rely on."""
+
+import ast
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+import mgpu_lib
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=nbformat.NO_CONVERT)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def markdown(notebook):
+    return [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+# What a chapter shows and what the library ships are the same function
+
+
+def functions(source):
+    """The functions at the top level of `source`, by name, as text that says all but docstrings and layout."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+            found[node.name] = ast.dump(node)
+    return found
+
+
+def library():
+    """The public functions of `mgpu_lib`, wherever they are defined."""
+    found = {}
+    for path in sorted((ROOT / "mgpu_lib").glob("*.py")):
+        found |= {
+            name: text
+            for name, text in functions(path.read_text(encoding="utf-8")).items()
+            if name in mgpu_lib.__all__ and getattr(mgpu_lib, name).__module__ == f"mgpu_lib.{path.stem}"
+        }
+    return found
+
+
+def shown(notebook):
+    """(name, function as text, cell id, whether the cell is tagged `library`) for each function of the notebook."""
+    plain_python = TransformerManager().transform_cell  # takes %magics and !commands
+    return [
+        (name, text, cell.id, "library" in tags(cell))
+        for cell in code_cells(notebook)
+        for name, text in functions(plain_python(cell.source)).items()
+    ]
+
+
+def differences(notebook, shipped):
+    """Sentences on functions that don't agree with the library's `shipped`.
+
+    A function with the name of a public one *is* that one: what is meant to be wrong has a name of its own. A cell
+    tagged `library` holds nothing but such functions, so that a function renamed in the library is missed here.
+    """
+    for name, text, cell, tagged in shown(notebook):
+        if name in shipped and text != shipped[name]:
+            yield f"cell {cell}: {name} isn't mgpu_lib's; make them equal, or give the chapter's another name"
+        elif tagged and name not in shipped:
+            yield f"cell {cell} is tagged `library`, but mgpu_lib has no public {name}"
+
+
+@chapters
+def test_functions_are_the_library_s(path):
+    assert list(differences(read(path), library())) == []
+
+
+def test_chapter_4_develops_all_of_data_parallelism():
+    notebook = read(ROOT / "chapters" / "04-data-parallelism-from-scratch.ipynb")
+    developed = {name for name, _, _, tagged in shown(notebook) if tagged}
+    assert developed == {
+        "lenet_params",
+        "lenet",
+        "get_params",
+        "allreduce",
+        "split_batch",
+        "sgd",
+        "train_batch",
+        "max_divergence",
+    }
+
+
+SHIPPED = '@torch.no_grad()\ndef twice(x):\n    """Shipped."""\n    return 2 * x  # a comment\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "tag", "fault"),
+    [
+        (SHIPPED, "library", ""),
+        (
+            '@torch.no_grad()\ndef twice(x):\n    """Another docstring."""\n    return (2 *\n            x)',
+            "library",
+            "",
+        ),
+        ("%matplotlib inline\n!nvidia-smi\nvalue = twice(3)", "other", ""),
+        ("def twice_wrong(x):\n    return 3 * x", "other", ""),
+        (SHIPPED.replace("2 *", "3 *"), "library", "twice isn't mgpu_lib's"),
+        (SHIPPED.replace("2 *", "3 *"), "other", "twice isn't mgpu_lib's"),
+        (SHIPPED.replace("@torch.no_grad()\n", ""), "library", "twice isn't mgpu_lib's"),
+        (SHIPPED.replace("twice", "two_times"), "library", "no public two_times"),
+    ],
+)
+def test_a_difference_is_found(source, tag, fault):
+    cell = nbformat.v4.new_code_cell(source, id="sample", metadata={"tags": [tag]})
+    found = list(differences(nbformat.v4.new_notebook(cells=[cell]), functions(SHIPPED)))
+    assert len(found) == bool(fault) and fault in "".join(found)
+
+
+def test_all_public_functions_are_compared():
+    assert {"get_params", "allreduce", "lenet", "try_gpu", "train"} <= library().keys()
+
+
+# The form of a chapter. tests/book/test_house.py looks at how notebooks are stored.
+
+
+@chapters
+def test_cells_have_ids_that_say_what_they_are(path):
+    """A random id would change with each new cell at the same place, and say nothing in an error message."""
+    ids = [cell["id"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    assert len(set(ids)) == len(ids)
+    words, random = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*"), re.compile(r"[0-9a-f]{8}")
+    assert [i for i in ids if not words.fullmatch(i) or random.fullmatch(i)] == []
+
+
+@chapters
+def test_a_chapter_opens_with_what_the_reader_will_be_able_to_do(path):
+    opening = markdown(read(path))[0]
+    number = f"{int(path.stem[:2])} " if path.stem[:2].isdigit() else ""  # the museum has none
+    assert re.match(rf"# {number}\S", opening), "the title begins with the chapter's number"
+    assert 3 <= len(re.findall(r"^- \S", opening, re.M)) <= 6
+    first = code_cells(read(path))[0].source
+    assert "import mgpu_lib as mgpu" in first
+
+
+def wrong_numbers(text):
+    """Links to chapters that say another number than that of the file they lead to, such as "chapter 2 <03-…>"."""
+    links = re.findall(r"chapters? (\d+)[^<>()\[\]`]*?(?:<|\]\()(?:chapters/)?(\d\d)-", text, re.I)
+    return [(said, file) for said, file in links if int(said) != int(file)]
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, ROOT / "index.md"], ids=lambda path: path.stem)
+def test_a_link_to_a_chapter_says_its_number(path):
+    text = path.read_text(encoding="utf-8") if path.suffix == ".md" else "\n".join(markdown(read(path)))
+    assert wrong_numbers(text) == []
+
+
+def test_a_wrong_number_is_found():
+    assert wrong_numbers("{doc}`Chapter 3, Tensors <02-tensors>` and [chapter 11](11-splitting.ipynb)") == [("3", "02")]
+
+
+@chapters
+def test_a_chapter_closes_with_a_summary_and_what_to_read_next(path):
+    last = read(path).cells[-1]
+    assert last.cell_type == "markdown"
+    heading, text = re.split(r"^(?=## )", last.source, flags=re.M)[-1].split("\n", 1)
+    assert heading == "## Summary"
+    summary, *following = re.split(r"^\*\*(?:Next|Read next)[:.]\*\*", text, flags=re.M)
+    assert len(re.findall(r"\w[.?!](?:\s|$)", summary)) >= 3, "a summary in full sentences"
+    assert "".join(following).strip(), "what to read next"
+
+
+@chapters
+def test_a_chapter_asks_before_it_runs_and_breaks_what_runs(path):
+    text = "\n".join(markdown(read(path)))
+    assert len(re.findall(r"^> \*\*Predict\.\*\* \S", text, re.M)) >= 3
+    assert text.count("**Break it") >= 2 or path.stem == "museum"  # there, everything is broken
+    assert solutions(text), "a task for the reader, with a hidden solution"
+
+
+def solutions(text):
+    """What stands in the hidden solutions of `text`, those of numbered exercises and others."""
+    hidden = r"^<details><summary>Solution(?: to exercise \S+)?</summary>$(.*?)^</details>$"
+    return re.findall(hidden, text, re.M | re.S)
+
+
+@chapters
+def test_solutions_are_programs(path):
+    for text in markdown(read(path)):
+        for solution in solutions(text):
+            for program in re.findall(r"^```python$(.*?)^```$", solution, re.M | re.S):
+                compile(program, "solution", "exec")
+
+
+CAPTION = r'(<a id="[^"]+"></a>)?\*\*Figure \S+\.\*\* \S'
+
+
+@chapters
+def test_pictures_have_an_alternative_text(path):
+    """And a caption: what a cell draws has its own at the beginning of the next cell."""
+    notebook = read(path)
+    for cell, following in pairwise(notebook.cells):
+        if any(kind.startswith("image/") for output in cell.get("outputs", []) for kind in output.get("data", {})):
+            settings = cell.metadata.get("mystnb", {})
+            assert settings.get("image", {}).get("alt", "").strip(), f"cell {cell.id}: mystnb.image.alt"
+            assert re.match(CAPTION, following.source), f"cell {following.id}: **Figure 1.1.** and what to see in it"
+    for text in markdown(notebook):
+        assert not re.search(r"!\[\s*\]\(", text), "an image without alternative text"
+        assert "<img" not in text, "![what it shows](file)"
+
+
+@chapters
+def test_cells_that_nbval_does_not_compare_check_something_themselves(path):
+    """With nbval-skip they do so where outputs are stored, in scripts/run_notebooks.py."""
+    unchecked = [
+        cell.id
+        for cell in code_cells(read(path))
+        if {"nbval-ignore-output", "nbval-skip"} & set(tags(cell)) and not re.search(r"^\s*assert ", cell.source, re.M)
+    ]
+    assert unchecked == []
+
+
+@chapters
+def test_code_cells_are_short(path):
+    """At most 15 lines, blank ones not counted. What the library ships is shown whole."""
+    lines = {
+        cell.id: len(re.findall(r"^.*\S", cell.source, re.M))
+        for cell in code_cells(read(path))
+        if "library" not in tags(cell)
+    }
+    assert {cell: count for cell, count in lines.items() if count > 15} == {}

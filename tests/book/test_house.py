@@ -1,0 +1,176 @@
+"""The house around the book: requirements, stored notebooks, the program that runs them, the Makefile."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import pytest
+import run_notebooks
+from packaging.requirements import Requirement
+
+ROOT = run_notebooks.ROOT
+CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+def requirements(name):
+    lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("-")]
+
+
+def test_every_test_has_a_room_and_none_the_number_of_a_chapter():
+    files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
+    assert {str(path.parent) for path in files} == {"virtual", "library", "figures", "book", "experiments"}
+    assert [str(path) for path in files if re.search(r"\d", path.stem)] == []
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_every_requirement_has_a_lower_and_an_upper_bound(name):
+    for requirement in requirements(name):
+        operators = {specifier.operator for specifier in requirement.specifier}
+        assert operators == {">=", "<"}, f"{requirement} wants a lower and an upper bound"
+
+
+def test_requirements_hold_what_the_library_declares():
+    declared = re.search(r"^dependencies = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S).group(1)
+    declared = {str(Requirement(text)) for text in re.findall(r'"(.+?)"', declared)}
+    assert declared, "pyproject.toml declares the library's dependencies"
+    assert declared <= {str(requirement) for requirement in requirements("requirements.txt")}
+
+
+def test_tests_run_with_virtual_gpus_and_embedded_data():
+    assert os.environ["MGPU_VIRTUAL"] == "1"
+    assert os.environ["MGPU_DATA"] == "digits"
+    assert "MGPU_FULL" not in os.environ
+
+
+def test_a_kernel_in_chapters_finds_the_library_of_this_checkout(tmp_path):
+    program = "import mgpu_lib; print(mgpu_lib.__file__)"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert Path(found.strip()).is_relative_to(ROOT)
+
+
+# Stored notebooks
+
+
+@chapters
+def test_stored_notebook_is_what_run_notebooks_writes(path):
+    """Same bytes as after a run of `make run-notebooks`, as far as that shows without running it."""
+    notebook = run_notebooks.read(path)
+    run_notebooks.clean(notebook)
+    assert path.read_text(encoding="utf-8") == nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n", (
+        f"make run-notebooks CHAPTER=chapters/{path.name}"
+    )
+    assert list(run_notebooks.complaints(notebook)) == []
+
+
+@chapters
+def test_stored_notebook_was_run_from_top_to_bottom(path):
+    code = [cell for cell in run_notebooks.read(path).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        if "raises-exception" not in cell.metadata.get("tags", []):
+            assert not [output for output in cell.outputs if output.output_type == "error"], cell.source
+
+
+@chapters
+def test_exceptions_from_strict_comparison_are_tags(path):
+    """A comment would be printed in the book. And they stay exceptions: at most one code cell in three."""
+    code = [cell for cell in run_notebooks.read(path).cells if cell.cell_type == "code"]
+    assert not [cell.source for cell in code if re.search(r"#\s*(NBVAL|PYTEST)_", cell.source)]
+    ignored = [cell for cell in code if {"nbval-ignore-output", "nbval-skip"} & set(cell.metadata.get("tags", []))]
+    assert len(ignored) <= len(code) / 3
+
+
+@chapters
+def test_headings_go_down_one_level_at_a_time(path):
+    text = "\n".join(cell.source for cell in run_notebooks.read(path).cells if cell.cell_type == "markdown")
+    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.M | re.S)
+    levels = [len(marks) for marks in re.findall(r"^(#{1,6}) ", text, re.M)]
+    assert levels[:1] == [1] and levels.count(1) == 1, "one title, and it comes first"
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+# scripts/run_notebooks.py
+
+
+def notebook(*sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    for cell in cells:
+        del cell["id"]
+    return nbformat.v4.new_notebook(cells=cells, nbformat_minor=4)
+
+
+PROGRAM = """import os, sys
+print("to stdout")
+print("to stdout, later", flush=True)
+[os.environ[name] for name in ("MGPU_VIRTUAL", "MGPU_FULL", "TQDM_DISABLE")]"""
+WIDGET = """import ipywidgets
+class Figure(ipywidgets.IntSlider):
+    def _repr_mimebundle_(self, **kwargs):
+        live = super()._repr_mimebundle_(**kwargs)
+        return {**live, "text/html": "<p class='mgpu'>static</p>", "text/plain": "Figure"}
+Figure()"""
+
+
+def run(*paths):
+    command = [sys.executable, str(ROOT / "scripts/run_notebooks.py"), *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_running_twice_changes_no_byte(tmp_path):
+    path = tmp_path / "sample.ipynb"
+    nbformat.write(notebook(PROGRAM, WIDGET), path)
+    path.chmod(0o640)
+    assert run(path).returncode == 0
+    first, when = path.read_bytes(), path.stat().st_mtime_ns
+    again = run(path)
+    assert (again.returncode, path.read_bytes(), path.stat().st_mtime_ns) == (0, first, when)
+    assert "unchanged" in again.stdout
+    assert path.stat().st_mode & 0o777 == 0o640
+    stored = json.loads(first)
+    assert set(stored["metadata"]) == {"kernelspec", "language_info"}
+    assert "version" not in stored["metadata"]["language_info"]
+    printed, value = stored["cells"][0]["outputs"]
+    assert "".join(printed["text"]) == "to stdout\nto stdout, later\n"
+    assert "".join(value["data"]["text/plain"]) == "['1', '1', '1']"
+    assert set(stored["cells"][1]["outputs"][0]["data"]) == {"text/html", "text/plain"}
+    assert all(cell["id"] and not cell["metadata"] for cell in stored["cells"])
+
+
+FAULTY = {
+    "raises": ("1 / 0", "ZeroDivisionError"),
+    "tells": ("from pathlib import Path\nprint(Path.home() / 'data')", "names a place of this machine"),
+    "blank": ("import ipywidgets\nipywidgets.IntSlider()", "a widget without text/html"),
+}
+
+
+def test_a_notebook_that_must_not_be_stored_stays_as_it_was(tmp_path):
+    before = {}
+    for name, (source, _) in FAULTY.items():
+        path = tmp_path / f"{name}.ipynb"
+        nbformat.write(notebook("print('fine')", source), path)
+        before[path] = path.read_bytes()
+    done = run(*before)
+    assert done.returncode == 1
+    for name, (_, message) in FAULTY.items():
+        assert re.search(rf"{name}.ipynb: NOT written.*?{message}", done.stderr, re.S)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# Makefile
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed; the README says how to do without")
+@pytest.mark.parametrize("target", ["book", "test", "serve", "lab", "run-notebooks", "clean"])
+def test_make_knows(target):
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"make {target}" in (ROOT / "Makefile").read_text(), "each target is explained at the top of the Makefile"

@@ -1,0 +1,133 @@
+"""The pages as JupyterLab shows them: text and no markup, and each link leads somewhere."""
+
+import re
+import shutil
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+import pytest
+import run_notebooks
+
+ROOT = run_notebooks.ROOT
+PAGES = ["index.md", "references.md", *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))]
+# Cells outside the window are drawn too.
+SETTINGS = {"@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}'}
+OPEN = """async ([path, factory]) => {
+    const kernelPreference = { shouldStart: false, canStart: false };
+    const widget = await jupyterapp.commands.execute("docmanager:open", { path, factory, kernelPreference });
+    await widget.context.ready;
+    widget.id = "page-under-test";
+    window.closePage = () => widget.dispose();
+}"""
+DRAWN = """(cells) => {
+    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown")];
+    const links = parts.flatMap((part) => [...part.querySelectorAll("a[href]")]);
+    const images = parts.flatMap((part) => [...part.querySelectorAll("img")]);
+    return parts.length === cells && parts.every((part) => part.textContent)
+        && links.every((a) => /^(#|http|$)/.test(a.getAttribute("href"))) && images.every((image) => image.complete);
+}"""
+SHOWN = """() => {
+    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown")];
+    const all = (selector) => parts.flatMap((part) => [...part.querySelectorAll(selector)]);
+    const words = (part) => {
+        const copy = part.cloneNode(true);
+        copy.querySelectorAll("code, mjx-container").forEach((element) => element.remove());
+        return copy.textContent.replaceAll(/\\$[^$]+\\$/g, "");  // formulas may not be drawn yet
+    };
+    return {
+        text: parts.map(words).join("\\n"),
+        links: all("a[href]:not(.jp-InternalAnchorLink)").map((a) => [a.textContent, a.getAttribute("href")]),
+        names: all("[data-jupyter-id]").map((element) => element.dataset.jupyterId),
+        missing: all("img").filter((image) => !image.naturalWidth || !image.alt).map((image) => image.outerHTML),
+        boxes: all("blockquote").length,
+    };
+}"""
+
+
+def copy_without_code(name, folder):
+    """Copy a page, of a notebook its Markdown cells only, to `folder`; returns how many pieces of Markdown it has."""
+    if name.endswith(".md"):
+        shutil.copy(ROOT / name, folder / name)
+        return 1
+    notebook = nbformat.read(ROOT / name, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    (folder / name).parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, folder / name)
+    return len(notebook.cells)
+
+
+@pytest.fixture(scope="module")
+def lab_page(lab, browser):
+    """A JupyterLab in a browser, without the network, in a folder that is to hold the pages."""
+    address, token, folder = lab
+    shutil.copytree(ROOT / "assets", folder / "assets")
+    for name, text in SETTINGS.items():
+        path = folder / "JUPYTERLAB_SETTINGS_DIR" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    context.set_default_timeout(120_000)
+    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+    try:
+        page = context.new_page()
+        page.goto(f"{address}/lab?token={token}")
+        page.wait_for_function("window.jupyterapp")
+        page.evaluate("jupyterapp.restored.then(() => null)")
+        yield page
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def shown(lab, lab_page):
+    """What JupyterLab shows of each page, all in one session."""
+    found = {}
+    for name in PAGES:
+        cells = copy_without_code(name, lab[2])
+        lab_page.evaluate(OPEN, [name, "Notebook" if name.endswith(".ipynb") else "Markdown Preview"])
+        lab_page.wait_for_function(DRAWN, arg=cells)
+        found[name] = lab_page.evaluate(SHOWN)
+        lab_page.evaluate("closePage()")
+    return found
+
+
+def test_no_markup_is_seen(shown):
+    """Neither MyST's, nor Markdown that JupyterLab doesn't take for such."""
+    markup = re.compile(r".{0,30}(?::::|```|\{[a-z:-]+\}|^\(\S+\)=|:class:|\*\*|\]\(|</?[a-z]+>|^>).{0,30}", re.M)
+    assert {name: found for name in PAGES if (found := markup.findall(shown[name]["text"]))} == {}
+    assert sum(page["boxes"] for page in shown.values()) > 100, "the boxes are there"
+
+
+def test_every_link_leads_somewhere(shown, lab):
+    """To a page of the book, and to what has this name there, letter by letter: so JupyterLab looks for it."""
+    nowhere = []
+    for name, page in shown.items():
+        for text, href in page["links"]:
+            path, name_there = urlsplit(href).path, urlsplit(href).fragment
+            if href.startswith("http") and not href.startswith(lab[0]):
+                continue  # a web page
+            target = unquote(path.removeprefix("/files/")) if path else name
+            if not href or target not in shown or (name_there and name_there not in shown[target]["names"]):
+                nowhere.append(f"{name}: [{text}]({href})")
+    assert nowhere == []
+
+
+def test_every_picture_is_there(shown):
+    assert {name: page["missing"] for name, page in shown.items() if page["missing"]} == {}
+
+
+def test_a_citation_opens_the_references_at_its_entry(shown, lab_page):
+    """As a reader does it: a click in a chapter."""
+    name = next(name for name in PAGES if name.startswith("chapters") and "references.md" in str(shown[name]["links"]))
+    lab_page.evaluate(OPEN, [name, "Notebook"])
+    citation = lab_page.locator("#page-under-test a[href*='references.md']").last
+    key = urlsplit(citation.get_attribute("href")).fragment
+    citation.click()
+    lab_page.wait_for_function(
+        """(key) => {
+            const entry = document.querySelector(`.jp-MarkdownViewer [data-jupyter-id="${key}"]`);
+            const top = entry?.getBoundingClientRect().top;
+            return top >= 0 && top < innerHeight;
+        }""",
+        arg=key,
+    )

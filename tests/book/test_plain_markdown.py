@@ -1,0 +1,347 @@
+"""Plain Markdown: no role and no directive, links that lead somewhere, and what the book makes of it."""
+
+import logging
+import re
+import shutil
+from functools import cache
+from itertools import pairwise
+from urllib.parse import unquote, urlsplit
+
+import build_book
+import nbformat
+import plain_markdown
+import pytest
+import references
+from docutils import nodes
+from docutils.core import publish_doctree
+from markdown_it import MarkdownIt
+from myst_parser.docutils_ import Parser
+
+ROOT = build_book.ROOT
+PAGES = ["index.md", "references.md", *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))]
+pages = pytest.mark.parametrize("name", PAGES)
+LABELS = references.labels()
+
+
+@cache
+def markdown(name):
+    """The pieces of Markdown that a page consists of: its cells, or the whole file."""
+    if name.endswith(".md"):
+        return [(ROOT / name).read_text(encoding="utf-8")]
+    cells = nbformat.read(ROOT / name, as_version=4).cells
+    return [cell.source for cell in cells if cell.cell_type == "markdown"]
+
+
+def tokens(text):
+    """All of `text`'s Markdown tokens, those inside paragraphs included."""
+    for token in MarkdownIt().enable("table").parse(text):
+        yield token
+        yield from token.children or []
+
+
+# What only MyST knows
+
+MYST = re.compile(
+    r"(?<!`)\{[\w:-]+\}`"  # {role}`text`
+    r"|^[ >]*(`{3,}|~{3,}|:{3,})\s*\{"  # ```{directive}
+    r"|^[ >]*:{3,}"  # :::
+    r"|^[ >]*\([\w-]+\)=\s*$"  # (label)=
+    r"|[`)\]]\{([.#]|\w+=)"  # [text](address){.class}
+    r"|\{\{"  # {{ substitution }}
+    r"|\]\(\s*\)"  # [](address without a text would be filled in)
+    r"|^\$\$\s*\(\S+\)"  # $$ (label)
+    r"|^\+\+\+|^%",  # a cell's end, a comment
+    re.M,
+)
+
+
+def only_myst(text):
+    """What in `text` other readers of Markdown would show as markup. Code that is shown isn't any."""
+    code = r"^([ >]*)(`{3,}|~{3,})(?!\{).*?^[ >]*\2\s*$"
+    return [match[0] for match in MYST.finditer(re.sub(code, "", text, flags=re.M | re.S))]
+
+
+@pages
+def test_no_role_and_no_directive(name):
+    assert [found for text in markdown(name) for found in only_myst(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see {doc}`there <page>`",
+        "{cite:p}`key`",
+        "```{admonition} Predict\ntext\n```",
+        "> ```{image} x.svg\n> ```",
+        ":::{exercise}\n:::",
+        "::::\n",
+        "(label)=\n## Heading",
+        "![alt](x.svg){width=3}",
+        "`code`{.python}",
+        "{{ name }}",
+        "$$\nx\n$$ (eq-x)",
+        "% a comment",
+        "```python\ncode\n```\n\n{doc}`page`\n\n```python\ncode\n```",
+    ],
+)
+def test_what_only_myst_knows_is_found(text):
+    assert only_myst(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["```python\nprint(f'{name}`')\n```", "a {b: `c`}", "$x_{i}$", "`{doc}`", "50 % of it"]
+)
+def test_what_everybody_knows_is_not(text):
+    assert only_myst(text) == []
+
+
+@pages
+def test_what_is_hidden_has_blank_lines_around(name):
+    """Without them Markdown inside <details> is not read as such; and what is opened in a cell is closed in it."""
+    for text in markdown(name):
+        assert text.count("<details>") == text.count("</details>")
+        for opening in re.findall(r"^.*<details>.*\n(?:.*\n)?", text, re.M):
+            assert re.fullmatch(r"<details><summary>\S.*</summary>\n\n", opening), opening
+        for closing in re.findall(r".*\n.*\n.*</details>.*", text):
+            assert re.fullmatch(r".*\n\n</details>", closing), closing
+
+
+# Links
+
+
+@cache
+def anchors(name):
+    """What links to a page can name: its headings as JupyterLab names them, and its anchors."""
+    found = set()
+    for text in markdown(name):
+        found.update(re.findall(r'<a id="([^"]+)"></a>', text))
+        parsed = MarkdownIt().parse(text)
+        for opening, content in pairwise(parsed):
+            if opening.type == "heading_open":
+                title = "".join(token.content for token in content.children)
+                found.add(plain_markdown.heading_anchor(title))
+    return found
+
+
+@cache
+def links(name):
+    """(text, address) for each link of a page that leads to a page of the book."""
+    found = []
+    for text in markdown(name):
+        parsed = list(tokens(text))
+        for number, token in enumerate(parsed):
+            if token.type == "link_open" and not urlsplit(token.attrs["href"]).scheme:
+                end = next(n for n in range(number, len(parsed)) if parsed[n].type == "link_close")
+                found.append(("".join(inner.content for inner in parsed[number:end]), unquote(token.attrs["href"])))
+    return found
+
+
+@pages
+def test_links_lead_somewhere(name):
+    """Also in JupyterLab and on GitHub, where nobody warns. tests/book/test_jupyterlab.py asks JupyterLab itself."""
+    for _, address in links(name):
+        path, _, anchor = address.partition("#")
+        target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        page = target.relative_to(ROOT).as_posix()
+        assert page in PAGES, f"{address}: no such page of the book"
+        assert not anchor or anchor in anchors(page), f"{address}: {page} has no such heading or anchor"
+
+
+@pages
+def test_anchors_are_used_once(name):
+    found = re.findall(r'<a id="([^"]+)">', "".join(markdown(name)))
+    assert len(found) == len(set(found))
+
+
+@pages
+def test_citations_say_what_the_references_call_it(name):
+    """All of the label, or its last part where the text has said the rest: "Popel and Bojar ([2018](…))"."""
+    for text, address in links(name):
+        if "references.md#" in address:
+            label = LABELS[address.partition("#")[2]]
+            assert text in (label, label.rpartition(", ")[2]), f"{address} is {label!r}, not {text!r}"
+
+
+# The bibliography
+
+
+def test_references_are_made_from_the_bibliography():
+    assert (ROOT / "references.md").read_text(encoding="utf-8") == references.page(), "python scripts/references.py"
+
+
+def test_labels_tell_sources_apart():
+    assert len(set(LABELS.values())) == len(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ("author = {Goyal, Priya and Doll{\\'a}r, Piotr and He, Kaiming}, year = {2017}", "Goyal et al., 2017"),
+        ("author = {Smith, Samuel L. and Le, Quoc V.}, year = {2018}", "Smith and Le, 2018"),
+        ("author = {M{\\k{a}}dry, Aleksander}, year = {2018}", "Mądry, 2018"),
+        ("author = {{NVIDIA}}, shorttitle = {{NVML, GPM\\_t}}", "NVML, GPM_t"),
+    ],
+)
+def test_a_label_is_authors_and_year_or_the_short_title(tmp_path, fields, label):
+    bib = tmp_path / "a.bib"
+    bib.write_text(f"@misc{{key, title = {{A *Title*}}, {fields}, url = {{https://a.org/x_y}}}}", encoding="utf-8")
+    assert references.labels(bib) == {"key": label}
+    [entry] = re.findall(r"^- .*$", references.page(bib), re.M)
+    assert entry.startswith(f'- <a id="key"></a>**{label}.** '.replace("_", "\\_"))
+    assert "A \\*title\\*" in entry and "<https://a.org/x_y>" in entry
+
+
+def test_an_entry_without_a_name_is_an_error(tmp_path):
+    bib = tmp_path / "a.bib"
+    bib.write_text("@misc{web, author = {{NVIDIA}}, title = {Page}}")
+    with pytest.raises(ValueError, match="web: wants author and year, or a shorttitle"):
+        references.labels(bib)
+
+
+# Numbers
+
+
+def number_of(name):
+    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, nothing in the index."""
+    page = name.rpartition("/")[2]
+    if not name.startswith("chapters/"):
+        return ""
+    return f"{int(page[:2]) if page[:2].isdigit() else page[0].upper()}."
+
+
+@pages
+@pytest.mark.parametrize("kind", ["Figure", "Exercise"])
+def test_figures_and_exercises_are_numbered_in_order(name, kind):
+    beginning = rf'^[> ]*(?:<a id="[^"]+"></a>)?\*\*{kind} (\S+?)\.?(?: \(.+\))?\*\*'
+    found = re.findall(beginning, "\n".join(markdown(name)), re.M)
+    assert found == [f"{number_of(name)}{n}" for n in range(1, len(found) + 1)]
+
+
+@pages
+def test_a_link_to_a_figure_says_its_number(name):
+    for text, address in links(name):
+        path, _, anchor = address.partition("#")
+        if anchor.startswith("fig-"):
+            there = "\n".join(markdown(f"chapters/{path}" if path else name))
+            assert f'<a id="{anchor}"></a>**{text}.**' in there, f"[{text}]({address})"
+
+
+# What the book makes of it
+
+
+def made(text):
+    """The document that the book makes of `text`, with a cell that draws in place of each thematic break."""
+    document = publish_doctree(text, parser=Parser())
+    for line in list(document.findall(nodes.transition)):
+        outputs = [nodes.container(classes=["output"]), nodes.image(uri="drawn.png")]
+        line.replace_self(nodes.container("", nodes.container("", *outputs), classes=["cell"]))
+    slugs = {}
+    plain_markdown.dress(document, slugs)
+    return document, slugs
+
+
+def one(document, kind):
+    [found] = document.findall(kind)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "title", "content"),
+    [
+        ("> **Predict.** Which one\n> is *it*?", "tip", "Predict", ["Which one\nis it?"]),
+        ("> **Verdict on claim 1**\n>\n> **No.** It isn't.", "important", "Verdict on claim 1", ["No. It isn't."]),
+        (
+            "> **Exercise 4.2 (Rings)**\n>\n> Do.\n>\n> - so\n> - so",
+            "exercise",
+            "Exercise 4.2 (Rings)",
+            ["Do.", "so\n\nso"],
+        ),
+        ("> **Predict.** Say\n>\n> ```text\n> x\n> ```", "tip", "Predict", ["Say", "x\n"]),
+    ],
+)
+def test_a_quote_that_begins_with_a_bold_word_is_a_box(text, kind, title, content):
+    document, _ = made(text)
+    box = one(document, nodes.admonition)
+    assert box["classes"] == [kind]
+    assert [child.astext() for child in box] == [title, *content]
+    assert not list(document.findall(nodes.block_quote))
+
+
+def test_an_anchor_at_a_box_leads_to_the_box():
+    document, slugs = made('> <a id="ex-ring"></a>**Exercise 1.1 (A)**\n>\n> Do.')
+    assert one(document, nodes.admonition)["ids"] == ["ex-ring"]
+    assert slugs["ex-ring"][1] == "ex-ring"
+
+
+def test_other_quotes_stay():
+    document, _ = made("> A word **in bold** somebody said.")
+    assert one(document, nodes.block_quote).astext() == "A word in bold somebody said."
+
+
+@pytest.mark.parametrize("picture", ["![what it shows](x.svg)", "***"])
+def test_a_picture_and_its_caption_are_a_figure(picture):
+    document, _ = made(f'Before.\n\n{picture}\n\n<a id="fig-x"></a>**Figure 4.1.** See `this`.\n\nAfter.')
+    figure = one(document, nodes.figure)
+    assert isinstance(figure[0], nodes.image)
+    assert figure["ids"] == ["fig-x", "Figure-4.1"]
+    assert one(figure, nodes.caption).astext() == "Figure 4.1. See this."
+    assert one(figure, nodes.inline).astext() == "Figure 4.1. ", "the number, in a style of its own"
+    assert [p.astext() for p in document.findall(nodes.paragraph)] == ["Before.", "After."]
+
+
+def test_a_picture_without_a_caption_stays_what_it_is():
+    document, _ = made("![what it shows](x.svg)\n\n**Figures** are good.")
+    assert not list(document.findall(nodes.figure))
+
+
+def test_an_anchor_in_text_is_a_place():
+    document, slugs = made('- <a id="key"></a>**Le, 2018.** Title.')
+    assert one(document, nodes.target)["ids"] == ["key"]
+    assert slugs["key"][1:] == ("key", "Le, 2018. Title.")
+    assert not list(document.findall(nodes.raw))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("> **Predct.** Which?", "unknown kind, 'Predct.': one of Predict"),
+        ("Text.\n\n**Figure 1.1.** See.", "no picture before the caption of Figure 1.1."),
+        ('<a id="x"></a>A\n\n<a id="x"></a>B', "two anchors of one name: x"),
+        ('<a id="x">A</a>', "an anchor holds nothing"),
+    ],
+)
+def test_what_is_almost_right_is_a_warning(caplog, text, complaint):
+    logging.getLogger("sphinx").propagate = True
+    with caplog.at_level(logging.WARNING):
+        made(text)
+    assert complaint in caplog.text
+
+
+FAULTY = """# A small book
+
+## The noise scale
+
+[right](#The-noise-scale), [also right](references.md#le2018),
+[wrong](#the-noise-scale), [unknown](references.md#le2019).
+
+> **Predct.** Which?
+
+**Figure 1.** Of nothing.
+"""
+
+
+def test_faults_are_errors_of_the_build(tmp_path):
+    """An unknown key and an unknown heading, an unknown box, a caption of nothing: each is named."""
+    shutil.copy(ROOT / "_config.yml", tmp_path)
+    shutil.copytree(ROOT / "assets", tmp_path / "assets")
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "plain_markdown.py", tmp_path / "scripts")
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [file: references]\n")
+    (tmp_path / "references.md").write_text('# References\n\n- <a id="le2018"></a>**Le, 2018.** Title.\n')
+    (tmp_path / "index.md").write_text(FAULTY)
+    with pytest.raises(RuntimeError) as error:
+        build_book.build(tmp_path, quiet=True)
+    warnings = re.findall(r"WARNING: (.*)", str(error.value))
+    for word in ["le2019", "the-noise-scale", "Predct", "Figure 1."]:
+        assert sum(word in warning for warning in warnings) == 1, warnings
+    assert len(warnings) == 4

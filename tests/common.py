@@ -1,0 +1,36 @@
+"""What several tests of the library need: devices to run on, and one network from torch.nn with given parameters."""
+
+import contextlib
+
+import torch
+from torch import nn
+
+from mgpu_lib.models import lenet_module
+from mgpu_lib.virtual import virtual_gpus
+
+CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def some_devices(kind, count):
+    """`count` devices: all the same CPU, or virtual GPUs."""
+    if kind == "cpu":
+        yield [CPU] * count
+    else:
+        with virtual_gpus(count) as machine:
+            yield list(machine.devices)
+
+
+def in_order(net):
+    """The parameters of a `lenet_module` in the order of `lenet_params`; weights of linear layers are transposed."""
+    layers = sorted(net, key=lambda layer: isinstance(layer, nn.BatchNorm2d))  # norms last, else as they are
+    return [p for layer in layers for p in layer.parameters()]
+
+
+def lenet_of_modules(params):
+    """LeNet from PyTorch's layers, which know nothing of the book's, starting from `params`: the oracle."""
+    net = lenet_module(batch_norm=len(params) > 8)
+    with torch.no_grad():
+        for p, value in zip(in_order(net), params, strict=True):
+            p.copy_(value.T if value.dim() == 2 else value)
+    return net

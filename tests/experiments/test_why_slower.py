@@ -1,0 +1,111 @@
+"""The recorded grid of why two are slower than one: how it is made, and that it is what the model says today."""
+
+import json
+import re
+
+import pytest
+from figure_samples import US, kernel, timeline
+
+from experiments import why_slower
+
+LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads(why_slower.OUT.read_text(encoding="utf-8"))
+
+
+def test_every_row_fills_the_step(recorded):
+    for name, cells in recorded["cells"].items():
+        k = int(name.split("/")[4]) if name.count("/") > 1 else 1
+        for cell in filter(None, cells):
+            ticks, kernels, communication, host, *rows = cell.split()
+            assert int(ticks) > 0
+            assert abs(int(kernels) + int(communication) + int(host) - 1000) <= 2
+            assert len(rows) in (1, k)
+            for row in rows:
+                assert re.fullmatch(r"([fbucwoFBU][0-9a-zA-E][0-9])+", row), row
+                assert sum(LENGTHS.index(n) for n in row[1::3]) == recorded["bins"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "V100/LeNet",
+        "V100/nvlink/LeNet/manual/4",
+        "T4/pcie/LeNet/data_parallel/2",
+        "A100-80/pcie/ResNet-18/ddp/8",
+        "H100/nvlink/ResNet-18/manual/2",
+    ],
+)
+def test_recorded_cells_are_what_predict_says_today(name, recorded):
+    """Else: `python -m experiments.why_slower`."""
+    batch_sizes = [32, 512]
+    cells = [recorded["cells"][name][recorded["batch_sizes"].index(n)] for n in batch_sizes]
+    assert why_slower.record(name, batch_sizes) == cells
+
+
+def test_the_grid_says_what_does_not_fit(recorded):
+    """As virtual GPUs do, by their ledgers: ResNet-50 at batch 256 fits two of 16 GB, not one."""
+    assert why_slower.record("V100/ResNet-50", [32, 256])[1] == "" == recorded["cells"]["V100/ResNet-50"][3]
+    assert recorded["cells"]["V100/nvlink/ResNet-50/ddp/2"][3] != ""
+    assert recorded["cells"]["T4/pcie/ResNet-50/ddp/2"][7] == ""
+
+
+def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(why_slower, "OUT", tmp_path / "out.json")
+    monkeypatch.setattr(why_slower, "PART", tmp_path / "part.json")
+    monkeypatch.setattr(why_slower, "configurations", lambda: ["T4/LeNet", "V100/LeNet"])
+    for written, kept in ((why_slower.recipe(), True), ({"sha256": "of other code"}, False)):
+        why_slower.PART.write_text(json.dumps({"recipe": written, "cells": {"V100/LeNet": ["as it was"]}}))
+        why_slower.main()
+        result = json.loads(why_slower.OUT.read_text(encoding="utf-8"))
+        assert list(result["cells"]) == ["T4/LeNet", "V100/LeNet"]
+        assert result["cells"]["T4/LeNet"] == why_slower.record("T4/LeNet")
+        assert (result["cells"]["V100/LeNet"] == ["as it was"]) == kept
+        assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+        before = why_slower.OUT.read_bytes()
+        why_slower.main()
+        assert "up to date" in capsys.readouterr().out
+        assert why_slower.OUT.read_bytes() == before
+        why_slower.OUT.unlink()
+
+
+def test_states_of_a_gpu_add_up_and_rows_show_them():
+    """A step of 100 µs: launched at 10, forward to 30, backward to 70 with communication beside it from 50, and alone
+    to 80; the update is asked for at 85, waits until 90, and runs to 95."""
+    events = (
+        kernel("k", 10, 30, phase="forward"),
+        kernel("k", 30, 70, phase="backward", launched=12),
+        kernel("all-reduce", 50, 80, kind="collective", row="collective", launched=45),
+        kernel("k", 90, 95, phase="update", launched=85),
+    )
+    events = [e._replace(called=0.0) for e in events]
+    spans = list(why_slower.states(timeline(*events), 0, 100 * US))
+    rounded = [(round(start / US), round(end / US), *rest) for start, end, *rest in spans]
+    assert [span for span in rounded if span[0] < span[1]] == [
+        (0, 10, "w", False),
+        (10, 30, "f", False),
+        (30, 50, "b", False),
+        (50, 70, "b", True),
+        (70, 80, "c", False),
+        (80, 85, "w", False),
+        (85, 90, "o", False),
+        (90, 95, "u", False),
+        (95, 100, "w", False),
+    ]
+    row = why_slower.row(spans, 100 * US)
+    runs = [(row[i], LENGTHS.index(row[i + 1]), int(row[i + 2])) for i in range(0, len(row), 3)]
+    assert [(name, n) for name, n, _ in runs if name in "fbBc"] == [("f", 10), ("b", 10), ("B", 10), ("c", 5)]
+    assert [level for name, _, level in runs if name in "fbBc"] == [9, 9, 9, 9]
+    assert sum(n for _, n, _ in runs) == 50
+
+
+def test_short_waits_become_a_smaller_part():
+    assert why_slower.joined([["f", 3, 3.0], ["w", 2, 2.0], ["f", 1, 0.5], ["b", 4, 4.0]]) == [
+        ["f", 6, 3.5],
+        ["b", 4, 4.0],
+    ]
+    apart = [["f", 3, 3.0], ["w", 4, 4.0], ["f", 1, 0.5], ["o", 1, 1.0], ["b", 4, 4.0]]
+    assert why_slower.joined(apart) == apart

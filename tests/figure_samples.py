@@ -1,0 +1,311 @@
+"""Interactive figures with made-up data, one of each class, and what the tests that all of them share need to know."""
+
+import itertools
+import math
+from functools import cache
+from typing import NamedTuple
+
+from experiments import tuning, tuning_runs
+from mgpu_lib.virtual.clock import Event
+from mgpu_lib.virtual.specs import find_gpu, find_link
+from mgpu_lib.virtual.timeline import Timeline
+from mgpu_lib.widgets import (
+    AllReduceStepper,
+    BatchSplitter,
+    LoopExplorer,
+    MemoryExplorer,
+    SplitExplorer,
+    TimelineViewer,
+    TuningExplorer,
+    WhySlower,
+    recorded,
+)
+
+US = 1e-6
+BATCH_SIZES = [2**i for i in range(13)]
+PRECISIONS = ("fp32", "amp")
+
+
+# Memory: in the shape of `memory_table`'s
+
+
+def memory_network(parameters, activations):
+    by_batch = {n: activations * n for n in BATCH_SIZES}
+    optimizer = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters}
+    return {
+        "parameters": parameters,
+        "gradients": parameters,
+        "optimizer": optimizer,
+        "activations": {"fp32": by_batch, "amp": {n: 3 * b // 5 + parameters // 2 for n, b in by_batch.items()}},
+        "scratch": {p: {o: {n: b // 32 + 1000 for n, b in by_batch.items()} for o in optimizer} for p in PRECISIONS},
+    }
+
+
+def memory_data():
+    networks = {"LeNet": memory_network(1_725_440, 89_600), "ResNet-18": memory_network(44_700_160, 3_660_000)}
+    return {"networks": networks, "gpus": {"T4": 15 * 2**30, "RTX4090": 24 * 2**30, "tiny": 2**27 + 2**17}}
+
+
+def memory(**values):
+    return MemoryExplorer(memory_data(), **{"network": "ResNet-18", "optimizer": "adam", "batch_size": 512, **values})
+
+
+def hostile_memory(name):
+    return MemoryExplorer({"networks": {name: memory_network(1000, 1000)}, "gpus": {name: 2**30}})
+
+
+# Traffic: in the shape of `traffic_table`'s
+
+
+def traffic_network(name, layers, per_cut, per_gpu, parameters):
+    return {
+        "name": name,
+        "parameters": parameters,
+        "layers": layers,
+        "layer_wise": [per_cut * k if k < layers else None for k in range(8)],
+        "in_layer": [per_gpu * k for k in range(8)],
+        "data_parallel": [8 * parameters * k for k in range(8)],
+    }
+
+
+def traffic_data():
+    """Four networks. What moves least: it depends on the batch; by layers; data parallel; never by layers."""
+    return [
+        traffic_network("LeNet", 4, 6400, 38880, 129068),
+        traffic_network("huge", 10, 8, 160, 10**9),
+        traffic_network("all activations", 8, 10**6, 10**7, 10),
+        traffic_network("one layer", 1, 0, 4096, 2**20),
+    ]
+
+
+def splits(**values):
+    return SplitExplorer(traffic_data(), **{"network": "LeNet", "num_gpus": 2, **values})
+
+
+# Timelines
+
+
+def kernel(name, start, end, gpu=0, **values):
+    """An event on a GPU's default stream, in µs; its launch takes 5 and ends where it starts, or at `launched`."""
+    launched = values.pop("launched", start)
+    times = (start * US, end * US, (launched - 5) * US, launched * US)
+    return Event(name, "conv", gpu, "default", *times, "host", "", 0, 0, "memory")._replace(**values)
+
+
+def timeline(*events, gpu="V100"):
+    spec = find_gpu(gpu)
+    return Timeline(events, spec, find_link(None, spec))
+
+
+def small_timeline():
+    """Three kernels and a copy on two GPUs, and some work of the host, in 1005 µs."""
+    return timeline(
+        kernel("convolution", 0, 100, phase="forward", nbytes=2**20, flops=3 * 10**9, bound="compute"),
+        kernel("addmm", 100, 200, phase="backward", launched=40),
+        kernel("add_", 500, 600, bound="fixed", gpu=1),
+        kernel("copy cuda:0 to cuda:1", 200, 400, kind="copy", row="copy out", bound="link", nbytes=3 * 2**20),
+        Event("collate", "host", None, "host", 700 * US, 1000 * US, 700 * US, 1000 * US, "host", "", 0, 0, "host"),
+    )
+
+
+def viewer(**values):
+    return TimelineViewer(small_timeline(), **values)
+
+
+def hostile_viewer(name):
+    return TimelineViewer(timeline(kernel(name, 5, 100, phase=name, thread=name)), event=0)
+
+
+# The grid of why two are slower than one: cells of every kind
+
+
+def why_grid(networks=("LeNet", "net")):
+    cells = {}
+    for gpu, links in (("T4", ["pcie"]), ("V100", ["nvlink", "pcie"])):
+        for i, name in enumerate(networks):
+            cells[f"{gpu}/{name}"] = ["10007 999 0 1 fi9bw9", "20000 400 0 600 wa9fk4bk5", ""]
+            for link, strategy, k in itertools.product(links, ("manual", "data_parallel", "ddp"), (2, 4)):
+                n = len(link) + k + i
+                ticks = {"manual": 9000 * n, "data_parallel": 12345, "ddp": 1990 + n}[strategy]
+                rows = [f"w{j + 5}9fa{j}bc{9 - k}B85c{9 - j}3o49u21" for j in range(k)]
+                cells[f"{gpu}/{link}/{name}/{strategy}/{k}"] = [
+                    f"{ticks} 750 220 30 {rows[0]}",
+                    f"{ticks + 1} 100 {460 if strategy == 'ddp' else 440} 450 {' '.join(rows)}",
+                    "" if k == 2 else f"{n} 500 500 0 cE9ua0",
+                ]
+    links = {"T4": {"pcie": "PCIe 3.0 x16"}, "V100": {"nvlink": "NVLink 2, 6 links", "pcie": "PCIe 3.0 x16"}}
+    return {
+        "links": links,
+        "networks": list(networks),
+        "batch_sizes": [32, 64, 128],
+        "counts": [1, 2, 4],
+        "strategies": ["manual", "data_parallel", "ddp"],
+        "bins": 50,
+        "cells": cells,
+    }
+
+
+def why(**values):
+    return WhySlower(why_grid(), **{"batch_size": 64, **values})
+
+
+def hostile_why(name):
+    name = name.replace("/", "-")  # it parts the names of cells
+    return WhySlower(why_grid((name, "net")), network=name, batch_size=64)
+
+
+# The grid of batch sizes and learning rates
+
+SIZES = (1, 16, 256, 4096)
+IMAGES = 55_000
+
+
+def made_run(net, batch_size, lr, seed):
+    """A run in the form in which the grid records it, from a formula: too slow, good, diverged."""
+    per_epoch = math.ceil(IMAGES / batch_size)
+    limit = {1: 0.1, 16: 0.7, 256: 1.5, 4096: 2.0}[batch_size] * (1 + 0.4 * seed) * (2 if net == "lenet_bn" else 1)
+    run = {
+        "net": net,
+        "batch_size": batch_size,
+        "seed": seed,
+        "lr": lr,
+        "step": [],
+        "train_loss": [],
+        "validation_accuracy": [],
+        "test_accuracy": {},
+        "diverged_at_step": None,
+        "dead_at_step": None,
+    }
+    for step in tuning_runs.marks(per_epoch, 4, 215):
+        if lr > 3 * limit and step > 4:  # not finite at step 5: no measurement any more
+            run["diverged_at_step"] = 5
+            return run
+        learned = 1 - math.exp(-((step * lr / (3 + step * batch_size**-0.5 / 500)) ** 0.7))
+        run["step"].append(step)
+        run["train_loss"].append(round(2.4 - 2.1 * learned + 0.01 * seed, 5))
+        run["validation_accuracy"].append(round((0.1 + 0.8 * learned + 0.004 * seed) * 5000) / 5000)
+        if lr > limit and step >= 100:
+            run["dead_at_step"] = step
+            return run
+    return run
+
+
+@cache
+def tuning_grid():
+    nets, seeds = ("lenet", "lenet_bn"), (0, 1, 2)
+    runs = [
+        made_run(net, b, lr, seed)
+        for net, b, seed in itertools.product(nets, SIZES, seeds)
+        for lr in tuning.learning_rates(b)
+    ]
+    recipe = {"epochs": 4, "steps": 215, "validation": 5000}
+    return {"recipe": recipe, "trained_on": IMAGES, "runs": runs}
+
+
+@cache
+def tuning_data():
+    return recorded.explorer_data(tuning_grid())
+
+
+@cache
+def loop_data():
+    return recorded.explorer_data(tuning_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
+
+
+def explorer(**values):
+    return TuningExplorer(tuning_data(), **values)
+
+
+def loop(**values):
+    return LoopExplorer(loop_data(), **values)
+
+
+def hostile_explorer(name, kind=TuningExplorer, data=tuning_data):
+    nets = data()["nets"]
+    return kind({**data(), "nets": {name: nets["LeNet"], **nets}}, network=name)
+
+
+class Sample(NamedTuple):
+    """One class of figure."""
+
+    make: callable  # make(**values)
+    other: dict  # values that make() doesn't have
+    controls: int  # how many there are on a page
+    dark: tuple  # selectors of what has another colour in the dark
+    walk: dict  # as WALK takes it: states in which no words may clash
+    hostile: callable = None  # a figure with a name in its data
+    largest: int = 70_000  # bytes of its HTML
+
+
+MENUS = {"GPU": ("V100", "T4"), "Network": ("LeNet", "net"), "Strategy": ("manual", "data_parallel", "ddp")}
+SAMPLES = {
+    "BatchSplitter": Sample(
+        BatchSplitter,
+        {"batch_size": 9, "way": "scatter"},
+        4,
+        (".mgpu-gpu0", "figcaption"),
+        {"radio": (0, 1), "Number of GPUs": (0, 3, 6, 7), "Batch size": (0, 9, 63)},
+    ),
+    "MemoryExplorer": Sample(
+        memory,
+        {"batch_size": 64, "gpu": "tiny"},
+        5,
+        ("text.mgpu-quiet", "select", ".mgpu-parameters", "figcaption"),
+        {"GPU": ("T4", "tiny"), "Optimizer": ("sgd", "adam"), "Network": ("LeNet", "ResNet-18"), "Batch": (0, 6, 12)},
+        hostile_memory,
+    ),
+    "AllReduceStepper": Sample(
+        lambda **values: AllReduceStepper(**{"step": 2, **values}),
+        {"kind": "tree", "num_gpus": 2},
+        7,
+        (".mgpu-share.mgpu-gpu0", "button", "text.mgpu-quiet", ".mgpu-carried"),
+        {"radio": (0, 1, 2), "Number of GPUs": (0, 1, 5, 6), "Step": tuple(range(15))},
+    ),
+    "SplitExplorer": Sample(
+        splits,
+        {"network": "one layer", "num_gpus": 6},
+        3,
+        ("select", "figcaption", ".mgpu-marks span"),
+        {"Network": ("LeNet", "huge", "one layer"), "Number of GPUs": (0, 6), "Batch size": (0, 12)},
+        lambda name: SplitExplorer([{**traffic_data()[0], "name": name}]),
+    ),
+    "TimelineViewer": Sample(
+        viewer,
+        {"zoom": 3, "start": 500 * US},
+        6,
+        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", "path.mgpu-host", "button"),
+        {"Zoom": tuple(range(7)), "Window": (0, 25_000, 50_000, 10**6), "Event": (0, 1)},
+        hostile_viewer,
+    ),
+    "WhySlower": Sample(
+        lambda **values: why(**{"num_gpus": 4, **values}),
+        {"gpu": "T4", "num_gpus": 2, "batch_size": 32},
+        6,
+        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", ".mgpu-waits", "select", "text.mgpu-quiet"),
+        {**MENUS, "Number of GPUs": (0, 1, 2), "Batch size": (0, 1, 2)},
+        hostile_why,
+    ),
+    "TuningExplorer": Sample(
+        explorer,
+        {"batch_size": 4096, "lr": 0.4},
+        5,
+        ("[role=gridcell].mgpu-level9", ".mgpu-gone span", ".mgpu-modelled", "figcaption", "select", ".mgpu-band"),
+        {
+            "Compare": ("epochs", "steps"),
+            "Batch norm": ("false", "true"),
+            "Batch size": (0, 1, 2, 3),
+            "Learning": (0, 6),
+        },
+        hostile_explorer,
+        130_000,
+    ),
+    "LoopExplorer": Sample(
+        loop,
+        {"batch_size": 16, "lr": 0.063},
+        3,
+        ("figcaption", "select", ".mgpu-band", "text.mgpu-quiet"),
+        {"Number of GPUs": ("1", "8"), "Batch size": (0, 1, 2, 3), "Learning": (0, 3, 6)},
+        lambda name: hostile_explorer(name, LoopExplorer, loop_data),
+        130_000,
+    ),
+}

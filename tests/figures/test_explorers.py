@@ -1,0 +1,513 @@
+"""The explorers of batch size and learning rate: the map of recorded runs, and the curves of one of them."""
+
+import itertools
+import json
+import math
+import re
+import statistics
+
+import figure_pages
+import pytest
+from figure_pages import CLASHES, SMALLEST, click_at, picture, sentence
+from figure_samples import IMAGES, SIZES, explorer, loop, tuning_data, tuning_grid
+from traitlets import TraitError
+
+from mgpu_lib import recorded as results
+from mgpu_lib.tuning import linear_scaling, sqrt_scaling
+from mgpu_lib.widgets import TuningExplorer, recorded
+
+write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
+
+
+def mean_percent(cell, digits):
+    """A cell's mean accuracy in percent, halves upwards; in whole numbers, as the records are."""
+    unit = 10 ** (2 - digits)
+    whole = (2 * sum(cell.finals) + unit * len(cell.finals)) // (2 * unit * len(cell.finals))
+    return f"{whole / 10**digits:.{digits}f}"
+
+
+# Reading and setting from Python
+
+
+def test_values_are_read_and_set_from_python(says):
+    figure = explorer(batch_size=16, lr=0.16)
+    assert repr(figure) == (
+        "TuningExplorer(network='LeNet', batch_norm=False, budget='epochs', num_gpus=1, batch_size=16, lr=0.16)"
+    )
+    figure.batch_norm, figure.budget, figure.num_gpus, figure.lr = True, "steps", 4, 0.4
+    assert says(figure).startswith("LeNet with batch norm at batch 16, learning rate 0.4: ")
+    figure.batch_size = 1  # for which 0.4 was recorded, too
+    assert figure.lr == 0.4
+    figure.batch_size, figure.lr = 4096, 6.3
+    figure.batch_size = 1  # 6.3 was not: the nearest
+    assert figure.lr == 0.4
+
+
+def test_what_the_page_sends_is_taken_together(says):
+    """As ipywidgets hands it on: several values in one message, or one with which the other no longer goes."""
+    figure = explorer(batch_size=4096, lr=6.3)
+    figure.set_state({"batch_size": 1, "lr": 0.01})
+    assert (figure.batch_size, figure.lr) == (1, 0.01)
+    figure.set_state({"lr": 0.4, "batch_norm": True, "budget": "steps", "num_gpus": 8})
+    figure.set_state({"batch_size": 4096, "lr": 1})  # JavaScript knows no 1.0
+    assert figure.lr == 1.0 and says(figure).startswith("LeNet with batch norm at batch 4096, learning rate 1: ")
+    figure.lr = 6.3
+    figure.set_state({"batch_size": 16})
+    assert (figure.batch_size, figure.lr) == (16, 2.5)
+
+
+def test_the_start_is_the_best_rate_of_its_batch_size():
+    net, norm = (tuning_data()["nets"][name] for name in ("LeNet", "LeNet with batch norm"))
+    assert explorer().batch_size == 256
+    for b in SIZES:
+        assert explorer(batch_size=b, batch_norm=True).lr == recorded.best(norm, "epochs", b)[1]
+        assert explorer(batch_size=b).lr == recorded.best(net, "epochs", b)[1]
+        assert loop(batch_size=b).lr == recorded.best(net, "epochs", b)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "names"),
+    [
+        ("batch_size", 128, "choose one of 1, 16, 256, 4096"),
+        ("lr", 0.2, r"choose one of 0\.004, .*6\.3 at batch size 256"),
+        ("network", "VGG", "choose one of 'LeNet'"),
+        ("budget", "hours", "choose one of 'epochs', 'steps'"),
+        ("num_gpus", 3, "choose one of 1, 2, 4, 8"),
+        ("batch_norm", "yes", "batch_norm"),
+    ],
+)
+def test_what_was_not_recorded_is_refused(name, value, names):
+    figure = explorer()
+    before = getattr(figure, name)
+    with pytest.raises(TraitError, match=names):
+        setattr(figure, name, value)
+    assert getattr(figure, name) == before
+    with pytest.raises(TraitError, match=names):
+        explorer(**{name: value})
+
+
+def test_what_is_missing_stays_empty_and_the_rest_is_shown(says):
+    grid = tuning_grid()
+    some = {**grid, "runs": [run for run in grid["runs"] if run["batch_size"] > 16 and run["seed"] == 0]}
+    figure = TuningExplorer(recorded.explorer_data(some))
+    assert figure.net()["batch_sizes"] == [256, 4096]
+    assert "one seed" in says(figure)
+    alone = {**grid, "runs": [run for run in some["runs"] if run["net"] == "lenet_bn"]}
+    assert says(TuningExplorer(recorded.explorer_data(alone))).startswith("LeNet with batch norm at batch 256")
+
+
+def small_grid():
+    """As experiments/resnet_grid.py writes it."""
+    runs = {
+        f"{b}/{lr}/{seed}": {
+            "images": 3000,
+            "diverged_at_step": 7 if lr > 1 else None,
+            "seconds": 1.0,
+            "train_loss": [] if lr > 1 else [1.5, 0.9],
+            "validation_accuracy": [] if lr > 1 else [0.5 + lr, 0.6 + lr + seed / 100],
+        }
+        for b in (16, 64)
+        for lr in (0.1, 0.2, 1.6)
+        for seed in (0, 1)
+    }
+    return {"recipe": {"epochs": 2}, "runs": runs}
+
+
+def test_the_small_grid_of_resnet18_joins_when_it_is_there(page, write, says, monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    (tmp_path / "tuning.json").write_text(json.dumps(tuning_grid()))
+    assert len(results.read_grids()) == 1
+    (tmp_path / "resnet_grid.json").write_text(json.dumps(small_grid()))
+    figure = TuningExplorer(budget="steps")
+    assert figure.known("network") == ["LeNet", "ResNet-18 on 3,000 images"]
+    figure.network = "ResNet-18 on 3,000 images"
+    assert (figure.budget, figure.batch_size, figure.lr) == ("epochs", 64, 0.2)
+    figure.batch_size = 16
+    assert says(figure).startswith(
+        "ResNet-18 on 3,000 images with batch norm at batch 16, learning rate 0.2: "
+        "accuracy 80.5% after 2 epochs (376 steps), 80.0% to 81.0% over 2 seeds. "
+    )
+    page.goto(write(TuningExplorer(budget="steps", batch_size=16)))
+    root = page.locator("figure.mgpu")
+    control(root, "Network").select_option("ResNet-18 on 3,000 images")
+    control(root, "Learning rate").fill("1")
+    assert sentence(root) == says(figure)
+    assert control(root, "Compare at").locator("option:disabled").all_text_contents() == ["equal steps"]
+    assert control(root, "Batch norm").locator("option:disabled").all_text_contents() == ["without"]
+    assert control(root, "Batch norm").input_value() == "true"
+    control(root, "Learning rate").press("End")
+    assert "diverged within 7 steps (all 2 seeds)" in sentence(root)
+
+
+# What it says
+
+
+def test_sentences(says):
+    time = "An epoch takes 226 ms on one V100 (modelled)."
+    for values, words in (
+        (
+            {"lr": 0.16, "num_gpus": 4},
+            "accuracy 90.4% after 4 epochs (860 steps), 90.0% to 90.8% over 3 seeds. As good as the best cell (batch "
+            "1, rate 0.063) within the spread of the seeds, and 212 times as fast. An epoch takes 186 ms on 4 V100s "
+            "with 64 images each (modelled).",
+        ),
+        (
+            {"lr": 0.004},
+            "accuracy 63.1% after 4 epochs (860 steps), 62.7% to 63.5% over 3 seeds. That is 27.3 points below the "
+            f"best cell (batch 1, rate 0.063), and 175 times as fast. {time}",
+        ),
+        (
+            {"lr": 6.3},
+            "diverged within 108 steps (all 3 seeds). At this batch size 1 is the largest rate at which none did. "
+            f"{time}",
+        ),
+        (
+            {"lr": 2.5},
+            "accuracy 90.8% after 4 epochs (860 steps), one seed. 2 of 3 seeds diverged, within 108 steps. At this "
+            f"batch size 1 is the largest rate at which none did. {time}",
+        ),
+        (
+            {"batch_size": 1, "lr": 0.063, "num_gpus": 4},
+            "accuracy 90.4% after 4 epochs (220,000 steps), 90.0% to 90.8% over 3 seeds. No cell of this map is "
+            "better. An epoch takes 39.4 s on 4 V100s, 3 of them without an image (modelled).",
+        ),
+        (
+            {"batch_size": 4096, "lr": 1.0, "budget": "steps"},
+            "accuracy 90.4% after 215 steps (880,640 images), 90.0% to 90.8% over 3 seeds. As good as the best "
+            "cell (batch 16, rate 0.4) within the spread of the seeds, and 15 times as slow. An epoch takes 141 ms on "
+            "one V100 (modelled).",
+        ),
+    ):
+        figure = explorer(**{"batch_size": 256, **values})
+        assert says(figure) == f"LeNet at batch {figure.batch_size}, learning rate {figure.lr:g}: {words}"
+    assert says(loop(batch_size=4096, lr=0.4, num_gpus=8)) == (
+        "LeNet at batch 4096, learning rate 0.4: accuracy 89.1% after 4 epochs (56 steps), 88.7% to 89.5% over 3 "
+        "seeds. An epoch takes 113 ms on 8 V100s with 512 images each (modelled)."
+    )
+
+
+def every_state(data):
+    for name, net in data["nets"].items():
+        for budget, k in itertools.product(net["budgets"], data["counts"]):
+            for b, rates in zip(net["batch_sizes"], net["rates"], strict=True):
+                for lr in rates:
+                    yield {
+                        "network": "LeNet",
+                        "batch_norm": name != "LeNet",
+                        "budget": budget,
+                        "num_gpus": k,
+                        "batch_size": b,
+                        "lr": lr,
+                    }
+
+
+@pytest.mark.parametrize("which", ["map", "loop", "one seed", "guessing"])
+def test_every_cell_says_its_numbers(calls, which):
+    grid = tuning_grid()
+    few = [run for run in grid["runs"] if run["seed"] == 0 and run["batch_size"] > 1]
+    dull = [{**run, "validation_accuracy": [0.1] * 99} if run["lr"] == 1 else run for run in grid["runs"]]
+    if which in ("map", "loop"):
+        figure = explorer() if which == "map" else loop()
+    else:
+        runs = few if which == "one seed" else dull
+        figure = TuningExplorer(recorded.explorer_data({**grid, "runs": runs}))
+    states = list(every_state(figure.data))
+    said = calls(
+        TuningExplorer, "(data, states) => states.map((at) => explorerSentence(data, at))", figure.data, states
+    )
+    for state, words in zip(states, said, strict=True):
+        name = "LeNet" + " with batch norm" * state["batch_norm"]
+        net, b, lr = figure.data["nets"][name], state["batch_size"], state["lr"]
+        there = recorded.cell(net, b, lr, state["budget"])
+        assert words.startswith(f"{name} at batch {b}, learning rate {lr:g}: ")
+        assert ("diverged within" in words) == (not there.finals)
+        assert f"{there.end:,} steps" in words or not there.finals
+        if there.finals:
+            assert f"accuracy {mean_percent(there, 1)}% " in words
+            assert ("(no better than guessing)" in words) == (there.finals[-1] < 1200)
+            assert (f"over {len(there.finals)} seeds" in words) == (len(there.finals) > 1)
+        if there.diverged and there.finals:
+            assert (
+                f"{len(there.diverged)} of {there.seeds} seeds diverged, within {max(there.diverged):,} step" in words
+            )
+        best = recorded.best(net, state["budget"])
+        assert ("No cell of this map is better." in words) == (which != "loop" and best == (b, lr))
+        assert words.endswith(" (modelled).")
+    assert any("accuracy 10.0% (no better than guessing) after" in words for words in said) == (which == "guessing")
+    if which == "map":
+        kinds = ("No cell of this map", "As good as", "points below", "largest rate", "times as slow", "times as fast")
+        kinds += ("of 3 seeds diverged", "all 3 seeds", "without an image", "images each")
+        assert all(any(kind in words for words in said) for kind in kinds)
+
+
+# The picture in the browser
+
+
+def control(root, name):
+    return root.get_by_label(re.compile(f"^{name}"))  # a menu's label goes on with its options
+
+
+def cell(root, batch_size, lr):
+    return root.get_by_role("gridcell", name=re.compile(rf"^batch size {batch_size}, learning rate {re.escape(lr)}:"))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_explorer_is_moved_by_keyboard(page, write, says, theme):
+    page.goto(write(explorer(lr=0.16)))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root, seen = page.locator("figure.mgpu"), []
+
+    def expect(**values):
+        figure = explorer(**{"batch_size": 256, **values})
+        assert sentence(root) == says(figure)
+        assert control(root, "Batch size").get_attribute("aria-valuetext") == str(figure.batch_size)
+        assert control(root, "Learning rate").get_attribute("aria-valuetext") == f"{figure.lr:g}"
+        chosen = root.locator("[aria-selected=true]")
+        assert chosen.get_attribute("aria-label").startswith(
+            f"batch size {figure.batch_size}, learning rate {figure.lr:g}: "
+        )
+        shot = picture(page).screenshot(), root.get_by_role("grid").screenshot()
+        assert shot not in seen
+        seen.append(shot)
+
+    expect(lr=0.16)
+    control(root, "Learning rate").press("ArrowRight")
+    expect(lr=0.4)
+    control(root, "Batch size").press("ArrowLeft")
+    expect(lr=0.4, batch_size=16)
+    control(root, "Batch size").press("Home")
+    expect(lr=0.4, batch_size=1)
+    control(root, "Batch size").press("End")
+    control(root, "Learning rate").press("End")
+    expect(lr=6.3, batch_size=4096)
+    control(root, "Batch size").press("Home")  # where 6.3 was not recorded
+    control(root, "Batch norm").press("ArrowDown")
+    control(root, "Compare at").press("ArrowDown")
+    control(root, "Number of GPUs").press("ArrowDown")
+    expect(lr=0.4, batch_size=1, batch_norm=True, budget="steps", num_gpus=2)
+
+    page.keyboard.press("Tab")  # into the map, to the chosen cell
+    assert page.evaluate("document.activeElement.ariaSelected") == "true"
+    for key, lr, batch_size in (
+        ("ArrowRight", 0.4, 16),
+        ("ArrowUp", 1.0, 16),
+        ("ArrowRight", 1.0, 256),
+        ("ArrowDown", 0.4, 256),
+        ("End", 0.4, 4096),
+        ("Home", 0.4, 1),
+    ):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.ariaSelected") == "true"
+        if key != "Home":
+            expect(lr=lr, batch_size=batch_size, batch_norm=True, budget="steps", num_gpus=2)
+    for _ in range(20):
+        page.keyboard.press("ArrowDown")
+    assert sentence(root).startswith("LeNet with batch norm at batch 1, learning rate 0.00025: ")
+    assert root.locator("[role=gridcell][tabindex='0']").count() == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_explorer_is_moved_by_pointer(page, write, says, theme):
+    page.goto(write(explorer(lr=0.16)))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root = page.locator("figure.mgpu")
+    cell(root, 16, "0.063").click()
+    assert sentence(root) == says(explorer(batch_size=16, lr=0.063))
+    cell(root, 4096, "6.3").click()  # the last of a row, under the end of a line
+    assert sentence(root) == says(explorer(batch_size=4096, lr=6.3))
+    click_at(page, control(root, "Batch size"), 0)
+    control(root, "Batch norm").select_option("with")
+    control(root, "Compare at").select_option("equal steps")
+    control(root, "Number of GPUs").select_option("8 GPUs")
+    figure = explorer(batch_size=1, lr=0.4, batch_norm=True, budget="steps", num_gpus=8)
+    assert sentence(root) == says(figure)
+    empty = root.get_by_role("gridcell", name="not recorded").first
+    empty.click(force=True)
+    assert sentence(root) == says(figure)
+
+
+def test_the_map_shows_accuracies_divergence_and_the_best_of_each_batch_size(page, write):
+    figure = explorer()
+    page.goto(write(figure))
+    root, net = page.locator("figure.mgpu"), figure.net()
+    for b, rates in zip(net["batch_sizes"], net["rates"], strict=True):
+        for lr in rates:
+            there, element = recorded.cell(net, b, lr, "epochs"), cell(root, b, f"{lr:g}")
+            words = mean_percent(there, 0) if there.finals else ""
+            assert element.text_content() == words + "×" * bool(there.diverged)
+            best = recorded.best(net, "epochs", b)[1] == lr
+            assert element.get_attribute("aria-label").endswith(", best of this batch size") == best
+            assert ("mgpu-best" in element.get_attribute("class")) == best
+            assert ("diverged" in element.get_attribute("aria-label")) == bool(there.diverged)
+    assert root.get_by_role("columnheader").all_text_contents() == ["batch", "1", "16", "256", "4096"]
+    rows = root.get_by_role("rowheader").all_text_contents()
+    assert rows == [f"{lr:g}" for lr in sorted({lr for row in net["rates"] for lr in row}, reverse=True)]
+    assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 4 epochs, in %"
+    control(root, "Compare at").select_option("equal steps")
+    assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 215 steps, in %"
+    assert root.locator(".mgpu-times").text_content() == "s/epoch39.42.460.230.14"
+
+
+def test_a_place_among_the_rates_goes_by_their_ratio(calls):
+    rates = [0.1, 0.2, 0.8]
+    asked = {0.1: 0, 0.2: 1, 0.4: 1.5, 0.8: 2, 0.05: -1, 1.6: 2.5}
+    found = calls(TuningExplorer, "(asked, rates) => asked.map((lr) => place(lr, rates))", list(asked), rates)
+    assert found == pytest.approx(list(asked.values()))
+    assert calls(TuningExplorer, "place", 0.5, [0.5]) == 0
+
+
+RULES = {"linear": linear_scaling, "root": sqrt_scaling}
+
+
+@pytest.mark.parametrize("b, lr", [(256, 0.16), (1, 0.01), (4096, 6.3)])
+def test_the_rules_are_drawn_through_the_chosen_cell(page, write, calls, b, lr):
+    figure = explorer(batch_size=b, lr=lr)
+    rates = sorted({lr for row in figure.net()["rates"] for lr in row})
+    wanted = {look: [scaled(lr, b, size) for size in SIZES] for look, scaled in RULES.items()}
+    places = {
+        look: calls(TuningExplorer, "(asked, rates) => asked.map((lr) => place(lr, rates))", row, rates)
+        for look, row in wanted.items()
+    }
+    page.goto(write(figure))
+    root = page.locator("figure.mgpu")
+    for look in RULES:
+        points = root.locator(f".mgpu-rules .mgpu-{look}").get_attribute("points")
+        points = [tuple(map(float, point.split(","))) for point in points.split()]
+        expected = [(i + 0.5, len(rates) - 0.5 - place) for i, place in enumerate(places[look])]
+        for found, wanted in zip(points, expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-6)
+    # The picture's units are cells: the line goes through the middle of the chosen one.
+    chosen, rules = root.locator("[aria-selected=true]").bounding_box(), root.locator(".mgpu-rules").bounding_box()
+    x, y = dict(zip(SIZES, points, strict=True))[b]
+    middle = rules["x"] + rules["width"] * x / len(SIZES), rules["y"] + rules["height"] * y / len(rates)
+    wanted = chosen["x"] + chosen["width"] / 2, chosen["y"] + chosen["height"] / 2
+    assert middle == pytest.approx(wanted, abs=1.5)
+
+
+def drawn(root, look, nth=0):
+    points = root.locator(f".mgpu-picture polyline.{look}").nth(nth).get_attribute("points")
+    return [tuple(map(float, point.split(","))) for point in points.split()]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"batch_size": 256, "lr": 0.16},
+        {"batch_size": 4096, "lr": 1.0, "budget": "steps"},
+        {"batch_size": 256, "lr": 2.5},
+        {"batch_size": 256, "lr": 6.3},
+    ],
+)
+def test_curves_are_drawn_to_scale(page, write, values):
+    """Steps, or epochs, against accuracy: the points of every curve, from the records and the ticks of the scale."""
+    page.goto(write(explorer(**values)))
+    root, end = page.locator("figure.mgpu"), 215 if "budget" in values else 4 * math.ceil(IMAGES / values["batch_size"])
+    lines = root.locator(".mgpu-picture line.mgpu-scale").evaluate_all(
+        "lines => lines.map((l) => [+l.getAttribute('y1'), +l.getAttribute('x1'), +l.getAttribute('x2')])"
+    )
+    (y95, left, right), _, _, (y50, *_), _ = lines[:5]
+    names = root.locator(".mgpu-picture text.mgpu-quiet").all_text_contents()
+    assert names[:5] == ["10%", "50%", "80%", "90%", "95%"]
+    y95, y50 = lines[4][0], lines[1][0]
+
+    def at(step, accuracy):
+        across = math.log2(step) / math.log2(end) if "budget" in values else step / end
+        up = (math.log(1 - accuracy) - math.log(0.5)) / (math.log(0.05) - math.log(0.5))
+        return left + (right - left) * across, y50 + (y95 - y50) * up
+
+    runs = [
+        run
+        for run in tuning_grid()["runs"]
+        if (run["net"], run["batch_size"], run["lr"]) == ("lenet", values["batch_size"], values["lr"])
+    ]
+    ended = [run for run in runs if (run["diverged_at_step"] or run["dead_at_step"] or math.inf) <= end]
+    sound = [run for run in runs if run not in ended]
+    expected = [
+        [at(step, a) for step, a in zip(run["step"], run["validation_accuracy"], strict=True) if step <= end]
+        for run in ended
+    ]
+    assert root.locator(".mgpu-picture polyline.mgpu-lost").count() == 2 * len(ended)
+    assert root.locator(".mgpu-picture path.mgpu-cross").count() == 2 * len(ended)
+    if sound:
+        n = sum(step <= end for step in sound[0]["step"])
+        mean = [statistics.mean(run["validation_accuracy"][i] for run in sound) for i in range(n)]
+        expected.insert(0, [at(step, a) for step, a in zip(sound[0]["step"], mean)])
+    looks = ["mgpu-mean"] * bool(sound) + ["mgpu-lost"] * len(ended)
+    for i, (look, points) in enumerate(zip(looks, expected, strict=True)):
+        for found, wanted in zip(drawn(root, look, i - bool(sound) if look == "mgpu-lost" else 0), points, strict=True):
+            assert found == pytest.approx(wanted, abs=0.6)  # accuracies are cut to whole 0.01 %
+
+
+def test_loop_is_moved_by_keyboard_and_has_no_map(page, write, says):
+    page.goto(write(loop()))
+    root = page.locator("figure.mgpu")
+    assert root.get_by_role("grid").count() == root.get_by_label("Batch norm").count() == 0
+    assert root.get_by_label("Compare at").count() == 0
+    control(root, "Learning rate").press("Home")
+    control(root, "Batch size").press("End")
+    control(root, "Number of GPUs").press("ArrowDown")
+    assert sentence(root) == says(loop(batch_size=4096, lr=0.004, num_gpus=2))
+
+
+# A colour is drawn before it is read: the browser then says it in red, green and blue.
+CONTRAST = """() => {
+    const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+    const light = (color) => {
+        pen.fillStyle = color;
+        pen.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((v) => v / 255)
+            .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+    };
+    return [...document.querySelectorAll(".mgpu-map [role=gridcell] span")].filter((e) => e.textContent).map((e) => {
+        const {color, backgroundColor} = getComputedStyle(e);
+        const [a, b] = [light(color), light(backgroundColor)];
+        return [Math.max(a, b) / Math.min(a, b), e.textContent];
+    });
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_number_of_the_map_stands_out(page, write, theme):
+    page.goto(write(explorer()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    page.evaluate("theme => theme === 'dark' && (document.body.style.color = '#ced6dd')", theme)
+    found = page.evaluate(CONTRAST)
+    assert len(found) == 36
+    assert min(found)[0] >= 4.5, sorted(found)[:5]
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_every_cell_has_its_words_inside_and_can_be_touched(page, write, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(write(explorer(), loop()))
+    for budget, b in itertools.product(("equal epochs", "equal steps"), range(len(SIZES))):
+        control(page.locator("figure.mgpu").nth(0), "Compare at").select_option(budget)
+        for n in (0, 1):
+            control(page.locator("figure.mgpu").nth(n), "Batch size").fill(str(b))
+        assert page.evaluate(CLASHES) == [], (budget, b)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(SMALLEST) >= 12
+    for box in (e.bounding_box() for e in page.get_by_role("gridcell").all()):
+        assert box["width"] >= 24 and box["height"] >= 24
+    outside = page.locator(".mgpu-map span").evaluate_all("""spans => spans.filter((span) => {
+        const map = span.closest(".mgpu-map").getBoundingClientRect(), box = span.getBoundingClientRect();
+        return span.textContent && (box.left < map.left - 1 || box.right > map.right + 1);
+    }).map((span) => span.textContent)""")
+    assert outside == []
+
+
+def test_a_step_of_a_slider_changes_the_map_and_does_not_build_it_anew(page, write):
+    """So it answers at once, on a slow machine too."""
+    page.goto(write(explorer(), loop()))
+    root = page.locator("figure.mgpu").first
+    assert page.evaluate("document.querySelectorAll('.mgpu *').length") < 900
+    page.evaluate("""() => {
+        const cells = [...document.querySelectorAll(".mgpu-map [role=gridcell], .mgpu-controls *")];
+        Object.assign(window, { cells, added: 0 });
+        new MutationObserver((changes) => { added += changes.reduce((n, { addedNodes }) => n + addedNodes.length, 0); })
+            .observe(document.querySelector(".mgpu-map"), { childList: true, subtree: true });
+    }""")
+    cell(root, 16, "0.063").click()
+    assert sentence(root) and page.evaluate("cells.every((cell) => cell.isConnected)")
+    assert page.evaluate("added") < 100, "the text of the cells, the lines and the times"

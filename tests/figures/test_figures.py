@@ -1,0 +1,342 @@
+"""What every interactive figure can do: in a real browser from file://, in JupyterLab, and without JavaScript."""
+
+import io
+import math
+import re
+
+import figure_pages
+import nbformat
+import pytest
+import take_pictures
+from figure_pages import HOSTILE, SMALLEST, WALK, picture, sentence, state_of
+from figure_samples import SAMPLES
+from live import accept, run_cell
+from PIL import Image
+
+from mgpu_lib import widgets
+from mgpu_lib.widgets import BatchSplitter, base
+from mgpu_lib.widgets.base import DECLARATION, EXPORT, HERE, PICTURES, module, picture_name
+
+write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
+SCRIPTS = sorted(path.name for path in HERE.glob("*.js"))
+DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
+COLOURS = """(names) => names.map((name) => {
+    const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
+    return [color, fill, backgroundColor].join();
+})"""
+FOCUSABLE = ".mgpu :is(input, select, button, [tabindex='0'])"
+
+
+@pytest.fixture(params=SAMPLES)
+def sample(request):
+    return SAMPLES[request.param]
+
+
+def test_every_figure_has_a_sample():
+    assert sorted(SAMPLES) == sorted(widgets.__all__)
+    for name, sample in SAMPLES.items():
+        assert type(sample.make()).__name__ == name
+
+
+# The output
+
+
+def test_html_is_deterministic_small_and_self_contained(sample):
+    for values in ({}, sample.other):
+        html = sample.make(**values).static_html()
+        assert html == sample.make(**values).static_html()
+        assert len(html.encode()) < sample.largest
+        assert not re.findall(r"(?:src|href)=[\"'](?!data:)|\bimport\b[ (]|@import|url\((?!#)", html)
+    assert sample.make().static_html() != sample.make(**sample.other).static_html()
+
+
+def test_output_carries_the_live_widget_the_page_and_a_line_of_text(sample):
+    figure = sample.make()
+    bundle, _ = figure._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "text/plain", "application/vnd.jupyter.widget-view+json"}
+    values = ", ".join(f"{name}={getattr(figure, name)!r}" for name in figure.controls)
+    assert bundle["text/plain"] == repr(figure) == f"{type(figure).__name__}({values})"
+    for name, value in sample.other.items():
+        setattr(figure, name, value)
+    assert figure.static_html() == sample.make(**sample.other).static_html() != bundle["text/html"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_words_stay_words(page, write, says, sample, name):
+    figures = [sample.make(caption=name), *([sample.hostile(name)] if sample.hostile else [])]
+    page.goto(write(*figures))
+    for n, figure in enumerate(figures):
+        assert sentence(page.locator("figure.mgpu").nth(n)) == says(figure)
+    assert page.locator("figcaption").first.text_content() == name
+    for menu in page.locator("select").all():
+        assert menu.evaluate("e => e.selectedIndex >= 0")
+    if sample.hostile:
+        shown = page.locator("figure.mgpu").nth(1).text_content()
+        assert name in shown or name.replace("/", "-") in shown
+    assert page.evaluate("window.hacked") is None
+
+
+# In the page
+
+
+@pytest.mark.parametrize("dark", DARK, ids=["the book's theme", "JupyterLab's theme"])
+def test_dark_has_colours_of_its_own(page, write, sample, dark):
+    page.goto(write(sample.make()))
+    for name in sample.dark:
+        page.locator(f".mgpu {name}").first.wait_for(state="attached")  # drawn after the page is there
+    light = page.evaluate(COLOURS, sample.dark)
+    page.evaluate(dark)
+    for name, new, old in zip(sample.dark, page.evaluate(COLOURS, sample.dark), light, strict=True):
+        assert new != old, name
+
+
+@pytest.mark.parametrize("width", [360, 720])
+def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, sample, width):
+    """On a telephone and on a page of a book."""
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(write(sample.make()))
+    picture(page).and_(page.locator("[viewBox]")).wait_for()
+    states, clashes = page.evaluate(WALK, sample.walk)
+    assert clashes == []
+    assert states == math.prod(map(len, sample.walk.values())) > 10
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(SMALLEST) >= 12
+
+
+def test_the_picture_is_drawn_anew_and_never_scaled(page, write, sample):
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(write(sample.make()))
+    drawn = picture(page)
+    drawn.and_(page.locator("[viewBox]")).wait_for()
+    narrow, form = drawn.bounding_box(), page.locator("form.mgpu-controls").bounding_box()
+    assert narrow["x"] == form["x"] and form["width"] - 1 <= narrow["width"] <= form["width"]
+    page.set_viewport_size({"width": 620, "height": 800})
+    page.wait_for_function(
+        "old => document.querySelector('.mgpu-picture').clientWidth > old + 150", arg=narrow["width"]
+    )
+    assert drawn.evaluate("picture => picture.getScreenCTM().a") == 1
+
+
+def test_every_control_has_a_name_its_own_keys_and_a_visible_focus(page, write, sample):
+    page.goto(write(sample.make()))
+    controls = page.locator(".mgpu :is(input, select, button)")
+    assert controls.count() == sample.controls
+    for control in controls.all():
+        assert control.evaluate("e => (e.labels[0] ?? e).textContent.trim()")
+        assert control.get_attribute("data-lm-suppress-shortcuts") == "true"
+    # By keyboard alone: every control in the order of the page, and of radio buttons the one that is checked.
+    order = f"[...document.querySelectorAll({FOCUSABLE!r})].filter((e) => e.type !== 'radio' || e.checked)"
+    for n in range(page.evaluate(f"{order}.length")):
+        page.keyboard.press("Tab")
+        assert page.evaluate(f"{order}[{n}] === document.activeElement"), n
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+
+
+def test_copies_on_one_page_do_not_disturb_each_other(page, write, says, sample):
+    figures = [sample.make(), sample.make(**sample.other), sample.make()]
+    page.goto(write(*figures))
+    roots = page.locator("figure.mgpu")
+    first = roots.nth(0).locator("input[type=range]").first
+    before = first.input_value()
+    first.press("Home" if before != "0" else "End")
+    assert sentence(roots.nth(0)) != says(figures[0])
+    assert [sentence(roots.nth(n)) for n in (1, 2)] == [says(figure) for figure in figures[1:]]
+    assert roots.nth(2).locator("input[type=range]").first.input_value() == before
+
+
+def test_all_figures_share_a_page(page, write, says):
+    figures = [sample.make() for sample in SAMPLES.values()]
+    page.goto(write(*figures))
+    roots = page.locator("figure.mgpu")
+    assert [sentence(roots.nth(n)) for n in range(len(figures))] == [says(figure) for figure in figures]
+
+
+# Live
+
+
+def test_module_keeps_anywidgets_protocol(live, says, sample):
+    """Values go both ways; a figure that is closed lets go of the model."""
+    root = live(sample.make())
+    page, slider = root.page, root.locator("input[type=range]").first
+    slider.press("Home")
+    slider.press("ArrowRight")
+    saved, start = page.evaluate("saved"), state_of(sample.make())
+    assert [name for name in start if saved[-1][name] != start[name]], "Python should have heard of it"
+    for name, value in sample.other.items():  # as when Python sets them
+        page.evaluate("([name, value]) => model.set(name, value)", [name, value])
+    chosen = {name: page.evaluate("name => model.get(name)", name) for name in sample.make().controls}
+    assert sentence(root) == says(sample.make(), [chosen])[0]
+    page.evaluate("leave()")
+    assert page.evaluate("Object.values(heard).flat().length") == 0
+
+
+def test_live_in_jupyterlab(browser, lab, says):
+    """The slider moved by keyboard in JupyterLab is the trait that Python reads, and what Python sets is shown."""
+    address, token, folder = lab
+    sources = (
+        "from mgpu_lib.widgets import BatchSplitter\nfigure = BatchSplitter()\nfigure",
+        "figure.num_gpus = 3\nprint('Python reads', figure.batch_size)",
+    )
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell-{n}") for n, source in enumerate(sources)]
+    spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=spec), folder / "live.ipynb")
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    context.set_default_timeout(120_000)
+    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+    try:
+        page = context.new_page()
+        page.add_locator_handler(page.locator(".jp-Dialog"), accept)
+        page.goto(f"{address}/lab/tree/live.ipynb?token={token}")
+        root = page.locator(".jp-OutputArea figure.mgpu")
+        run_cell(page, 0, root)
+        slider = root.get_by_label("Batch size")
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        assert sentence(root) == says(BatchSplitter(batch_size=12))
+        run_cell(page, 1, page.get_by_text("Python reads 12"))
+        root.get_by_text("3 GPUs", exact=True).wait_for()
+        assert sentence(root) == says(BatchSplitter(batch_size=12, num_gpus=3))
+        assert root.count() == 1, "the live widget should be shown, and the static page not beside it"
+    finally:
+        context.close()
+
+
+# Without JavaScript
+
+
+@pytest.fixture
+def plain_page(browser):
+    """A page in which no script runs, on a telephone."""
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 360, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def test_without_javascript_the_picture_and_its_caption_show(
+    page, plain_page, write, says, sample, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(base, "PICTURES", tmp_path)
+    figure = sample.make(caption="It's <this>.")
+    name, state = type(figure).__name__, state_of(figure)
+    taken = take_pictures.take(page, name, state)
+    (tmp_path / picture_name(name, state)).write_text(taken, encoding="utf-8")
+    plain_page.goto(write(figure))
+    assert plain_page.locator("input, select, button").count() == 0
+    assert "It's <this>. (The controls need JavaScript" in plain_page.locator("figcaption").text_content()
+    image = plain_page.locator("figure.mgpu img")
+    assert image.get_attribute("alt") == says(figure)
+    shown = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
+    colours = [count for count, _ in shown.getcolors(shown.width * shown.height)]
+    assert shown.width > 250 and shown.height > 100
+    assert len(colours) > 50 and max(colours) < 0.95 * shown.width * shown.height, "it should show something"
+    assert not re.search(r"NaN|undefined|class=|style=|var\(", taken)
+
+
+def test_without_javascript_a_figure_without_a_picture_shows_its_caption(plain_page, write, sample):
+    """Other data than the book's have no picture, nor have other values: nothing wrong may be shown."""
+    plain_page.goto(write(sample.make(caption="It's <this>.")))
+    assert plain_page.locator("figure.mgpu img").count() == 0
+    words = "It's <this>. (This figure needs JavaScript, and in a notebook your trust.)"
+    assert plain_page.locator("figure.mgpu").inner_text() == words
+
+
+def test_the_pictures_are_those_of_the_chapters_and_of_todays_scripts():
+    """Else: `make pictures`, then `make run-notebooks`."""
+    shown = {picture_name(name, state): getattr(widgets, name) for name, state in take_pictures.figures_shown()}
+    assert shown and sorted(shown) == sorted(path.name for path in PICTURES.iterdir())
+    for file, figure in shown.items():
+        made_with = f'data-script="{take_pictures.script_digest(figure)}"'
+        assert made_with in (PICTURES / file).read_text(encoding="utf-8"), f"{file} is out of date"
+
+
+def numbers_and_the_rest(text):
+    number = r"-?\d+(?:\.\d+)?"
+    return [float(word) for word in re.findall(number, text)], re.sub(number, "#", text)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_picture_taken_again_is_the_stored_one(page, name):
+    """Up to a pixel: letters may be a little wider elsewhere."""
+    [state, *_] = [state for figure, state in take_pictures.figures_shown() if figure == name]
+    numbers, rest = numbers_and_the_rest(take_pictures.take(page, name, state))
+    stored, wanted = numbers_and_the_rest((PICTURES / picture_name(name, state)).read_text(encoding="utf-8"))
+    assert rest == wanted
+    assert numbers == pytest.approx(stored, abs=1)
+
+
+def test_a_caption_may_change_and_the_picture_stays():
+    figure = BatchSplitter(batch_size=9)
+    assert "<img" in figure.static_html()
+    figure.caption = "Other words."
+    assert "<img" in figure.static_html() and "<img" not in BatchSplitter(batch_size=8).static_html()
+
+
+# The scripts
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_file_is_a_module_that_a_browser_imports(page, name):
+    """As it stands, with its imports; a name that the other file doesn't export would be an error."""
+
+    def serve(route):
+        body = (HERE / route.request.url.rpartition("/")[2]).read_text(encoding="utf-8")
+        route.fulfill(body=body, content_type="text/javascript", headers={"access-control-allow-origin": "*"})
+
+    page.route("http://figures.test/*", serve)
+    page.goto("about:blank")
+    exported = page.evaluate(f"async () => Object.keys(await import('http://figures.test/{name}'))")
+    assert exported
+
+
+@pytest.mark.parametrize("figure", SAMPLES)
+def test_a_figures_script_is_one_module_that_may_stand_in_a_page(figure):
+    figure = getattr(widgets, figure)
+    assert figure._esm.endswith(EXPORT)
+    assert not re.search(r"</script|<!--|^import |^export (?!default)", figure._esm, re.IGNORECASE | re.MULTILINE)
+    names = DECLARATION.findall(figure._esm)
+    assert len(names) == len(set(names)) > 10
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"a": 'import { b } from "./b.js";\nexport const a = b;', "b": "export const b = 1;\nconst a = 2;"},
+            "a is decl",
+        ),
+        ({"a": 'import { b } from "./b.js";', "b": 'import { a } from "./a.js";'}, "a.js → b.js → a.js"),
+        ({"a": 'import * as b from "./b.js";', "b": ""}, r"a.js: 'import \* as b"),
+        ({"a": "function a() {}\nexport { a };"}, "a.js: 'export { a };'"),
+        ({"a": "export default 1;"}, "a.js: 'export default 1;'"),
+    ],
+)
+def test_files_that_cannot_be_joined_are_refused(monkeypatch, tmp_path, files, words):
+    for name, text in files.items():
+        (tmp_path / f"{name}.js").write_text(f"{text}\n")
+    monkeypatch.setattr(base, "HERE", tmp_path)
+    with pytest.raises(ValueError, match=words):
+        module("a.js")
+
+
+def test_files_are_joined_once_each_after_those_that_they_import(monkeypatch, tmp_path):
+    (tmp_path / "a.js").write_text(
+        'import {\n  b,\n  c,\n} from "./b.js";\nimport { d } from "./d.js";\nexport const a = b;\n'
+    )
+    (tmp_path / "b.js").write_text('import { d } from "./d.js";\nexport const b = d;\nexport const c = 0;\n')
+    (tmp_path / "d.js").write_text("export async function d() {}\n")
+    monkeypatch.setattr(base, "HERE", tmp_path)
+    assert module("a.js") == f"async function d() {{}}\nconst b = d;\nconst c = 0;\nconst a = b;\n{EXPORT}"
+
+
+# Words that all figures use
+
+
+def test_sizes_shares_and_lists_are_written_with_three_digits_and_in_words(calls):
+    sizes = {0: "0 B", 512: "0.50 KiB", 126 * 2**10: "126 KiB", 3 * 2**19: "1.50 MiB", 2**30 - 1: "1024 MiB"}
+    sizes |= {2**30: "1.00 GiB", 15 * 2**30 + 2**29: "15.5 GiB", 16_117_530_624: "15.0 GiB", 10**12: "931 GiB"}
+    assert calls(BatchSplitter, "(all) => all.map(size)", list(sizes)) == list(sizes.values())
+    shares = {(0, 5): "0%", (1, 1000): "under 1%", (5, 1000): "1%", (125, 1000): "13%", (1, 1): "100%"}
+    assert calls(BatchSplitter, "(all) => all.map((of) => percent(...of))", list(shares)) == list(shares.values())
+    lists = {(): "", ("a",): "a", ("a", "b"): "a and b", ("a", "b", "c"): "a, b and c"}
+    assert calls(BatchSplitter, "(all) => all.map(list)", list(lists)) == list(lists.values())

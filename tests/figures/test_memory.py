@@ -1,0 +1,217 @@
+"""The memory explorer: what fills a GPU's memory, and how that is measured."""
+
+import itertools
+import json
+
+import figure_pages
+import pytest
+import torch
+from figure_pages import click_at, picture, sentence
+from figure_samples import BATCH_SIZES, PRECISIONS, memory, memory_data
+from torch import nn
+from traitlets import TraitError
+
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.widgets import MemoryExplorer
+from mgpu_lib.widgets.memory import memory_table
+
+write, says = figure_pages.write, figure_pages.says
+
+
+def test_values_are_read_and_set_from_python():
+    figure = memory()
+    figure.batch_size, figure.precision, figure.gpu = 64, "amp", "RTX4090"
+    assert repr(figure) == (
+        "MemoryExplorer(batch_size=64, network='ResNet-18', optimizer='adam', precision='amp', gpu='RTX4090')"
+    )
+    assert list(figure.parts()) == ["parameters", "gradients", "optimizer", "activations", "scratch"]
+    assert figure.parts()["activations"] == 3 * 3_660_000 * 64 // 5 + 44_700_160 // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "names"),
+    [
+        ("batch_size", 500, "256, 512"),
+        ("network", "VGG", "'LeNet', 'ResNet-18'"),
+        ("gpu", "H100", "'T4', 'RTX4090'"),
+        ("optimizer", "lion", "'sgd', 'momentum', 'adam'"),
+        ("precision", "int8", "'fp32', 'amp'"),
+    ],
+)
+def test_what_was_not_measured_is_refused_and_it_says_what_would_do(name, value, names):
+    figure = memory()
+    before = getattr(figure, name)
+    with pytest.raises(TraitError, match=names):
+        setattr(figure, name, value)
+    assert getattr(figure, name) == before
+    with pytest.raises(TraitError, match=names):
+        memory(**{name: value})
+
+
+def test_data_that_is_not_a_memory_table_is_refused():
+    incomplete = memory_data()
+    del incomplete["networks"]["LeNet"]["scratch"]
+    uneven = memory_data()
+    del uneven["networks"]["LeNet"]["activations"]["amp"][4096]
+    for bad, words in ((incomplete, "scratch"), (uneven, "same batch sizes"), ({}, "networks"), (None, "NoneType")):
+        with pytest.raises(ValueError, match=words):
+            MemoryExplorer(bad)
+    with pytest.raises(ValueError, match="0 GPUs"):
+        MemoryExplorer({**memory_data(), "gpus": {}})
+
+
+def test_data_read_back_from_json_gives_the_same_figure():
+    figure, again = MemoryExplorer(memory_data()), MemoryExplorer(json.loads(json.dumps(memory_data())))
+    assert again.data == figure.data
+    assert again.static_html() == figure.static_html()
+
+
+def test_sentence(says):
+    assert says(memory(gpu="T4")) == (
+        "ResNet-18 with Adam at batch 512 in FP32 needs 1.97 GiB, 13% of the memory of one T4; "
+        "89% of that is activations."
+    )
+    assert says(memory(gpu="tiny", optimizer="sgd", batch_size=64)) == (
+        "ResNet-18 with SGD at batch 64 in FP32 needs 316 MiB. That does not fit: 188 MiB too much for one tiny; "
+        "the largest batch that fits is 8."
+    )
+
+
+def test_every_state_says_whether_it_fits(says):
+    names = ("network", "optimizer", "precision", "gpu", "batch_size")
+    data = memory_data()
+    optimizers = ("sgd", "momentum", "adam")
+    cases = itertools.product(data["networks"], optimizers, PRECISIONS, data["gpus"], BATCH_SIZES)
+    states = [dict(zip(names, case, strict=True)) for case in cases]
+    figure, said = memory(batch_size=1), says(memory(), states)
+    for state, words in zip(states, said, strict=True):
+        figure.set_state(state)
+        fits = {}
+        for figure.batch_size in BATCH_SIZES:
+            fits[figure.batch_size] = sum(figure.parts().values()) <= data["gpus"][figure.gpu]
+        largest = max((n for n, ok in fits.items() if ok), default=None)
+        if fits[state["batch_size"]]:
+            assert f"of the memory of one {state['gpu']}; " in words and words.endswith("of that is activations.")
+        elif largest:
+            assert words.endswith(f"too much for one {state['gpu']}; the largest batch that fits is {largest}.")
+        else:
+            assert words.endswith(f"too much for one {state['gpu']}; no batch size fits.")
+    assert all(any(kind in words for words in said) for kind in ("the largest batch", "no batch size", "under 1%"))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
+    page.goto(write(memory()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root, slider = page.locator("figure.mgpu"), page.get_by_label("Batch size")
+    assert sentence(root) == says(memory())
+    before = picture(page).screenshot()
+
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert sentence(root) == says(memory(batch_size=256))
+    assert slider.get_attribute("aria-valuetext") == "256, fits"
+    moved = picture(page).screenshot()
+    assert moved != before
+
+    click_at(page, slider, 8 / 12)
+    assert slider.get_attribute("aria-valuetext") == "256, fits"
+    click_at(page, slider, 1)
+    assert sentence(root) == says(memory(batch_size=4096))
+    assert picture(page).screenshot() not in (before, moved)
+
+    page.keyboard.press("Home")
+    page.get_by_label("Network").select_option("LeNet")
+    page.get_by_label("Optimizer").focus()
+    page.keyboard.press("ArrowUp")
+    page.get_by_label("Precision").select_option("mixed precision")
+    page.get_by_label("GPU").select_option("tiny")
+    chosen = memory(batch_size=1, network="LeNet", optimizer="momentum", precision="amp", gpu="tiny")
+    assert sentence(root) == says(chosen)
+
+
+def test_it_says_what_does_not_fit(page, write):
+    page.goto(write(memory(gpu="tiny", optimizer="sgd", batch_size=64)))
+    marks = page.locator(".mgpu-marks span")
+    assert [mark.text_content()[0] for mark in marks.all()] == ["●"] * 4 + ["×"] * 9
+    assert "188 MiB too much" in picture(page).text_content()
+    assert page.get_by_label("Batch size").get_attribute("aria-valuetext") == "64, does not fit"
+    page.get_by_label("Batch size").press("Home")
+    assert "too much" not in picture(page).text_content()
+    assert "MiB free" in picture(page).text_content()
+
+
+def test_bars_are_drawn_to_scale(page, write):
+    figure = memory(gpu="T4", batch_size=4096)
+    page.goto(write(figure))
+    bars = page.locator(".mgpu-picture .mgpu-part").all()
+    starts, widths = ([float(bar.get_attribute(name)) for bar in bars] for name in ("x", "width"))
+    whole, magnified = widths[:5], widths[5:]
+    for begin, drawn in ((starts[:5], whole), (starts[5:], magnified)):  # each begins where the one before it ends
+        assert begin == pytest.approx(list(itertools.accumulate(drawn[:-1], initial=1)))
+    total = sum(figure.parts().values())
+    span = picture(page).evaluate("picture => picture.clientWidth") - 2
+    for drawn, per_byte in ((whole, span / figure.data["gpus"]["T4"]), (magnified, span / total)):
+        assert drawn == pytest.approx([n_bytes * per_byte for n_bytes in figure.parts().values()], abs=0.01)
+
+
+def test_a_number_and_its_unit_stay_on_one_line(page, write):
+    page.set_viewport_size({"width": 320, "height": 800})
+    page.goto(write(memory(batch_size=4096)))
+    lines = page.locator(".mgpu td").evaluate_all("""cells => cells.map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size;
+    })""")
+    assert set(lines) == {1}, [*zip(lines, page.locator(".mgpu td").all_text_contents())]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+# The numbers
+
+
+def make_net():
+    return nn.Sequential(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(20 * 13 * 13, 500))
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return memory_table({"net": (make_net, (1, 28, 28))}, [1, 2, 4, 64, 128, 256], ["T4", "A100-80"])
+
+
+def test_memory_table_counts_parameters_gradients_and_optimizer_state(measured):
+    assert list(measured["gpus"]) == ["T4", "A100-80"]
+    net = measured["networks"]["net"]
+    parameters = sum(-(-p.numel() * 4 // 512) * 512 for p in make_net().parameters())  # in blocks of 512 bytes
+    assert net["parameters"] == net["gradients"] == net["optimizer"]["momentum"] == parameters
+    assert net["optimizer"]["sgd"] == 0
+    assert 2 * parameters <= net["optimizer"]["adam"] <= 2 * parameters + 4 * 512  # and maybe its step counters
+
+
+def test_memory_table_activations_grow_in_proportion_to_the_batch(measured):
+    activations = measured["networks"]["net"]["activations"]
+    for table in activations.values():
+        assert table[256] - table[128] == 2 * (table[128] - table[64]) > 0
+    assert 0.4 < activations["amp"][256] / activations["fp32"][256] < 0.8
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 256])
+def test_memory_table_adds_up_to_the_peak_of_an_ordinary_training_loop(measured, optimizer, precision, batch_size):
+    figure = MemoryExplorer(measured, optimizer=optimizer, precision=precision, batch_size=batch_size)
+    kind, options = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}[optimizer]
+    with virtual_gpus(1, gpu="T4", backing="meta"):
+        X = torch.zeros(batch_size, 1, 28, 28, device="cuda:0")
+        y = torch.zeros(batch_size, dtype=torch.int64, device="cuda:0")
+        net = make_net().to("cuda:0")
+        trainer = getattr(torch.optim, kind)(net.parameters(), **options)
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", torch.float16, enabled=precision == "amp"):
+                loss = nn.functional.cross_entropy(net(X), y)
+            trainer.zero_grad(set_to_none=False)
+            loss.backward()
+            trainer.step()
+            del loss
+        assert sum(figure.parts().values()) == torch.cuda.max_memory_allocated(0)

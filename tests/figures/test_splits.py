@@ -1,0 +1,151 @@
+"""The split explorer: what crosses between GPUs in one training step."""
+
+import itertools
+import json
+
+import figure_pages
+import pytest
+from figure_pages import click_at, picture, sentence
+from figure_samples import BATCH_SIZES, splits, traffic_data
+from traitlets import TraitError
+
+from mgpu_lib import splitting, traffic
+from mgpu_lib.widgets import SplitExplorer
+
+write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "names"),
+    [
+        ("network", "VGG", "'LeNet', 'huge'"),
+        ("batch_size", 100, "64, 128"),
+        ("num_gpus", 1, "2, 3"),
+        ("num_gpus", 9, "7, 8"),
+    ],
+)
+def test_what_it_has_no_data_for_is_refused(name, value, names):
+    figure = splits()
+    before = getattr(figure, name)
+    with pytest.raises(TraitError, match=names):
+        setattr(figure, name, value)
+    assert getattr(figure, name) == before
+    with pytest.raises(TraitError, match=names):
+        splits(**{name: value})
+
+
+def test_data_that_is_not_a_traffic_table_is_refused():
+    def spoiled(**parts):
+        return [{**traffic_data()[0], **parts}, traffic_data()[1]]
+
+    cases = [
+        (None, "NoneType"),
+        ([], "one network at least"),
+        ([traffic_data()[0], traffic_data()[0]], "its own name"),
+        ([{"name": "LeNet"}], "layers"),
+        (spoiled(in_layer=[0, 1]), r"lists of \[2, 8\]"),
+        (spoiled(in_layer=5), "TypeError"),
+        (spoiled(data_parallel=[0, None, 2, 3, 4, 5, 6, 7]), "data_parallel of 'LeNet' has None"),
+        (spoiled(layer_wise=[0, -1, 2, 3, 4, 5, 6, 7]), "layer_wise of 'LeNet' has -1"),
+        (spoiled(in_layer=[0, "1", 2, 3, 4, 5, 6, 7]), "in_layer of 'LeNet' has '1'"),
+        (spoiled(in_layer=[0, float("nan"), 2, 3, 4, 5, 6, 7]), "in_layer of 'LeNet' has nan"),
+    ]
+    for bad, words in cases:
+        with pytest.raises(ValueError, match=words):
+            SplitExplorer(bad)
+
+
+def test_data_read_back_from_json_gives_the_same_figure():
+    again = SplitExplorer(json.loads(json.dumps(traffic_data())))
+    assert again.static_html() == SplitExplorer(traffic_data()).static_html()
+
+
+def bytes_moved(net, num_gpus, batch_size):
+    """What the table means: bytes per image, and bytes per step in data parallelism."""
+    times = {"layer_wise": batch_size, "in_layer": batch_size, "data_parallel": 1}
+    return {way: None if net[way][num_gpus - 1] is None else net[way][num_gpus - 1] * n for way, n in times.items()}
+
+
+def test_least_is_the_smallest_number_and_change_is_where_that_changes(calls):
+    cases = list(itertools.product(traffic_data(), range(2, 9), BATCH_SIZES))
+    found = calls(SplitExplorer, "(cases) => cases.map((c) => compare(...c))", cases)
+    for (net, k, batch_size), there in zip(cases, found, strict=True):
+        moved, change, rival = bytes_moved(net, k, batch_size), there["change"], there.get("rival")
+        assert there["moved"] == moved
+        possible = {way: n for way, n in moved.items() if n is not None}
+        assert moved[there["least"]] == min(possible.values())
+        assert (there["least"] == "data_parallel") == (rival is None or (change is not None and batch_size >= change))
+        if rival is not None and change is not None:
+            each, once = net[rival][k - 1], net["data_parallel"][k - 1]
+            assert each * (change - 1) < once <= each * change
+
+
+def test_it_says_what_a_machine_counts(calls):
+    """From a network to the figure's numbers, for the smallest of the chapter's networks."""
+    net = traffic.networks()["LeNet"]
+    figure = SplitExplorer(traffic.traffic_table({"LeNet": net}), batch_size=16)
+    ways = {
+        "layer_wise": splitting.layer_wise,
+        "in_layer": splitting.in_layer,
+        "data_parallel": traffic.data_parallel_step,
+    }
+    for k in (2, 4):
+        counted = {name: traffic.measure(way, net, 16, k) for name, way in ways.items()}
+        assert calls(SplitExplorer, "compare", figure.data["networks"]["LeNet"], k, 16)["moved"] == counted
+
+
+def test_sentence(says):
+    assert says(splits()) == (
+        "LeNet at batch 64 on 2 GPUs: splitting by layers moves least, 400 KiB per step (splitting inside layers "
+        "2.37 MiB; data parallelism 1008 KiB). From a batch of 162 on, data parallelism moves least."
+    )
+    assert says(splits(num_gpus=6, batch_size=4096)) == (
+        "LeNet at batch 4096 on 6 GPUs: data parallelism moves least, 4.92 MiB per step (splitting by layers is not "
+        "possible, with 4 layers; splitting inside layers 759 MiB). Below a batch of 27, splitting inside layers moves "
+        "least."
+    )
+    names = [net["name"] for net in traffic_data()]
+    keys = ("network", "batch_size", "num_gpus")
+    states = [dict(zip(keys, case, strict=True)) for case in itertools.product(names, BATCH_SIZES, range(2, 9))]
+    said = says(splits(), states)
+    for state, words in zip(states, said, strict=True):
+        assert words.startswith("{network} at batch {batch_size} on {num_gpus} GPUs: ".format(**state))
+    kinds = ("is not possible, with 4 layers", "That is so at every", "Below a batch of", "From a batch of")
+    assert all(any(kind in words for words in said) for kind in kinds)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
+    page.goto(write(splits()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root, slider = page.locator("figure.mgpu"), page.get_by_role("slider", name="Batch size")
+    assert sentence(root) == says(splits())
+    before = picture(page).screenshot()
+    slider.press("ArrowRight")
+    slider.press("ArrowRight")
+    assert sentence(root) == says(splits(batch_size=256))
+    assert slider.get_attribute("aria-valuetext") == "256, data parallelism moves least"
+    marks = [mark.text_content()[0] for mark in page.locator(".mgpu-marks span").all()]
+    assert marks == ["L"] * 8 + ["D"] * 5
+    moved = picture(page).screenshot()
+    assert moved != before
+    click_at(page, page.get_by_label("Number of GPUs"), 1)
+    page.get_by_label("Network").select_option("one layer")
+    assert sentence(root) == says(splits(network="one layer", num_gpus=8, batch_size=256))
+    assert "not possible" in picture(page).text_content()
+    page.get_by_label("Network").focus()
+    page.keyboard.press("ArrowUp")
+    slider.press("Home")
+    assert sentence(root) == says(splits(network="all activations", num_gpus=8, batch_size=1))
+    assert [mark.text_content()[0] for mark in page.locator(".mgpu-marks span").all()] == ["D"] * 13
+    assert picture(page).screenshot() not in (before, moved)
+
+
+def test_bars_are_drawn_to_scale(page, write):
+    page.goto(write(splits(batch_size=32, num_gpus=4)))
+    widths = page.locator(".mgpu-bar").evaluate_all("bars => bars.map((bar) => +bar.getAttribute('width'))")
+    moved = list(bytes_moved(traffic_data()[0], 4, 32).values())
+    span = picture(page).evaluate("picture => picture.clientWidth") - 1
+    assert widths == pytest.approx([span * n / max(moved) for n in moved], abs=0.01)
+    strong = page.locator(".mgpu-picture .mgpu-strong").all_text_contents()
+    assert len(strong) == 2 and "splitting by layers" in strong[0] and strong[1].endswith("least")

@@ -1,0 +1,101 @@
+"""The batch splitter: who gets which rows."""
+
+import itertools
+
+import figure_pages
+import pytest
+import torch
+from figure_pages import click_at, picture, sentence
+from traitlets import TraitError
+
+from mgpu_lib.widgets import BatchSplitter
+
+write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
+
+
+@pytest.mark.parametrize("values", [{"batch_size": 0}, {"batch_size": 65}, {"num_gpus": 9}, {"way": "randomly"}])
+def test_bad_values_are_refused(values):
+    with pytest.raises(TraitError, match=rf"{next(iter(values))}.*(1|64|8|'split_batch', 'scatter')"):
+        BatchSplitter(**values)
+
+
+def test_split_equals_torch_for_every_size(calls):
+    cases = list(itertools.product(range(1, 65), range(1, 9), ("split_batch", "scatter")))
+    in_page = calls(BatchSplitter, "(cases) => cases.map((c) => shards(...c).map((s) => [s.first, s.count]))", cases)
+    said = calls(BatchSplitter, "(cases) => cases.map((c) => splitSentence(...c))", cases)
+    for (rows, gpus, way), shards, words in zip(cases, in_page, said, strict=True):
+        X = torch.arange(rows)
+        pieces = X.tensor_split(gpus) if way == "split_batch" else X.chunk(gpus)
+        sizes = [len(piece) for piece in pieces] + [0] * (gpus - len(pieces))
+        assert [count for _, count in shards] == sizes, (rows, gpus, way)
+        firsts = [piece[0].item() for piece in pieces if len(piece)]
+        assert [first for first, count in shards if count] == firsts
+        busy = sum(map(bool, sizes))
+        assert words.lower().count("row") == busy
+        assert (" nothing." in words) == (busy < gpus) and ("in the mean over the batch." in words) == (busy > 1)
+
+
+def test_sentence(says):
+    assert says(BatchSplitter(batch_size=9, way="scatter")) == (
+        "Rows 0–2 go to GPU 0, rows 3–5 to GPU 1 and rows 6–8 to GPU 2. GPU 3 gets nothing. "
+        "Each of these shards weighs 3/9 in the mean over the batch."
+    )
+    assert says(BatchSplitter(batch_size=9)) == (
+        "Rows 0–2 go to GPU 0, rows 3–4 to GPU 1, rows 5–6 to GPU 2 and rows 7–8 to GPU 3. "
+        "The shards weigh 3/9, 2/9, 2/9 and 2/9 in the mean over the batch."
+    )
+    assert says(BatchSplitter(batch_size=1, num_gpus=3)) == "Row 0 goes to GPU 0. GPUs 1 and 2 get nothing."
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
+    page.goto(write(BatchSplitter()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root = page.locator("figure.mgpu")
+    before = picture(page).screenshot()
+    page.get_by_label("Batch size").press("ArrowLeft")
+    page.get_by_label("nn.parallel.scatter").click()
+    assert sentence(root) == says(BatchSplitter(batch_size=9, way="scatter"))
+    assert [page.locator(f".mgpu-cell.mgpu-gpu{gpu}").count() for gpu in range(4)] == [6, 6, 6, 0]
+    assert "nothing" in picture(page).text_content()
+    moved = picture(page).screenshot()
+    assert moved != before
+
+    click_at(page, page.get_by_label("Number of GPUs"), 1)
+    page.get_by_label("nn.parallel.scatter").press("ArrowUp")
+    assert sentence(root) == says(BatchSplitter(batch_size=9, num_gpus=8))
+    assert [page.locator(f".mgpu-cell.mgpu-gpu{gpu}").count() for gpu in range(8)] == [4] + [2] * 7
+    assert picture(page).screenshot() not in (before, moved)
+
+
+def test_a_dragged_slider_does_not_chatter(page, write, says):
+    page.clock.install()
+    page.goto(write(BatchSplitter()))
+    page.clock.pause_at("2100-01-01")
+    page.evaluate("""() => {
+        window.said = 0;
+        new MutationObserver(() => window.said++).observe(document.querySelector("[role=status]"), {childList: true});
+    }""")
+    box = page.get_by_label("Batch size").bounding_box()
+    page.mouse.move(box["x"] + 8 + (box["width"] - 16) * 9 / 63, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"], box["y"] + box["height"] / 2, steps=40)
+    page.mouse.up()
+    assert page.evaluate("window.said") == 0
+    page.clock.run_for(1000)
+    assert page.evaluate("window.said") == 1
+    assert page.locator("[role=status]").text_content() == says(BatchSplitter(batch_size=64))
+
+
+def test_what_the_reader_has_moved_stays_when_the_same_output_is_added_again(page, write, says):
+    page.goto(write(BatchSplitter(), BatchSplitter()))
+    figures = page.locator("figure.mgpu")
+    figures.nth(0).get_by_label("Batch size").press("End")
+    figures.nth(0).get_by_label("nn.parallel.scatter").check()
+    chosen = says(BatchSplitter(batch_size=64, way="scatter"))
+    assert sentence(figures.nth(0)) == chosen
+    assert figures.nth(1).get_by_label("split_batch").is_checked()
+    page.add_script_tag(content=page.locator("body > script:not([type])").first.text_content())
+    assert sentence(figures.nth(0)) == chosen
+    figures.nth(1).get_by_label("Number of GPUs").press("Home")
+    assert sentence(figures.nth(1)) == says(BatchSplitter(num_gpus=1))

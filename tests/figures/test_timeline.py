@@ -1,0 +1,389 @@
+"""The timeline viewer: what happened when, to zoom into and to walk through."""
+
+import re
+
+import figure_pages
+import pytest
+import torch
+from figure_pages import click_at, picture, sentence
+from figure_samples import US, kernel, small_timeline, timeline, viewer
+from torch import nn
+from traitlets import TraitError
+
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.widgets import TimelineViewer
+from mgpu_lib.widgets.timeline import MOST, TICK, compact
+
+write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
+WHOLE = 100_500  # ticks of the small timeline
+
+
+def step_of(k, rounds=1):
+    """The timeline of training steps on `k` virtual GPUs, with what the rates of today make of it."""
+    with virtual_gpus(k, backing="meta") as machine:
+        nets = [
+            nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 10)).to(device)
+            for device in machine.devices
+        ]
+        X = torch.zeros(64, 1, 28, 28, device="meta")
+        torch.cuda.synchronize(0)
+        start = machine.elapsed()
+        for _ in range(rounds):
+            with torch.cuda.nvtx.range("forward"):
+                losses = [net(X.to(device)).sum() for net, device in zip(nets, machine.devices, strict=True)]
+            for loss in losses:
+                loss.backward()
+            for net in nets[1:]:
+                for p, q in zip(nets[0].parameters(), net.parameters(), strict=True):
+                    q.grad.copy_(p.grad.to(q.device))
+        return machine.timeline.since(start)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return step_of(4)
+
+
+def slider(root, name):
+    return root.get_by_role("slider", name=re.compile(f"^{name}"))
+
+
+def event_line(page):
+    return page.locator(".mgpu-words").text_content()
+
+
+def window(zoom=0, start=0.0, **_):
+    """What the small timeline's figure has on display, in ticks."""
+    span = -(-WHOLE // 2**zoom)
+    begin = min(int(start / TICK + 0.5), WHOLE - span)
+    return begin, begin + span
+
+
+# Reading and setting from Python
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"zoom": -1}, "zoom"),
+        ({"zoom": 7}, "zoom=7: choose 6 at most"),
+        ({"start": -1e-6}, "start"),
+        ({"start": 0.002}, "start=0.002: choose 0.001005 at most"),
+        ({"start": float("nan")}, "start=nan: choose 0.001005 at most"),
+        ({"event": -2}, "event"),
+        ({"event": 10}, "event=10: choose 9 at most"),
+    ],
+)
+def test_bad_values_are_refused_and_it_says_what_would_do(values, words):
+    with pytest.raises(TraitError, match=words):
+        viewer(**values)
+    figure = viewer(zoom=1)
+    with pytest.raises(TraitError):
+        figure.set_trait(*next(iter(values.items())))
+    assert figure.zoom == 1 and figure.start == 0 and figure.event == -1
+
+
+def test_what_is_no_timeline_is_refused():
+    with pytest.raises(TypeError, match="timeline is a list: pass a Timeline"):
+        TimelineViewer(list(small_timeline()))
+    with pytest.raises(ValueError, match=r"has 0 events.*timeline\.since"):
+        TimelineViewer(timeline())
+    with pytest.raises(ValueError, match=f"has {MOST + 1} events: show 1 to {MOST}"):
+        TimelineViewer(timeline(*[kernel("add", 5, 6)] * (MOST + 1)))
+
+
+# What it says is right
+
+
+LANES = """(data) => unpack(data).lanes.map(({gpu, name, items}) =>
+    [gpu, name, items.map(({start, end, part}) => [start, end, part])])"""
+
+
+def test_rows_are_those_of_the_timeline(calls, step):
+    """And the calls with which the host starts what GPUs do."""
+    rows, lanes = step.rows(), calls(TimelineViewer, LANES, compact(step))
+    lanes = {name if gpu is None else f"cuda:{gpu} {name}": items for gpu, name, items in lanes}
+    assert set(lanes) == set(rows)
+    for label, items in lanes.items():
+        expected = sorted((e.start - step.start, e.end - step.start) for e in rows[label])
+        for (start, end, _), other in zip(items, expected, strict=True):
+            assert (start * TICK, end * TICK) == pytest.approx(other, abs=TICK)
+    parts = {part for items in lanes.values() for *_, part in items}
+    assert parts == {"forward", "backward", "communication", "host"}
+
+
+def test_rows_stand_in_the_order_host_streams_copies_collectives():
+    rows = ["stream 2", "copy out", "collective", "default", "copy in"]
+    events = [kernel("k", 5 + i, 6 + i, row=row, gpu=gpu) for i, row in enumerate(rows) for gpu in (1, 0)]
+    names = [tuple(row) for row in compact(timeline(*events))["rows"]]
+    order = ["default", "stream 2", "copy in", "copy out", "collective"]
+    assert names == [(None, "host"), *[(0, row) for row in order], *[(1, row) for row in order]]
+
+
+def test_utilization_is_the_timelines(calls, step):
+    shares = """(data, from, to) => Object.entries(busyTimes(unpack(data).lanes))
+        .map(([gpu, spans]) => [+gpu, within(spans, from, to)])"""
+    data = compact(step)
+    found = {gpu: ticks / data["whole"] for gpu, ticks in calls(TimelineViewer, shares, data, 0, data["whole"])}
+    assert found == pytest.approx(step.utilization(), abs=2e-3)
+    # µs 50 to 552.5; kernels run from 5 to 205, and from 505 on
+    begin, end = window(zoom=1, start=50 * US)
+    assert dict(calls(TimelineViewer, shares, compact(small_timeline()), begin, end)) == {0: 15500, 1: 4750}
+
+
+def test_sentence(says):
+    assert says(viewer()) == (
+        "All 1.01 ms, modelled (V100, NVLink 2, 6 links): kernels run 20% of this time on cuda:0 and 10% on cuda:1."
+    )
+    assert says(viewer(zoom=3, start=250 * US)) == (
+        "250 µs to 376 µs of 1.01 ms, modelled (V100, NVLink 2, 6 links): kernels run 0% of this time on each of 2 "
+        "GPUs."
+    )
+    late = says(viewer(zoom=2, start=1e-3))  # too late for a window of this length: the last one
+    assert late.startswith("754 µs to 1.01 ms of 1.01 ms, modelled (V100, ")
+    host = TimelineViewer(timeline(small_timeline()[-1], gpu="T4"))
+    assert says(host) == "All 300 µs, modelled (T4, PCIe 3.0 x16): kernels run on no GPU."
+
+
+def test_durations_have_three_digits(calls):
+    ticks = [*range(1200), 99_949, 99_950, 99_999, 10**5, 100_500, 999_499, 10**7 - 1, 10**8 - 1, 10**8, 10**12 + 5]
+    written = dict(zip(ticks, calls(TimelineViewer, "(all) => all.map(duration)", ticks), strict=True))
+    for n, words in written.items():
+        number, unit = words.split()
+        each = {"µs": 100, "ms": 10**5, "s": 10**8}[unit]
+        places = len(number.partition(".")[2])
+        assert abs(float(number) * each - n) <= each / 10**places / 2 * (1 + 1e-9), (n, words)
+        assert n == 0 or n >= 100 * each or len(number.replace(".", "")) >= 3, (n, words)
+    others = {0: "0 µs", 1: "0.01 µs", 150: "1.50 µs", 1005: "10.1 µs", 99_949: "999 µs", 10**5: "1.00 ms"}
+    others |= {100_500: "1.01 ms", 12_345_678: "123 ms", 10**8: "1.00 s", 6 * 10**9: "60.0 s"}
+    assert calls(TimelineViewer, "(all) => all.map(duration)", list(others)) == list(others.values())
+
+
+def test_events_are_described_in_full(calls):
+    words = calls(TimelineViewer, "(data) => Object.values(unpack(data).items).map(describe)", viewer().data)
+    assert words == [
+        "convolution (conv, forward) on cuda:0, default: starts at 5.00 µs, takes 100 µs, 1.00 MiB, 3.00 GFLOP, bound "
+        "by compute. Launched at 5.00 µs by host; it starts at once",
+        "addmm (conv, backward) on cuda:0, default: starts at 105 µs, takes 100 µs, bound by memory. "
+        "Launched at 45.0 µs by host; it starts 60.0 µs later",
+        "copy cuda:0 to cuda:1 (copy) on cuda:0, copy out: starts at 205 µs, takes 200 µs, 3.00 MiB, bound by the "
+        "link. Launched at 205 µs by host; it starts at once",
+        "add_ (conv) on cuda:1, default: starts at 505 µs, takes 100 µs, bound by the fixed time of a launch. "
+        "Launched at 505 µs by host; it starts at once",
+        "collate, work of host: starts at 705 µs, takes 300 µs",
+        *[
+            f"host hands {name} to cuda:{gpu}: starts at {start}, takes 5.00 µs"
+            for name, gpu, start in (
+                ("convolution", 0, "0 µs"),
+                ("addmm", 0, "40.0 µs"),
+                ("copy cuda:0 to cuda:1", 0, "200 µs"),
+                ("add_", 1, "500 µs"),
+            )
+        ],
+    ]
+
+
+# The picture in the browser
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_moved_by_keyboard(page, write, says, theme):
+    page.goto(write(viewer()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root, zoom, start = page.locator("figure.mgpu"), slider(page, "Zoom"), slider(page, "Window")
+    assert sentence(root) == says(viewer())
+    seen = [picture(page).screenshot()]
+
+    def expect(span, shown, **values):
+        assert sentence(root) == says(viewer(**values))
+        assert zoom.get_attribute("aria-valuetext") == f"{2 ** values['zoom']}×, {span}"
+        assert start.get_attribute("aria-valuetext") == shown
+        shot = picture(page).screenshot()
+        assert shot not in seen
+        seen.append(shot)
+
+    zoom.press("ArrowRight")
+    expect("503 µs", "251 µs to 754 µs", zoom=1, start=251.25 * US)  # the middle stays where it is
+    zoom.press("+")
+    expect("251 µs", "377 µs to 628 µs", zoom=2, start=376.88 * US)
+    start.press("ArrowRight")  # by an eighth of the window
+    expect("251 µs", "408 µs to 660 µs", zoom=2, start=408.29 * US)
+    start.press("PageDown")
+    expect("251 µs", "157 µs to 408 µs", zoom=2, start=157.04 * US)
+    start.press("Home")
+    expect("251 µs", "0 µs to 251 µs", zoom=2)
+    start.press("End")
+    expect("251 µs", "754 µs to 1.01 ms", zoom=2, start=1e-3)
+    zoom.press("-")
+    zoom.press("Home")
+    assert sentence(root) == says(viewer())
+    zoom.press("End")
+    assert zoom.get_attribute("aria-valuetext") == "64×, 15.7 µs"
+
+
+def test_events_are_walked_through_by_keyboard(page, write, says):
+    page.goto(write(viewer()))
+    events = slider(page, "Event")
+    assert events.get_attribute("aria-valuetext") == "none chosen"
+    assert event_line(page).startswith("Point at a bar")
+
+    def expect(key, start):
+        events.press(key)
+        assert event_line(page).startswith(start)
+        assert events.get_attribute("aria-valuetext") == event_line(page).removesuffix(".")
+        assert page.locator(".mgpu-chosen").count() == 1
+
+    expect("ArrowRight", "convolution (conv, forward) on cuda:0, default")
+    expect("ArrowRight", "addmm (")
+    expect("ArrowRight", "addmm (")  # the last of its row
+    expect("ArrowDown", "copy cuda:0 to cuda:1 (copy) on cuda:0, copy out")
+    expect("ArrowDown", "add_ (conv) on cuda:1")
+    expect("ArrowDown", "add_ (conv) on cuda:1")
+    expect("ArrowUp", "copy cuda:0")
+    expect("ArrowUp", "addmm (")
+    expect("ArrowUp", "host hands addmm to cuda:0")
+    expect("ArrowLeft", "host hands convolution to cuda:0")
+    expect("End", "collate, work of host")
+    expect("Home", "host hands convolution")
+    for _ in range(3):
+        events.press("+")
+    assert sentence(page.locator("figure.mgpu")) == says(viewer(zoom=3, start=2.19 * US))  # about the call
+    expect("End", "collate")  # outside the window: the window follows, the bar in its middle
+    assert slider(page, "Window").get_attribute("aria-valuetext") == "792 µs to 918 µs"
+    events.press("Escape")
+    assert events.get_attribute("aria-valuetext") == "none chosen"
+    assert page.locator(".mgpu-chosen").count() == 0
+
+
+def test_a_launch_and_its_kernel_are_joined(page, write):
+    page.goto(write(viewer(event=1)))
+    line = page.locator(".mgpu-thread")
+    left, right = (float(line.get_attribute(name)) for name in ("x1", "x2"))
+    scale = picture(page).evaluate("p => +p.querySelector('.mgpu-lane').getAttribute('width')") / WHOLE
+    assert right - left == pytest.approx(6000 * scale, abs=0.01)  # launched at 45 µs, runs from 105 on
+    assert float(line.get_attribute("y2")) > float(line.get_attribute("y1"))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_moved_by_pointer(page, write, says, theme):
+    page.goto(write(viewer()))
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    root = page.locator("figure.mgpu")
+    lane = page.locator(".mgpu-picture .mgpu-lane").nth(1).bounding_box()  # cuda:0, default
+
+    def at(us):
+        page.mouse.move(lane["x"] + lane["width"] * us / 1005, lane["y"] + 9)
+
+    at(150)
+    assert event_line(page).startswith("addmm")
+    assert page.locator(".mgpu-chosen").count() == 1
+    at(400)
+    assert event_line(page).startswith("Point at a bar")
+    at(55)
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    assert event_line(page).startswith("convolution (")
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')").startswith("convolution (")
+    page.keyboard.press("ArrowRight")
+    assert event_line(page).startswith("addmm")
+    page.keyboard.press("Escape")
+
+    at(251.25)
+    page.mouse.wheel(0, -120)  # without Ctrl the page would scroll
+    assert sentence(root) == says(viewer())
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -120)
+    assert sentence(root) == says(viewer(zoom=1, start=125.63 * US))  # the moment under the pointer stays there
+    page.mouse.wheel(0, 120)
+    page.keyboard.up("Control")
+    assert sentence(root) == says(viewer())
+
+    page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Zoom in").click()
+    assert sentence(root) == says(viewer(zoom=2, start=376.88 * US))
+    page.mouse.move(lane["x"] + 10, lane["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(lane["x"] + 10 + lane["width"] / 2, lane["y"] + 30, steps=5)
+    page.mouse.up()
+    begin = float(re.match(r"[\d.]+", slider(page, "Window").get_attribute("aria-valuetext")).group())
+    assert begin == pytest.approx(376.9 - 125.6, abs=1)
+    page.get_by_role("button", name="Show all").click()
+    assert sentence(root) == says(viewer())
+    disabled = [button.get_attribute("aria-disabled") for button in page.get_by_role("button").all()]
+    assert disabled == ["true", "false", "true"]
+    click_at(page, slider(page, "Zoom"), 1)
+    assert slider(page, "Zoom").get_attribute("aria-valuetext").startswith("64×")
+    assert page.get_by_role("button", name="Zoom in").get_attribute("aria-disabled") == "true"
+
+
+def bars(page):
+    """{(class, row's y, from, to)} of all bars, in pixels."""
+    read = "paths => paths.map((path) => [path.classList[0], path.getAttribute('d')])"
+    paths = page.locator(".mgpu-bars").evaluate_all(read)
+    return [
+        (part.removeprefix("mgpu-"), float(y), float(x), float(x) + float(wide))
+        for part, path in paths
+        for x, y, wide in re.findall(r"M([\d.]+),([\d.]+)h([\d.]+)", path)
+    ]
+
+
+@pytest.mark.parametrize("values", [{}, {"zoom": 1, "start": 50 * US}])
+def test_bars_are_drawn_to_scale_each_part_at_its_own_height(page, write, calls, values):
+    rows = calls(TimelineViewer, LANES, viewer().data)
+    page.goto(write(viewer(**values)))
+    lanes = page.locator(".mgpu-picture .mgpu-lane").evaluate_all("""lanes => lanes.map((lane) =>
+        ['x', 'y', 'width'].map((name) => +lane.getAttribute(name)))""")
+    (begin, end), expected = window(**values), []
+    for (_, _, items), (x, y, width) in zip(rows, lanes, strict=True):
+        for start, stop, part in items:
+            if stop > begin and start < end:
+                left, right = (x + width * (min(max(t, begin), end) - begin) / (end - begin) for t in (start, stop))
+                expected.append((part, y + {"forward": 0, "backward": 6}.get(part, 3), left, right))
+    drawn = sorted(bars(page))
+    assert [bar[:2] for bar in drawn] == [bar[:2] for bar in sorted(expected)]
+    for found, right in zip(drawn, sorted(expected), strict=True):
+        assert found[2:] == pytest.approx(right[2:], abs=0.9)  # a wide one ends 0.8 early
+    assert {part for part, *_ in drawn} >= {"backward", "communication", "host", "other"}
+
+
+def test_thousands_of_events_are_a_few_elements(page, write, says):
+    """6,000 events, and the host's calls for them: one path for each row and part, and only what is in the window."""
+    phases = ("forward", "backward")
+    events = [kernel(f"k{i % 7}", 5 * i + 5, 5 * i + 9, gpu=i % 8, phase=phases[i % 2]) for i in range(6000)]
+    figure = TimelineViewer(timeline(*events))
+    assert len(figure.static_html().encode()) < 250_000
+    page.goto(write(figure))
+    assert sentence(page.locator("figure.mgpu")) == says(figure)
+    elements = "document.querySelectorAll('.mgpu *').length"
+    assert len(bars(page)) == 12_000
+    assert page.evaluate(elements) < 200
+    # A step of a slider draws the picture anew, with the bars of its window, and nothing else.
+    page.evaluate("window.stays = [...document.querySelectorAll('.mgpu > :not(.mgpu-picture), .mgpu-controls *')]")
+    slider(page, "Zoom").fill("5")
+    assert 12_000 / 32 - 1 <= len(bars(page)) <= 12_000 / 32 + 17
+    assert page.evaluate(elements) < 200
+    assert page.evaluate("stays.every((e) => e.isConnected)")
+
+
+def test_the_gpu_and_that_times_are_modelled_stand_in_the_figure(page, write, step):
+    page.goto(write(TimelineViewer(step)))
+    assert f"(modelled, {step.spec.key}, {step.link.name})" in picture(page).text_content()
+
+
+def test_no_words_of_a_real_step_clash(page, write, step):
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(write(TimelineViewer(step, event=9)))
+    picture(page).and_(page.locator("[viewBox]")).wait_for()
+    states, clashes = page.evaluate(figure_pages.WALK, {"Zoom": list(range(7)), "Window": [0, 9_000, 10**6]})
+    assert (states, clashes) == (21, [])
+
+
+def test_the_page_sends_zoom_and_window_together(live, says):
+    """Hovering stays in the page; what is chosen goes to Python."""
+    root = live(viewer())
+    slider(root, "Zoom").press("+")
+    slider(root, "Window").press("ArrowLeft")
+    slider(root, "Event").press("ArrowRight")
+    saved = root.page.evaluate("saved.map(({ start, zoom, event }) => [start, zoom, event])")
+    assert saved == [[0.00025125, 1, -1], [0.00018844, 1, -1], [0, 1, 1]]  # addmm begins before that

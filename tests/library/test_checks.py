@@ -1,0 +1,267 @@
+"""The checks for anybody's program: each passes what is right, and says what is wrong, on CPUs and virtual GPUs."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mgpu_lib import checks
+from mgpu_lib.virtual import virtual_gpus
+
+
+@pytest.fixture(params=["cpu", "virtual"])
+def devices(request):
+    if request.param == "cpu":
+        yield [torch.device("cpu")] * 3
+    else:
+        with virtual_gpus(3) as machine:
+            yield list(machine.devices)
+
+
+def make_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def make_replicas(devices, kind):
+    """Three equal replicas: modules, dicts, or lists of tensors."""
+    nets = [copy.deepcopy(make_net()).to(device) for device in devices]
+    return {
+        "modules": nets,
+        "dicts": [dict(net.named_parameters()) for net in nets],
+        "lists": [list(net.parameters()) for net in nets],
+    }[kind]
+
+
+kinds = pytest.mark.parametrize("kind", ["modules", "dicts", "lists"])
+
+
+@kinds
+def test_equal_replicas_pass_and_one_other_number_does_not(devices, kind):
+    replicas = make_replicas(devices, kind)
+    checks.assert_replicas_equal(replicas)
+    with torch.no_grad():
+        list(checks.tensors(replicas[2]).values())[1][0] += 0.25
+    name = "parameter 1" if kind == "lists" else "0.bias"
+    with pytest.raises(AssertionError, match=rf"replica 2 .* 1 of 6 tensors.*'{name}', by up to 0.25"):
+        checks.assert_replicas_equal(replicas)
+    checks.assert_replicas_equal(replicas, atol=0.26)
+
+
+def test_replicas_with_nan_or_other_shapes_differ(devices):
+    replicas = [[torch.zeros(2, device=device)] for device in devices]
+    for number in (1, 0):  # in replica 1 only, then also in replica 0
+        replicas[number][0][0] = math.nan
+        with pytest.raises(AssertionError, match=f"replica {number} holds NaN in 'parameter 0'"):
+            checks.assert_replicas_equal(replicas, atol=1.0)
+    with pytest.raises(AssertionError, match=r"replica 1 and replica 0 .* 'parameter 0' is \(3,\) and \(2,\)"):
+        checks.assert_replicas_equal([[torch.zeros(2)], [torch.zeros(3)]])
+    with pytest.raises(AssertionError, match=r"names or shapes .* 'parameter 0' is missing and \(2,\)"):
+        checks.assert_replicas_equal([[torch.zeros(2)], []])
+
+
+def test_infinity_is_equal_to_itself_only(devices):
+    masks = [[torch.tensor([0.0, -math.inf], device=device)] for device in devices]
+    checks.assert_replicas_equal(masks)
+    masks[2][0][1] = 0.0
+    with pytest.raises(AssertionError, match=r"replica 2 differs .* by up to inf"):
+        checks.assert_replicas_equal(masks, atol=1.0)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [checks.assert_replicas_equal, checks.assert_buffers_equal, checks.assert_no_aliasing, checks.assert_draws_agree],
+)
+@pytest.mark.parametrize("replicas", [[], [[torch.zeros(2)]]])
+def test_there_is_nothing_to_compare_with_fewer_than_two(check, replicas):
+    with pytest.raises(ValueError, match=f"{len(replicas)} .* pass two or more"):
+        check(replicas)
+
+
+def test_buffers_are_looked_at_by_their_own_check(devices):
+    replicas = make_replicas(devices, "modules")
+    checks.assert_buffers_equal(replicas)
+    replicas[1][1].running_mean += 1
+    checks.assert_replicas_equal(replicas)
+    with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 3 .*'1.running_mean', by up to 1"):
+        checks.assert_buffers_equal(replicas)
+    states = [net.state_dict() for net in replicas]
+    with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 9 .*'1.running_mean', by up to 1"):
+        checks.assert_buffers_equal(states)
+    checks.assert_buffers_equal([states[0], states[2]])
+    with pytest.raises(AssertionError, match=r"replica 1 .* 1 of 3 .*'parameter 0', by up to 1"):
+        checks.assert_buffers_equal([list(net.buffers()) for net in replicas])
+
+
+@kinds
+def test_aliases_are_found(devices, kind):
+    replicas = make_replicas(devices, kind)
+    checks.assert_no_aliasing(replicas)
+    with pytest.raises(AssertionError, match=r"of replica 3 is the same memory as .* of replica 0"):
+        checks.assert_no_aliasing([*replicas, replicas[0]])
+
+
+def test_views_that_overlap_are_aliases_and_tied_weights_are_none(devices):
+    whole = torch.zeros(4, device=devices[0])
+    with pytest.raises(AssertionError, match="'parameter 1' of replica 1"):
+        checks.assert_no_aliasing([[whole[:3]], [torch.zeros(2), whole[2:]]])
+    with pytest.raises(AssertionError, match="'parameter 0' of replica 1"):
+        checks.assert_no_aliasing([[whole.view(2, 2)[:, 1]], [whole[3:]]])
+    checks.assert_no_aliasing([[whole[:2]], [torch.zeros(2), whole[2:]]])  # parts of one buffer
+    checks.assert_no_aliasing([[whole[:2]], [whole[:0]]])
+    checks.assert_no_aliasing([[whole, whole], [torch.zeros(4)]])
+    checks.assert_no_aliasing([[torch.zeros(0)], [torch.zeros(0)]])
+
+
+def test_aliases_are_found_without_values():
+    with virtual_gpus(2, backing="meta") as machine:
+        replicas = [[torch.zeros(2, device=device)] for device in machine.devices]
+        checks.assert_no_aliasing([*replicas, [torch.zeros(2, device="cuda:0")]])
+        with pytest.raises(AssertionError, match=r"of replica 2 is the same memory as .* of replica 0"):
+            checks.assert_no_aliasing([*replicas, replicas[0]])
+
+
+@kinds
+def test_stale_gradients_are_found(devices, kind):
+    replicas = make_replicas(devices, kind)
+    checks.assert_gradients_fresh(replicas)
+    parameters = [list(checks.tensors(replica).values()) for replica in replicas]
+    for p in [p for params in parameters for p in params]:
+        p.grad = torch.zeros_like(p)
+    checks.assert_gradients_fresh(replicas)
+    parameters[1][0].grad[0, 0] = math.nan
+    with pytest.raises(AssertionError, match="of replica 1 still has a gradient"):
+        checks.assert_gradients_fresh(replicas)
+
+
+def test_tensors_without_gradients_are_refused():
+    with pytest.raises(ValueError, match="no tensor of replica 0 takes a gradient"):
+        checks.assert_gradients_fresh([make_net().state_dict()])
+
+
+def test_state_dicts_are_replicas(devices):
+    states = [net.state_dict() for net in make_replicas(devices, "modules")]  # with counters, which are whole numbers
+    checks.assert_replicas_equal(states)
+    checks.assert_no_aliasing(states)
+    checks.assert_step_matches_single_device(states[0], states[1], states[2])
+    states[1]["1.num_batches_tracked"] += 1
+    with pytest.raises(AssertionError, match=r"'1.num_batches_tracked', by up to 1"):
+        checks.assert_replicas_equal(states)
+
+
+def moved(net, factor, noise=0.0):
+    """`net` after a step of a given length; the direction is always the same, but for the noise."""
+    generator = torch.Generator().manual_seed(0)
+    net = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += factor * torch.randn(p.shape, generator=generator).to(p)
+        for p in net.parameters():
+            p += noise * torch.randn(p.shape, generator=generator).to(p)
+    return net
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_is_compared_with_a_single_device_s(devices, dtype):
+    before = make_net().to(dtype)
+    expected = moved(before, 1e-3)
+    net = copy.deepcopy(before).to(devices[1])
+    checks.assert_step_matches_single_device(before, moved(net, 1e-3), expected)
+    with pytest.raises(AssertionError, match=r"2.00 times as long, and the cosine .* is 1.00.* divided by"):
+        checks.assert_step_matches_single_device(before, moved(net, 2e-3), expected)
+    with pytest.raises(AssertionError, match=r"0.50 times as long"):
+        checks.assert_step_matches_single_device(before, moved(net, 5e-4), expected)
+    with pytest.raises(AssertionError, match=r"gradients of all GPUs in it"):
+        checks.assert_step_matches_single_device(before, moved(net, 1e-3, noise=1e-3), expected)
+    with pytest.raises(AssertionError, match=r"0.00 times as long"):
+        checks.assert_step_matches_single_device(before, net, expected)
+    with pytest.raises(AssertionError, match=r"`after` holds NaN in '0.weight'"):
+        checks.assert_step_matches_single_device(before, moved(net, math.nan), expected)
+    with pytest.raises(AssertionError, match=r"`expected` holds NaN in '0.weight'"):
+        checks.assert_step_matches_single_device(before, expected, moved(net, math.nan))
+
+
+def test_a_step_no_longer_than_rounding_is_refused():
+    """The check could not fail: no step at all would pass."""
+    start = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    before, expected = [start.bfloat16()], [(start - 0.01).bfloat16()]
+    with pytest.raises(ValueError, match="compare in 32 or 64 bits"):
+        checks.assert_step_matches_single_device(before, before, expected)
+
+
+def test_a_step_may_differ_by_a_ten_thousandth():
+    before = make_net().double()
+    expected = moved(before, 1e-3)
+    checks.assert_step_matches_single_device(before, moved(before, 1.00005e-3), expected)
+    with pytest.raises(AssertionError, match=r"by 0.0005 of its length"):
+        checks.assert_step_matches_single_device(before, moved(before, 1.0005e-3), expected)
+
+
+@pytest.mark.parametrize(
+    "after, expected, message",
+    [
+        ([torch.zeros(3)], [torch.zeros(2)], r"`after` and `before` .* 'parameter 0' is \(3,\) and \(2,\)"),
+        (
+            [torch.zeros(2)],
+            [torch.zeros(2), torch.zeros(1)],
+            r"`expected` and `before` .* 'parameter 1' is \(1,\) and missing",
+        ),
+    ],
+)
+def test_a_step_of_other_tensors_is_none(after, expected, message):
+    with pytest.raises(AssertionError, match=message):
+        checks.assert_step_matches_single_device([torch.zeros(2)], after, expected)
+
+
+def test_rounding_of_the_parameters_is_no_wrong_step():
+    """Parameters near 1 and a step of 1e-5 leave float32 two or three digits of the step."""
+    torch.manual_seed(0)
+    before, step = torch.rand(1000) + 1, torch.randn(1000) * 1e-5
+    checks.assert_step_matches_single_device([before], [before + step], [before + (step + 1e-9)])
+    with pytest.raises(AssertionError):
+        checks.assert_step_matches_single_device([before], [before + step], [before + 2 * step])
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([[0, 2, 4], [1, 3]], None),
+        ([torch.tensor([0, 1, 2]), range(3, 5)], None),
+        ([[0, 2], [1, 3]], "of 5 rows 1 were never used (4), and 0 more than once."),
+        ([[0, 1, 2], [3, 4, 0]], "of 5 rows 0 were never used, and 1 more than once (0)."),
+        ([[0, 0], [0]], "of 5 rows 4 were never used (1, 2, 3 …), and 1 more than once (0)."),
+        ([[0, 1, 2, 3, 4, 5]], "there is no row (5) among the 5"),
+    ],
+)
+def test_rows_are_counted(rows, message):
+    if message is None:
+        checks.assert_every_row_once(rows, 5)
+    else:
+        with pytest.raises(AssertionError) as error:
+            checks.assert_every_row_once(rows, 5)
+        assert str(error.value).startswith(message)
+
+
+def test_draws(devices):
+    draws = [torch.rand(4, generator=torch.Generator().manual_seed(0)).to(device) for device in devices]
+    checks.assert_draws_agree(draws)
+    checks.assert_draws_agree([[2, 0, 1], [2, 0, 1]])
+    with pytest.raises(AssertionError, match="GPU 2 drew other"):
+        checks.assert_draws_agree([*draws[:2], draws[2] + 1e-7])
+
+
+def test_a_gpu_that_does_nothing_is_found():
+    with virtual_gpus(3) as machine:
+        net = make_net().to("cuda:0")
+        X = torch.ones(6, 3, device="cuda:0")
+        parallel = nn.DataParallel(net, machine.devices)
+        checks.assert_every_gpu_works(lambda: parallel(X), machine.devices)
+        with pytest.raises(AssertionError, match="cuda:1, cuda:2 did nothing"):
+            checks.assert_every_gpu_works(lambda: net(X), machine.devices)
+
+
+def test_nothing_counts_a_cpu_s_memory():
+    with pytest.raises(ValueError, match="pass GPUs, real or virtual"):
+        checks.assert_every_gpu_works(lambda: None, [torch.device("cpu")])

@@ -1,0 +1,269 @@
+"""All-reduce schedules: on any number of GPUs they give what one device's sum gives, and send what they say."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from mgpu_lib import collectives, parallel
+from mgpu_lib.collectives import (
+    Send,
+    bucketed_allreduce,
+    buckets,
+    bytes_per_link,
+    chunk_sizes,
+    execute,
+    ring,
+    ring_allreduce,
+    star,
+    star_allreduce,
+    tree,
+    tree_allreduce,
+)
+from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.costs import ring_seconds, round_seconds
+from mgpu_lib.virtual.specs import LINKS
+
+SCHEDULES = {"star": star, "ring": ring, "tree": tree}
+ALLREDUCES = {"star": star_allreduce, "ring": ring_allreduce, "tree": tree_allreduce}
+kinds = pytest.mark.parametrize("kind", SCHEDULES)
+
+
+def shares(k, shape, dtype=torch.float32, seed=0):
+    """A tensor for each of `k` GPUs, of small whole numbers, whose sum is exact in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for _ in range(k)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    k=st.integers(1, 8),
+    shape=st.one_of(st.integers(0, 40).map(lambda n: (n,)), st.sampled_from([(), (3, 5), (2, 3, 4)])),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64]),
+    seed=st.integers(0, 2**31),
+)
+@kinds
+def test_every_gpu_gets_the_sum_in_place_and_the_bytes_are_those_announced(kind, k, shape, dtype, seed):
+    on_one = shares(k, shape, dtype, seed)
+    expected = torch.stack(on_one).sum(0)
+    nbytes, itemsize = expected.to(dtype).nbytes, on_one[0].element_size()
+    with virtual_gpus(k) as machine:
+        data = [tensor.to(device) for tensor, device in zip(on_one, machine.devices)]
+        before, moved = list(data), machine.traffic.copy()
+        assert ALLREDUCES[kind](data) is None
+        moved = machine.traffic - moved
+        assert all(new is old for new, old in zip(data, before, strict=True))
+        for tensor, device in zip(data, machine.devices):
+            assert tensor.device == device
+            assert torch.equal(tensor.cpu(), expected.to(dtype))
+    links = bytes_per_link(SCHEDULES[kind](k), nbytes, k, itemsize)
+    assert moved == {(f"cuda:{i}", f"cuda:{j}"): n for (i, j), n in links.items() if n}
+    assert sum(links.values()) == 2 * (k - 1) * nbytes  # all three ways move the same in all
+
+
+@kinds
+def test_on_one_and_the_same_device_too(kind):
+    """Copies within a device would be views of one tensor, if nobody took care."""
+    data = shares(5, (7,))
+    expected = sum(data)
+    ALLREDUCES[kind](data)
+    assert all(torch.equal(tensor, expected) for tensor in data)
+    assert len({tensor.data_ptr() for tensor in data}) == 5
+
+
+@kinds
+def test_numbers_that_are_not_whole(kind):
+    generator = torch.Generator().manual_seed(1)
+    data = [torch.randn(1001, generator=generator) for _ in range(7)]
+    expected = torch.stack(data).double().sum(0)
+    ALLREDUCES[kind](data)
+    assert all(torch.equal(tensor, data[0]) for tensor in data), "every GPU must have the same bits"
+    assert (data[0] - expected).abs().max() < 1e-5
+
+
+def test_the_star_is_parallel_allreduce_to_the_last_bit():
+    generator = torch.Generator().manual_seed(2)
+    data = [torch.randn(33, generator=generator) for _ in range(6)]
+    other = [tensor.clone() for tensor in data]
+    star_allreduce(data)
+    parallel.allreduce(other)
+    assert all(torch.equal(a, b) for a, b in zip(data, other, strict=True))
+
+
+@kinds
+@pytest.mark.parametrize("k", range(1, 9))
+def test_a_round_has_at_most_one_send_and_one_arrival_per_gpu(kind, k):
+    for sends in SCHEDULES[kind](k):
+        assert sends
+        for ends in ([send.source for send in sends], [send.target for send in sends]):
+            assert len(set(ends)) == len(ends)
+        assert all(send.source != send.target for send in sends)
+
+
+@pytest.mark.parametrize("k", range(1, 17))
+def test_number_of_rounds(k):
+    assert len(star(k)) == len(ring(k)) == 2 * (k - 1)
+    assert len(tree(k)) == 2 * math.ceil(math.log2(k))
+
+
+@pytest.mark.parametrize("k", range(2, 9))
+def test_each_gpu_of_a_ring_sends_as_little_as_an_allreduce_can(k):
+    nbytes = 4 * 840  # 840 can be divided by 2 to 8
+    links = bytes_per_link(ring(k), nbytes, k)
+    assert links == {(i, (i + 1) % k): 2 * (k - 1) * nbytes // k for i in range(k)}
+    sent_by_0 = sum(n for (source, _), n in bytes_per_link(star(k), nbytes, k).items() if source == 0)
+    assert sent_by_0 == (k - 1) * nbytes
+
+
+def test_schedules_are_plain_data():
+    assert star(3) == [[(1, 0, None, True)], [(2, 0, None, True)], [(0, 1, None, False)], [(0, 2, None, False)]]
+    assert tree(3) == [[(1, 0, None, True)], [(2, 0, None, True)], [(0, 2, None, False)], [(0, 1, None, False)]]
+    assert tree(4)[0] == [Send(1, 0, None, True), Send(3, 2, None, True)]
+    assert ring(2) == [[(0, 1, 0, True), (1, 0, 1, True)], [(0, 1, 1, False), (1, 0, 0, False)]]
+
+
+def test_sends_of_a_round_happen_at_once():
+    """Two GPUs that add each other's tensor both get the sum: an all-reduce in a single round."""
+    data = shares(2, (5,))
+    expected = sum(data)
+    execute([[Send(0, 1, None, True), Send(1, 0, None, True)]], data)
+    assert all(torch.equal(tensor, expected) for tensor in data)
+
+
+@kinds
+def test_tensors_whose_memory_is_in_another_order(kind):
+    """As gradients in the channels_last format: flattened they are copies, and the sum must not stay in the copy."""
+    data = [t.to(memory_format=torch.channels_last) for t in shares(3, (2, 3, 4, 5))]
+    assert not data[0].is_contiguous()
+    columns, expected = [t[:, 1] for t in data], sum(data)
+    ALLREDUCES[kind](data)
+    assert all(torch.equal(tensor, expected) for tensor in data)
+    assert all(torch.equal(column, expected[:, 1]) for column in columns)
+
+
+def test_leaves_that_require_gradients_are_changed_in_place():
+    data = [tensor.requires_grad_() for tensor in shares(3, (4,))]
+    expected = sum(tensor.detach() for tensor in data)
+    ring_allreduce(data)
+    assert all(tensor.is_leaf and torch.equal(tensor, expected) for tensor in data)
+
+
+def test_bad_input_is_refused_before_anything_is_sent():
+    data = shares(3, (4,))
+    before = [tensor.clone() for tensor in data]
+    first = [Send(0, 1, None, True)]
+    for bad in (Send(0, 3, None, True), Send(-1, 0, None, True), Send(0, 1, 3, True), Send(0, 1, -1, True)):
+        with pytest.raises(ValueError, match="with 3 tensors, GPUs and chunks go from 0 to 2"):
+            execute([first, [bad]], data)
+    with pytest.raises(ValueError, match=r"\(4,\).*\(5,\)"):
+        execute([first], [*data[:2], torch.zeros(5)])
+    with pytest.raises(ValueError, match="float64"):
+        execute([first], [*data[:2], data[2].double()])
+    assert all(torch.equal(a, b) for a, b in zip(data, before))
+    for make in SCHEDULES.values():
+        with pytest.raises(ValueError, match="0 GPUs"):
+            make(0)
+    with pytest.raises(ValueError, match="10 bytes are no whole number of items of 4"):
+        bytes_per_link(ring(2), 10, 2)
+
+
+@pytest.mark.parametrize("numbers", [0, 1, 2, 7, 8, 9, 100])
+def test_chunk_sizes_are_those_of_tensor_split(numbers):
+    for k in range(1, 9):
+        assert chunk_sizes(8 * numbers, k, 8) == [c.nbytes for c in torch.zeros(numbers).double().tensor_split(k)]
+
+
+# Buckets
+
+
+def lenet_grads(k, rows=12):
+    """Gradients of LeNet on `k` shards of a batch, and their sum as one device computes it."""
+    generator = torch.Generator().manual_seed(0)
+    X, y = torch.rand(rows, 1, 28, 28, generator=generator), torch.randint(10, (rows,), generator=generator)
+
+    def grads(X, y):
+        params = [p.requires_grad_() for p in lenet_params()]
+        F.cross_entropy(lenet(X, params), y, reduction="sum").backward()
+        return [p.grad for p in params]
+
+    return [grads(*shard) for shard in zip(X.tensor_split(k), y.tensor_split(k))], grads(X, y)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4096, 300_000, 2**30])
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_bucketed_allreduce_equals_one_device_whatever_the_size_of_a_bucket(k, bucket_bytes):
+    device_grads, expected = lenet_grads(k)
+    with virtual_gpus(k) as machine:
+        device_grads = [[g.to(device) for g in grads] for grads, device in zip(device_grads, machine.devices)]
+        before, moved = [list(grads) for grads in device_grads], machine.bytes_moved()
+        bucketed_allreduce(device_grads, bucket_bytes)
+        assert machine.bytes_moved() - moved == 2 * (k - 1) * sum(g.nbytes for g in expected)
+        for grads, old in zip(device_grads, before, strict=True):
+            assert all(new is was for new, was in zip(grads, old, strict=True))
+            for grad, right in zip(grads, expected, strict=True):
+                assert torch.allclose(grad.cpu(), right, rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 30), st.sampled_from([torch.float32, torch.float16])), max_size=12),
+    bucket_bytes=st.integers(1, 200),
+)
+def test_buckets_hold_every_gradient_once_last_first_and_no_more_than_they_may(sizes, bucket_bytes):
+    grads = [torch.zeros(n, dtype=dtype) for n, dtype in sizes]
+    filled = buckets(grads, bucket_bytes)
+    assert [i for places in filled for i in places] == list(reversed(range(len(grads))))
+    for places in filled:
+        assert len(places) == 1 or sum(grads[i].nbytes for i in places) <= bucket_bytes
+        assert len({grads[i].dtype for i in places}) == 1
+    for this, following in pairwise(filled):  # no bucket is closed while the next gradient has room in it
+        joined = [grads[i] for i in [*this, following[0]]]
+        assert sum(g.nbytes for g in joined) > bucket_bytes or len({g.dtype for g in joined}) == 2
+
+
+def test_bucketed_allreduce_returns_its_buckets_and_refuses_bad_input():
+    grads = [[torch.ones(10), torch.ones(10), torch.ones(50)] for _ in range(2)]
+    assert bucketed_allreduce(grads, 100) == [[2], [1, 0]]
+    assert all(torch.equal(grad, torch.full_like(grad, 2.0)) for grads_of_one in grads for grad in grads_of_one)
+    with pytest.raises(ValueError, match="bucket_bytes=0"):
+        bucketed_allreduce(grads, 0)
+    with pytest.raises(ValueError, match=r"\[3, 2\]"):
+        bucketed_allreduce([grads[0], grads[1][:2]], 100)
+    with pytest.raises(ValueError, match="gradient 1 of GPU 1 is None"):
+        bucketed_allreduce([grads[0], [grads[1][0], None, grads[1][2]]], 100)
+    with pytest.raises(ValueError, match=r"lists of \[\]"):
+        bucketed_allreduce([], 100)
+    for other in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):
+        grads = [[torch.ones(1), torch.ones(2, 3)], [torch.ones(1), other]]
+        with pytest.raises(ValueError, match="differ in shape or type"):
+            bucketed_allreduce(grads, 4)
+        assert torch.equal(grads[0][0], torch.ones(1)), "nothing is summed before all are compared"
+
+
+# Seconds, modelled
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
+@pytest.mark.parametrize("key", ["pcie3", "nvlink2", "nvlink4"])
+def test_seconds_of_schedules(k, key):
+    link, nbytes = LINKS[key], 4 * 10**7 * k
+    star, ring, tree = (
+        collectives.seconds(way(k), nbytes, k, link) for way in (collectives.star, collectives.ring, collectives.tree)
+    )
+    assert ring == pytest.approx(ring_seconds(nbytes, k, link))
+    assert star == pytest.approx(2 * (k - 1) * round_seconds(nbytes, link))
+    assert tree == pytest.approx(star * math.ceil(math.log2(k)) / (k - 1))
+    assert ring <= tree <= star and (k == 2 or ring < tree)
+
+
+def test_for_little_data_the_tree_is_faster_than_the_ring():
+    link = LINKS["pcie3"]
+    assert collectives.seconds(collectives.tree(8), 32, 8, link) < collectives.seconds(collectives.ring(8), 32, 8, link)
+    assert collectives.seconds(collectives.ring(1), 32, 1, link) == 0
+    with pytest.raises(ValueError, match="no whole number"):
+        collectives.seconds(collectives.ring(2), 7, 2, link)

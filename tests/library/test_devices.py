@@ -1,0 +1,152 @@
+"""Finding GPUs, real, virtual or none."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import mgpu_lib as mgpu
+from mgpu_lib import devices
+
+
+@pytest.fixture(autouse=True)
+def off(monkeypatch):
+    """Virtual GPUs are off again before `monkeypatch` puts back what they stood in for."""
+    monkeypatch.setenv("MGPU_VIRTUAL", "1")  # whatever GPUs this computer has
+    yield
+    while mgpu.current_machine():
+        mgpu.current_machine().stop()
+    devices._started = None
+
+
+@pytest.fixture
+def no_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.fixture
+def three_real(monkeypatch):
+    monkeypatch.delenv("MGPU_VIRTUAL", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"Real {i}")
+
+
+def test_try_gpu_says_when_it_falls_back(no_gpus, capsys):
+    assert devices.try_gpu(2) == torch.device("cpu")
+    assert capsys.readouterr().out == "There is no GPU 2 (0 in all): falling back to the CPU.\n"
+    assert devices.try_all_gpus() == [torch.device("cpu")]
+
+
+def test_try_gpu_finds_virtual_ones(capsys):
+    mgpu.use_gpus(3)
+    assert mgpu.try_gpu() == torch.device("cuda", 0) and mgpu.try_gpu(2) == torch.device("cuda", 2)
+    assert mgpu.try_all_gpus() == [torch.device("cuda", i) for i in range(3)]
+    assert "falling back" not in capsys.readouterr().out
+    assert mgpu.try_gpu(3) == torch.device("cpu") and mgpu.try_gpu(-1) == torch.device("cpu")
+
+
+def test_use_gpus_takes_real_ones_when_there_are_enough(three_real, capsys):
+    assert mgpu.use_gpus(2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert capsys.readouterr().out == "Using 2 real GPUs: Real 0, Real 1.\n" and mgpu.current_machine() is None
+
+
+def test_use_gpus_makes_virtual_ones_otherwise(three_real, monkeypatch, capsys):
+    assert len(mgpu.use_gpus(4)) == 4 and mgpu.current_machine() is not None
+    assert capsys.readouterr().out == "Using 4 virtual GPUs (V100), made of this computer's memory.\n"
+    mgpu.current_machine().stop()
+    monkeypatch.setenv("MGPU_VIRTUAL", "1")
+    mgpu.use_gpus(1)
+    assert capsys.readouterr().out == "Using 1 virtual GPU (V100), made of this computer's memory.\n"
+
+
+def test_use_gpus_again_keeps_what_is_there():
+    (device,) = mgpu.use_gpus(1)
+    x = torch.ones(1, device=device)
+    first = mgpu.current_machine()
+    mgpu.use_gpus(3)
+    assert mgpu.current_machine() is first and torch.cuda.device_count() == 3
+    assert (x.to("cuda:2") + torch.ones(1, device="cuda:2")).item() == 2
+    assert len(mgpu.use_gpus(2)) == 2 and torch.cuda.device_count() == 3
+    mgpu.use_gpus(2, gpu="T4")
+    assert torch.cuda.get_device_name() == "Tesla T4 (virtual)" and torch.cuda.device_count() == 2
+
+
+def test_use_gpus_inside_a_machine_of_ones_own():
+    with mgpu.virtual_gpus(2, gpu="A100-40") as machine:
+        assert len(mgpu.use_gpus(3)) == 3 and mgpu.current_machine() is machine
+    assert mgpu.current_machine() is None
+
+
+@pytest.mark.parametrize("n", [0, -2, 1.5, "2"])
+def test_use_gpus_wants_a_number(n):
+    with pytest.raises(ValueError, match="whole number, at least 1"):
+        mgpu.use_gpus(n)
+    with pytest.raises(ValueError, match="no GPU named"):
+        mgpu.use_gpus(1, gpu="Voodoo")
+
+
+def test_table_of_virtual_gpus():
+    mgpu.use_gpus(2)
+    x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:1")
+    table = mgpu.gpu_table()
+    assert [row["memory used"] for row in table.rows] == ["0 MiB", "100 MiB"] and "virtual" in table.rows[0]["name"]
+    assert repr(table).splitlines()[0].split() == ["GPU", "name", "memory", "used", "memory", "utilization"]
+    assert table._repr_html_().count("<tr>") == 3
+    del x
+
+
+def test_table_of_real_gpus(monkeypatch):
+    """With a stand-in for NVIDIA's driver, which is what nvidia-smi asks too."""
+    import pynvml
+
+    answers = {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetName": b"Tesla <V100>",
+        "nvmlDeviceGetMemoryInfo": Answer(used=3446 << 20, total=16130 << 20),
+        "nvmlDeviceGetUtilizationRates": Answer(gpu=41),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *args, answer=answer: answer)
+    table = mgpu.gpu_table()
+    assert table.rows == [
+        {"GPU": 0, "name": "Tesla <V100>", "memory used": "3446 MiB", "memory": "16130 MiB", "utilization": "41 %"}
+    ]
+    assert "&lt;V100&gt;" in table._repr_html_()
+
+    def not_supported(handle):  # a part of a GPU (MIG)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", not_supported)
+    assert mgpu.gpu_table().rows[0]["utilization"] == "N/A"
+
+
+class Answer:
+    def __init__(self, **fields):
+        vars(self).update(fields)
+
+
+def test_table_without_a_driver(monkeypatch):
+    import pynvml
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert "No NVIDIA GPU here" in repr(mgpu.gpu_table()) and "No NVIDIA GPU" in mgpu.gpu_table()._repr_html_()
+
+
+IMPORTS = """
+import sys, mgpu_lib
+print(*(name for name in ('matplotlib', 'anywidget', 'sklearn', 'torchvision') if name in sys.modules))
+"""
+
+
+def test_importing_the_library_loads_nothing_slow():
+    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.strip() == ""
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mgpu.nothing  # noqa: B018

@@ -1,0 +1,90 @@
+"""LeNet and ResNet-18 have the shapes they say; LeNet starts from the same values and computes what torch.nn does."""
+
+import pytest
+import torch
+from common import lenet_of_modules
+
+from mgpu_lib.models import BatchNorm, lenet, lenet_params, resnet18
+from mgpu_lib.parallel import get_params
+
+
+def test_lenet_params_are_eight_plain_leaves():
+    params = lenet_params()
+    weights, biases = [(20, 1, 3, 3), (50, 20, 5, 5), (800, 128), (128, 10)], [(20,), (50,), (128,), (10,)]
+    assert [tuple(p.shape) for p in params] == [shape for pair in zip(weights, biases) for shape in pair]
+    assert sum(p.numel() for p in params) == 129_068
+    assert all(p.is_leaf and not p.requires_grad and p.dtype == torch.float32 for p in params)
+
+
+def test_the_seed_decides_the_values_and_the_global_state_stays():
+    state = torch.random.get_rng_state()
+    first, again, other = lenet_params(3), lenet_params(3), lenet_params(4)
+    assert all(torch.equal(p, q) for p, q in zip(first, again))
+    assert not torch.equal(first[0], other[0])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_lenet_computes_what_the_modules_do(rows):
+    params = lenet_params()
+    X = torch.rand(rows, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    assert lenet(X, params).shape == (rows, 10)
+    torch.testing.assert_close(lenet(X, params), lenet_of_modules(params)(X))
+
+
+def test_batch_norm_adds_a_scale_and_a_shift_for_each_channel():
+    plain, params = lenet_params(3), lenet_params(3, batch_norm=True)
+    assert all(torch.equal(p, q) for p, q in zip(plain, params))
+    assert [(tuple(p.shape), p.unique().tolist()) for p in params[8:]] == [
+        *(((20,), [1]), ((20,), [0])),
+        *(((50,), [1]), ((50,), [0])),
+    ]
+
+
+def test_batch_norm_computes_what_the_modules_do():
+    """In training by the batch, which moves the running statistics; in evaluation by those."""
+    params, norm = lenet_params(batch_norm=True), BatchNorm()
+    net, generator = lenet_of_modules(params), torch.Generator().manual_seed(1)
+    for rows in (1, 7, 2):
+        X = torch.rand(rows, 1, 28, 28, generator=generator)
+        torch.testing.assert_close(lenet(X, params, norm.by_batch), net(X))
+    found = [s for scale in params[8::2] for s in norm.statistics[scale]]
+    for mine, its in zip(found, [s for m in (net.norm1, net.norm2) for s in (m.running_mean, m.running_var)]):
+        torch.testing.assert_close(mine, its)
+    X = torch.rand(5, 1, 28, 28, generator=generator)
+    torch.testing.assert_close(lenet(X, params, norm.by_running_statistics), net.eval()(X))
+
+
+def test_statistics_belong_to_a_replica():
+    norm = BatchNorm()
+    replicas = [get_params(lenet_params(batch_norm=True), "cpu") for _ in range(2)]
+    lenet(torch.rand(4, 1, 28, 28), replicas[0], norm.by_batch)
+    fresh = lenet_of_modules(lenet_params(batch_norm=True)).eval()
+    X = torch.rand(3, 1, 28, 28)
+    torch.testing.assert_close(lenet(X, replicas[1], norm.by_running_statistics), fresh(X))
+    assert not torch.allclose(lenet(X, replicas[0], norm.by_running_statistics), fresh(X))
+
+
+def test_scales_without_what_normalizes_are_an_error():
+    with pytest.raises(TypeError):
+        lenet(torch.rand(1, 1, 28, 28), lenet_params(batch_norm=True))
+
+
+def test_an_empty_batch_gives_zero_gradients():
+    params = get_params(lenet_params(), "cpu")
+    lenet(torch.empty(0, 1, 28, 28), params).sum().backward()
+    assert all(p.grad.count_nonzero() == 0 for p in params)
+
+
+@pytest.mark.parametrize("channels, classes", [(1, 10), (3, 7)])
+def test_resnet18_keeps_small_images_large(channels, classes):
+    net = resnet18(num_classes=classes, in_channels=channels).eval()
+    sizes = []
+    for layer in (net.conv1, net.maxpool, net.layer1, net.layer4):
+        layer.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[-1]))
+    assert net(torch.zeros(2, channels, 28, 28)).shape == (2, classes)
+    assert sizes == [28, 28, 28, 4]
+
+
+def test_resnet18_has_11_million_parameters():
+    assert sum(p.numel() for p in resnet18().parameters()) == 11_172_810

@@ -1,0 +1,154 @@
+"""Figures have one size and the same bytes each time; the live plot redraws in a notebook and prints elsewhere."""
+
+import base64
+import itertools
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+
+from mgpu_lib import plots
+
+HISTORY = [{"epoch": 1, "test_accuracy": 0.25}, {"epoch": 2, "test_accuracy": 0.75}]
+
+
+@pytest.fixture(autouse=True)
+def clean_matplotlib():
+    matplotlib.use("agg")
+    with matplotlib.rc_context():
+        yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Pretend to be a notebook; collects what is shown as (action, PNG bytes)."""
+    import IPython.display
+
+    shown = []
+
+    class Handle:
+        def update(self, image):
+            shown.append(("update", image.data))
+
+    def display(image, display_id=None):
+        assert display_id
+        shown.append(("display", image.data))
+        return Handle()
+
+    monkeypatch.setattr(plots, "notebook", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", display)
+    return shown
+
+
+def png_size(png):
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def test_the_png_has_a_fixed_size_the_same_bytes_and_no_metadata():
+    png = plots.accuracy_png({"one": HISTORY})
+    assert png_size(png) == (960, 540)
+    assert png_size(plots.accuracy_png({"a label that is rather longer than the other": HISTORY})) == (960, 540)
+    matplotlib.rcParams["lines.linewidth"] = 20  # the reader's own settings don't matter
+    assert plots.accuracy_png({"one": HISTORY}) == png
+    assert b"tEXt" not in png and b"iTXt" not in png
+
+
+def test_curves_show_every_history_with_its_label():
+    plots.use_book_style()
+    ax = plots.accuracy_curves({"1 GPU": HISTORY, "2 GPUs": HISTORY[:1]})
+    one, two = ax.get_lines()
+    assert (list(one.get_xdata()), list(one.get_ydata())) == ([1, 2], [0.25, 0.75])
+    assert (list(two.get_xdata()), list(two.get_ydata())) == ([1], [0.25])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["1 GPU", "2 GPUs"]
+    assert one.get_color() != two.get_color() and one.get_linestyle() != two.get_linestyle()
+    assert ax.get_ylim() == (0, 1)
+
+
+def linear_rgb(colour):
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # IEC 61966-2-1 (sRGB)
+
+
+def lab(linear):
+    """CIELAB coordinates: a distance of 2 can just be seen."""
+    x, y, z = np.cbrt(XYZ @ linear.clip(0, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("colour", plots.PALETTE)
+def test_colours_stand_out_from_the_page(colour):
+    """WCAG 2.1, 1.4.11: graphics need a contrast of 3 to their background."""
+    assert 1.05 / (XYZ[1] @ linear_rgb(colour) + 0.05) >= 3
+
+
+# Machado, Oliveira, Fernandes (2009), severity 1: what a reader without red, green or blue cones sees of linear RGB.
+SEEN = {
+    "all": np.eye(3),
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("cones", SEEN)
+def test_colours_differ_for_colour_blind_readers(cones):
+    seen = [lab(np.array(SEEN[cones]) @ linear_rgb(colour)) for colour in plots.PALETTE]
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 25
+
+
+def test_live_accuracy_redraws_one_figure_in_a_notebook(kernel):
+    live = plots.LiveAccuracy("2 GPUs")
+    live(HISTORY[:1])
+    live(HISTORY)
+    assert [action for action, png in kernel] == ["display", "update"]
+    assert kernel[0][1] != kernel[1][1]
+    assert kernel[1][1] == plots.accuracy_png({"2 GPUs": HISTORY})
+
+
+def test_live_accuracy_prints_a_line_per_epoch_in_a_terminal(capsys):
+    live = plots.LiveAccuracy("2 GPUs")
+    live(HISTORY[:1])
+    live(HISTORY)
+    assert capsys.readouterr().out == ("2 GPUs: epoch 1, test accuracy 0.250\n2 GPUs: epoch 2, test accuracy 0.750\n")
+
+
+CELL = """
+import matplotlib.pyplot as plt
+from mgpu_lib import plots
+plots.use_book_style()
+history = [{"epoch": 1, "test_accuracy": 0.25}, {"epoch": 2, "test_accuracy": 0.75}]
+"""
+
+
+def test_a_real_kernel_stores_the_same_bytes_each_time():
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    cells = [
+        CELL,
+        "plots.accuracy_curves({'a run': history})\nplt.show()",
+        "live = plots.LiveAccuracy('a run')\nlive(history[:1])\nlive(history)",
+    ]
+
+    def outputs():
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+        return [[output.data for output in cell.outputs] for cell in book.cells]
+
+    first = outputs()
+    assert [len(cell) for cell in first] == [0, 1, 1]  # the live plot leaves one figure, its last
+    assert first == outputs()
+    for (data,) in first[1:]:
+        assert png_size(base64.b64decode(data["image/png"])) == (960, 540)
+
+
+def test_importing_loads_no_plotting_library():
+    code = "import sys, mgpu_lib.plots; print(sorted({'matplotlib', 'IPython', 'tqdm.auto'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "[]\n"

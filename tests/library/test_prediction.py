@@ -1,0 +1,247 @@
+"""mgpu.predict: dry runs of training steps, compared with the same steps run on virtual GPUs that hold values."""
+
+import re
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+
+import mgpu_lib as mgpu
+from mgpu_lib.prediction import BUCKET, Reducer, bare
+from mgpu_lib.virtual.costs import ring_seconds
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    with torch.device("meta"):
+        return torchvision.models.resnet50()
+
+
+def images(n, size=224):
+    return torch.empty(n, 3, size, size, device="meta")
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 10))
+
+
+@pytest.mark.parametrize("strategy", ["manual", "data_parallel", "ddp"])
+def test_resnet50_on_eight_gpus(resnet50, strategy):
+    made = mgpu.predict(resnet50, images(512), gpu="A100-80", n_gpus=8, strategy=strategy, precision="amp")
+    assert made.samples_per_second == pytest.approx(512 / made.seconds) and made.timeline.gpus == list(range(8))
+    assert len(made.peak_memory) == 8 and all(2**30 < peak < 20 * 2**30 for peak in made.peak_memory)
+    assert made.timeline.end - made.timeline.start == pytest.approx(made.seconds, rel=0.01)
+    assert "modelled, A100-80" in repr(made)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+def test_manual_equals_the_same_step_with_values(num_gpus):
+    X, y = torch.rand(32, 1, 28, 28), torch.zeros(32, dtype=torch.long)
+    with mgpu.virtual_gpus(num_gpus) as machine:
+        replicas = [small().to(device) for device in machine.devices]
+        optimizers = [torch.optim.SGD(r.parameters(), 0.1, momentum=0.9) for r in replicas]
+        shards = mgpu.split_batch(X, y, machine.devices)
+
+        def step():
+            losses = [F.cross_entropy(r(X), y, reduction="sum") for r, X, y in zip(replicas, *shards, strict=True)]
+            for replica in replicas:
+                replica.zero_grad()
+            for loss in losses:
+                loss.backward()
+            if num_gpus > 1:
+                for params in zip(*(replica.parameters() for replica in replicas), strict=True):
+                    mgpu.allreduce([p.grad for p in params])
+            for optimizer in optimizers:
+                optimizer.step()
+
+        step()
+        seconds = mgpu.Timer(machine.devices).measure(step, repeats=1, warmup=0).median
+    made = mgpu.predict(small(), X, n_gpus=num_gpus)
+    assert made.seconds == pytest.approx(seconds, rel=0.02)  # the labels are made in the step here
+
+
+def test_data_parallel_equals_the_same_step_with_values():
+    X = torch.rand(32, 1, 28, 28)
+    with mgpu.virtual_gpus(2) as machine:
+        net = nn.DataParallel(small().to("cuda:0"), machine.devices)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        X0, y0 = X.to("cuda:0"), torch.zeros(32, dtype=torch.long, device="cuda:0")
+
+        def step():
+            loss = F.cross_entropy(net(X0), y0, reduction="sum")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        seconds = mgpu.Timer(machine.devices).measure(step, repeats=1, warmup=1).median
+    assert mgpu.predict(small(), X, n_gpus=2, strategy="data_parallel").seconds == pytest.approx(seconds, rel=0.02)
+
+
+def test_one_gpu_is_the_same_for_every_strategy():
+    seconds = {s: mgpu.predict(small(), torch.empty(64, 1, 28, 28), strategy=s).seconds for s in ("manual", "ddp")}
+    assert seconds["manual"] == pytest.approx(seconds["ddp"], rel=1e-6)
+    # nn.DataParallel on one device calls the module itself
+    one = mgpu.predict(small(), torch.empty(64, 1, 28, 28), strategy="data_parallel").seconds
+    assert one == pytest.approx(seconds["ddp"], rel=0.05)
+
+
+def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
+    def seconds(**options):
+        return mgpu.predict(resnet50, images(256), n_gpus=4, **options).seconds
+
+    alone = mgpu.predict(resnet50, images(64)).seconds
+    ddp = mgpu.predict(resnet50, images(256), n_gpus=4, strategy="ddp")
+    ring = ring_seconds(sum(p.nbytes for p in resnet50.parameters()), 4, mgpu.virtual_gpus(4).link)
+    assert alone < ddp.seconds < alone + 0.8 * ring + 0.03 * alone
+    assert all(share > 0.5 for share in ddp.timeline.overlap().values())
+    assert ddp.seconds < seconds(strategy="manual") and ddp.seconds < seconds(strategy="data_parallel")
+    assert seconds(strategy="ddp", link="pcie") > ddp.seconds
+
+
+def test_ddp_all_reduces_every_gradient_once(resnet50):
+    made = mgpu.predict(resnet50, images(16, 64), n_gpus=2, strategy="ddp")
+    reduced = [e for e in made.timeline.on(0) if e.name == "all-reduce"]
+    total = sum(p.nbytes for p in resnet50.parameters())
+    assert sum(e.nbytes for e in reduced) == total and len(reduced) >= total // BUCKET
+    assert next(e for e in made.timeline.on(1) if e.name == "all-reduce").nbytes == reduced[0].nbytes
+
+
+def test_the_reducer_gives_the_gradients_back_unchanged():
+    """What is modelled is the time of the all-reduce; with one rank's values nothing else may change."""
+    torch.manual_seed(0)
+    X = torch.rand(8, 1, 28, 28)
+    plain, reduced = small(), small()
+    reduced.load_state_dict(plain.state_dict())
+    plain(X).sum().backward()
+    with mgpu.virtual_gpus(2) as machine:
+        reduced.to("cuda:0")
+        reducer = Reducer(list(reduced.parameters()), machine)
+        reduced(X.to("cuda:0")).sum().backward()
+        reducer.finish()
+        for p, q in zip(plain.parameters(), reduced.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad.cpu())
+
+
+def test_precisions(resnet50):
+    full, tf32, amp = (
+        mgpu.predict(resnet50, images(64), gpu="A100-40", precision=p).seconds for p in ("fp32", "tf32", "amp")
+    )
+    assert full > tf32 > amp
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    mgpu.predict(small(), torch.empty(2, 1, 28, 28), gpu="A100-40", precision="tf32")
+    assert flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+
+def test_inference_takes_less_time_and_memory(resnet50):
+    training, inference = (mgpu.predict(resnet50, images(32), training=t) for t in (True, False))
+    assert inference.seconds < 0.5 * training.seconds
+    assert inference.peak_memory[0] < 0.5 * training.peak_memory[0]
+    assert {e.phase for e in inference.timeline} == {"forward"}
+    assert resnet50.training
+
+
+def test_uneven_shards_and_other_outputs():
+    assert len(mgpu.predict(small(), torch.empty(7, 1, 28, 28), n_gpus=3).timeline.gpus) == 3
+    tokens = torch.zeros(4, 16, dtype=torch.long, device="meta")
+    net = nn.Sequential(nn.Embedding(100, 32), nn.TransformerEncoderLayer(32, 4, batch_first=True), nn.Linear(32, 100))
+    assert mgpu.predict(net, tokens, n_gpus=2, strategy="ddp").seconds > 0
+
+
+def test_the_model_is_neither_changed_nor_read():
+    net = small()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    mgpu.predict(net, torch.rand(4, 1, 28, 28), n_gpus=2)
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+    assert all(p.grad is None and p.device.type == "cpu" for p in net.parameters())
+    shared = nn.Linear(3, 3)
+    copy = bare(nn.Sequential(shared, shared))
+    assert copy[0] is copy[1] and all(p.is_meta for p in copy.parameters())
+
+
+def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
+    with mgpu.virtual_gpus(2) as machine:
+        net, X = small().to("cuda:1"), torch.rand(4, 1, 28, 28).to("cuda:1")
+        before = machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated
+        mgpu.predict(net, X, gpu="T4")
+        assert before == (machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated)
+        assert mgpu.current_machine() is machine
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu": "V1000"}, "no GPU named 'V1000'. Did you mean 'V100'"),
+        ({"link": "infiniband"}, "no link named"),
+        ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"),
+        ({"n_gpus": 0}, "at least 1"),
+        ({"n_gpus": 2.0}, "whole number"),
+        ({"n_gpus": 5}, "n_gpus=5 for a batch of 4"),
+        ({"strategy": "fsdp"}, "'manual', 'data_parallel', 'ddp'"),
+        ({"precision": "fp8"}, "'fp32', 'tf32', 'amp'"),
+        ({"precision": "tf32"}, "no tensor cores for it"),
+    ],
+)
+def test_bad_input(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        mgpu.predict(small(), torch.empty(4, 1, 28, 28), **options)
+    assert mgpu.current_machine() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [(F.relu, torch.zeros(3)), (nn.ReLU(), [1, 2]), (nn.ReLU(), torch.tensor(1.0))]
+)
+def test_bad_types(model, batch):
+    with pytest.raises(TypeError, match="pass a"):
+        mgpu.predict(model, batch)
+
+
+def test_models_that_cannot_be_trained():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, X):
+            return self.used(X)
+
+    X, frozen = torch.empty(6, 4), nn.Linear(4, 4).requires_grad_(False)
+    assert mgpu.predict(Unused(), X, n_gpus=2).seconds > 0
+    with pytest.raises(ValueError, match="2 of the model's 4 parameters got no gradient"):
+        mgpu.predict(Unused(), X, n_gpus=2, strategy="ddp")
+    for model in (frozen, nn.ReLU()):
+        with pytest.raises(ValueError, match="nothing to train"):
+            mgpu.predict(model, X)
+        for strategy in ("manual", "data_parallel", "ddp"):
+            assert mgpu.predict(model, X, n_gpus=2, strategy=strategy, training=False).seconds > 0
+    with pytest.raises(ValueError, match="Flatten runs nothing on a GPU"):
+        mgpu.predict(nn.Flatten(), X, training=False)
+    with pytest.raises(ValueError, match="call it once"):
+        mgpu.predict(nn.LazyLinear(3), X)
+    with pytest.raises(ValueError, match="'manual', 'data_parallel', 'ddp'"):
+        mgpu.predict(nn.Linear(4, 4), X, strategy=["ddp"])
+
+
+def test_too_large_a_batch(resnet50):
+    with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 14\.74 GiB"):
+        mgpu.predict(resnet50, images(4096), gpu="T4")
+    assert mgpu.current_machine() is None
+
+
+def test_channels_last_stays_channels_last_in_a_dry_run():
+    """As on the CPU and on real GPUs; PyTorch's own meta tensors forget it."""
+
+    def layouts(backing):
+        with mgpu.virtual_gpus(1, backing=backing):
+            net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to_empty(device="cuda:0")
+            net.to(memory_format=torch.channels_last)
+            X = torch.empty(2, 3, 9, 9, device="cuda:0").contiguous(memory_format=torch.channels_last).requires_grad_()
+            seen = []
+            for _ in range(2):  # PyTorch is asked once, the second time the answer is known
+                Y = net(X)
+                Y.sum().backward()
+                seen += [t.is_contiguous(memory_format=torch.channels_last) for t in (Y, X.grad, net[0].weight.grad)]
+            return seen
+
+    assert layouts("meta") == layouts("cpu") == [True] * 6

@@ -1,0 +1,341 @@
+"""Scaling rules, range test and noise scale; and the grid: many runs at once equal one at a time, and none is lost."""
+
+import itertools
+import json
+import math
+import os
+
+import pytest
+import torch
+from common import CPU, lenet_of_modules
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from experiments import tuning as grid
+from experiments import tuning_runs
+from mgpu_lib.data import Data, batches, endless, load_digits
+from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.parallel import get_params, train_batch
+from mgpu_lib.training import train
+from mgpu_lib.tuning import (
+    gradient_noise,
+    linear_scaling,
+    lr_grid,
+    noise_from_norms,
+    noise_scale,
+    range_test,
+    sqrt_scaling,
+    warmup,
+)
+
+sizes = st.integers(1, 10_000)
+rates = st.floats(1e-6, 1e3)
+
+
+@pytest.fixture(autouse=True)
+def uncompiled():
+    """Compiling takes longer than these runs."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture(scope="module")
+def few():
+    """A hundred images to train on; `runs` keeps fifty more to validate with."""
+    name, X_train, y_train, X_test, y_test = load_digits()
+    return Data(name, X_train[:150], y_train[:150], X_test[:60], y_test[:60])
+
+
+# mgpu_lib.tuning
+
+
+@given(rates, sizes, sizes)
+def test_scaling_rules(lr, batch_size, new):
+    k = new / batch_size
+    assert linear_scaling(lr, batch_size, new) == pytest.approx(k * lr)
+    assert sqrt_scaling(lr, batch_size, new) ** 2 == pytest.approx(lr * linear_scaling(lr, batch_size, new))
+    for rule in (linear_scaling, sqrt_scaling):
+        assert rule(rule(lr, batch_size, new), new, batch_size) == pytest.approx(lr)
+
+
+def test_warmup_is_a_straight_line():
+    assert [warmup(step, 4, 0.8, 0.2) for step in range(6)] == pytest.approx([0.2, 0.35, 0.5, 0.65, 0.8, 0.8])
+    assert warmup(0, 0, 0.8, 0.2) == 0.8
+
+
+@given(rates, st.floats(1.1, 1e4), st.integers(2, 30))
+def test_a_grid_of_learning_rates_has_equal_factors(low, ratio, count):
+    lrs = lr_grid(low, low * ratio, count)
+    assert (len(lrs), lrs[0], lrs[-1]) == (count, low, low * ratio)
+    assert all(later / lr == pytest.approx(ratio ** (1 / (count - 1))) for lr, later in itertools.pairwise(lrs))
+
+
+def test_a_range_test_shows_too_small_right_and_too_large(few):
+    params = [get_params(lenet_params(), CPU)]
+    shuffled = itertools.cycle(list(batches(few.X_train, few.y_train, 50)))
+    lrs = lr_grid(1e-4, 10, 40)
+    found = range_test(lambda X, y, lr: train_batch(X, y, params, [CPU], lr), shuffled, lrs)
+    losses = [loss for _, loss in found]
+    assert [lr for lr, _ in found] == lrs
+    assert abs(losses[3] - losses[0]) < 0.2, "the smallest rates change nothing yet"
+    assert min(losses) < 0.7 * losses[0] and max(losses[losses.index(min(losses)) :]) > 10 * losses[0]
+
+
+def test_a_range_test_stops_where_the_loss_is_not_finite():
+    losses = iter([2.0, math.inf, 3.0])
+    assert range_test(lambda X, y, lr: next(losses), [(0, 0)] * 3, [1, 2, 3]) == [(1, 2.0), (2, None)]
+    assert next(losses) == 3.0
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.floats(0.1, 10), st.integers(0, 100))
+def test_noise_of_replicas_is_that_of_their_rows(shards, unit, seed):
+    """Exact, for one draw: the unbiased variance between replicas, and units that cancel in the ratio."""
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [
+        [torch.randn(3, generator=generator).double(), torch.randn(2, 2, generator=generator).double()] for _ in shards
+    ]
+    signal, noise = gradient_noise(gradients, shards)
+    scaled = gradient_noise([[unit * tensor for tensor in tensors] for tensors in gradients], shards)
+    assert scaled == pytest.approx((unit**2 * signal, unit**2 * noise))
+    if len(set(shards)) == 1:
+        rows = torch.stack([torch.cat([tensor.flatten() for tensor in tensors]) for tensors in gradients])
+        assert noise == pytest.approx(shards[0] * rows.var(dim=0).sum().item())
+        assert signal == pytest.approx(rows.mean(dim=0).square().sum().item() - noise / sum(shards))
+    same = gradient_noise([gradients[0]] * len(shards), shards)
+    assert same[1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("shards", [(4, 4, 4, 4), (1, 5, 2), (1, 1)])
+def test_noise_scale_of_a_quadratic_with_known_noise(shards):
+    """Rows x ~ N(0, diag(sigma²)), loss |w - x|²/2: the gradient of a shard is w - mean(x), its noise tr Σ / rows."""
+    generator, sigma, w = torch.Generator().manual_seed(1), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.0, 1.0])
+
+    def gradient(rows):
+        return [w - (sigma * torch.randn(rows, 3, generator=generator)).mean(dim=0)]
+
+    found = [gradient_noise([gradient(rows) for rows in shards], shards) for _ in range(4000)]
+    assert noise_scale(found) == pytest.approx(14 / 5, rel=0.1)
+
+
+def test_noise_scale_of_a_linear_model_is_that_of_its_rows():
+    """Autograd's per-replica gradients, against mean and covariance of the gradients of single rows."""
+    generator = torch.Generator().manual_seed(0)
+    X, w = torch.randn(400, 5, generator=generator), torch.ones(5, requires_grad=True)
+    y = X @ torch.arange(5.0) + torch.randn(400, generator=generator)
+    rows = (X @ w.detach() - y)[:, None] * X
+    true = rows.var(dim=0, correction=0).sum() / rows.mean(dim=0).square().sum()
+    found = []
+    for _ in range(1500):
+        shards = torch.randint(400, (4, 6), generator=generator)
+        gradients = [torch.autograd.grad(((X[i] @ w - y[i]) ** 2).mean() / 2, w) for i in shards]
+        found.append(gradient_noise(gradients, [6] * 4))
+    assert noise_scale(found) == pytest.approx(true.item(), rel=0.1)
+
+
+def test_noise_from_norms_solves_the_two_equations():
+    assert noise_from_norms(3 + 70 / 7, 3 + 70 / 35, 7, 35) == pytest.approx((3, 70))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: linear_scaling(0, 1, 2), "lr is 0"),
+        (lambda: linear_scaling(math.nan, 1, 2), "lr is nan"),
+        (lambda: sqrt_scaling(0.1, 0, 2), "batch_size is 0"),
+        (lambda: sqrt_scaling(0.1, 1, 2.5), "new_batch_size is 2.5"),
+        (lambda: warmup(-1, 5, 0.1, 0), "step is -1"),
+        (lambda: warmup(0, 1.5, 0.1, 0), "warmup_steps is 1.5"),
+        (lambda: warmup(0, 5, 0.1, 0.2), "start is 0.2"),
+        (lambda: lr_grid(1, 1, 3), "low must be smaller"),
+        (lambda: lr_grid(1, 2, 1), "count is 1"),
+        (lambda: range_test(None, [], [0.2, 0.1]), "larger than the one before"),
+        (lambda: range_test(None, [], []), "at least one"),
+        (lambda: range_test(None, [], [1]), "ran out after 0 of 1"),
+        (lambda: gradient_noise([[torch.ones(1)]], [4]), "at least 2"),
+        (lambda: gradient_noise([[torch.ones(1)]] * 2, [4, 0]), "a size is 0"),
+        (lambda: noise_from_norms(1, 1, 8, 8), "must be larger"),
+        (lambda: noise_from_norms(1, -1, 8, 9), "not negative"),
+        (lambda: noise_from_norms(math.nan, 1, 8, 9), "nan"),
+        (lambda: noise_scale([]), "no estimates"),
+        (lambda: noise_scale([(-1, 2), (0.5, 2)]), "must be positive"),
+        (lambda: noise_scale([(1, -2), (1, 1)]), "can't be negative"),
+        (lambda: noise_scale([(1, math.nan)]), "nan"),
+    ],
+)
+def test_what_makes_no_sense_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# experiments.tuning
+
+
+def runs(few, net="lenet", batch_size=16, lrs=(0.01, 0.1), seed=1, epochs=2, steps=5):
+    return tuning_runs.train_runs(net, batch_size, list(lrs), seed, few, 50, epochs, steps)
+
+
+def test_a_run_of_the_grid_is_that_of_the_training_loop(few):
+    """Same start, same batches, the short last one included: 100 images in batches of 16."""
+    together = runs(few, lrs=(0.01, 0.05))
+    data = few._replace(X_train=few.X_train[:100], y_train=few.y_train[:100])
+    for record in together:
+        alone = train(1, 16, record["lr"], num_epochs=2, data=data, devices=[CPU], seed=1)
+        assert record["step"] == [2, 4, 5, 7, 11, 14]
+        weights, (first, second) = [2, 2, 1, 2, 4, 3], (alone[0]["train_loss"], alone[1]["train_loss"])
+        images = [16 * steps for steps in weights[:3]] + [16 + 4, 64, 16 + 16 + 4]
+        losses = [n * loss for n, loss in zip(images, record["train_loss"])]
+        assert sum(losses[:4]) / 100 == pytest.approx(first, abs=1e-4)
+        assert sum(losses[4:]) / 100 == pytest.approx(second, abs=1e-4)
+        assert record["test_accuracy"]["epochs"] == pytest.approx(alone[1]["test_accuracy"], abs=1.1 / 60)
+        assert set(record["test_accuracy"]) == {"epochs", "steps"}
+
+
+def test_a_stack_of_runs_equals_its_runs(few):
+    for net in tuning_runs.NETS:
+        for record, (alone,) in zip(runs(few, net), [runs(few, net, lrs=[lr]) for lr in (0.01, 0.1)]):
+            assert record["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-3)
+            assert record["validation_accuracy"] == pytest.approx(alone["validation_accuracy"], abs=1.1 / 50)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_batch_norm_is_pytorchs(few, batch_size):
+    net, lr = lenet_of_modules(lenet_params(3, batch_norm=True)), 0.02
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    params, running = (tuning_runs.stacked(tensors, 2) for tensors in tuning_runs.start("lenet_bn", 3))
+    for X, y in list(batches(few.X_train, few.y_train, batch_size))[:6]:
+        loss = F.cross_entropy(net(X), y)
+        params, running, losses = tuning_runs.stepper("lenet_bn")(params, running, X, y, torch.tensor([lr, 1e-3]))
+        assert losses[0].item() == pytest.approx(loss.item(), abs=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    net.eval()
+    mine = tuning_runs.normalized(few.X_test, [p[0] for p in params], [r[0] for r in running])[0]
+    assert torch.allclose(mine, net(few.X_test), atol=1e-3)
+
+
+def test_a_diverged_run_ends_and_the_others_go_on(few):
+    good, bad, alone = *runs(few, lrs=(0.05, 1e8)), *runs(few, lrs=[0.05])
+    assert good["diverged_at_step"] is None and good["step"] == alone["step"]
+    assert good["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-4)
+    params = [get_params(lenet_params(1), CPU)]
+    shuffled = endless(few.X_train[:100], few.y_train[:100], 16, 1)
+    losses = [train_batch(X, y, params, [CPU], 1e8) for X, y in itertools.islice(shuffled, 6)]
+    assert bad["diverged_at_step"] == 1 + [math.isfinite(loss) for loss in losses].index(False)
+    assert max(bad["step"], default=0) < bad["diverged_at_step"] and bad["test_accuracy"] == {}
+    assert json.dumps(bad, allow_nan=False)
+
+
+def test_a_dead_run_ends(few, monkeypatch):
+    """All ReLUs of the third layer closed: every image has the same logits, and no gradient opens them again."""
+    params = lenet_params()
+    params[5] -= 1e6
+    monkeypatch.setattr(tuning_runs, "lenet_params", lambda seed, batch_norm: params)
+    (dead,) = runs(few, lrs=[0.01])
+    assert (dead["dead_at_step"], dead["step"], dead["diverged_at_step"]) == (2, [2], None)
+    assert lenet(few.X_test, params).std(dim=0).max() < 1e-6
+
+
+def test_marks_end_with_the_longer_budget():
+    assert tuning_runs.marks(10, 2, 4) == {2: [], 4: ["steps"], 5: [], 10: [], 15: [], 20: ["epochs"]}
+    assert list(tuning_runs.marks(2, 1, 7)) == [1, 2, 4, 6, 7]
+    assert tuning_runs.marks(5, 1, 5)[5] == ["epochs", "steps"]
+
+
+def test_the_grid_is_the_one_asked_for():
+    parts = grid.grid(grid.SEEDS)
+    assert len(set(parts)) == len(parts) == 2 * 3 * (3 + 3 + 3 * 9)
+    assert sum(len(lrs) for *_, lrs in parts) == 2 * 3 * 7 * 9
+    for batch_size in grid.BATCH_SIZES:
+        lrs = grid.learning_rates(batch_size)
+        assert len(lrs) == 9 and all(2 < later / lr < 3 for lr, later in itertools.pairwise(lrs))
+        assert lrs[0] >= grid.learning_rates(1)[0] and lrs[-1] <= grid.learning_rates(4096)[-1]
+
+
+@pytest.fixture
+def small_grid(few, tmp_path, monkeypatch):
+    """Two batch sizes, one seed, digits: in this process, because a worker would know nothing of it."""
+    for name, value in {
+        "BATCH_SIZES": (8, 32),
+        "SEEDS": (0,),
+        "EPOCHS": 1,
+        "STEPS": 4,
+        "VALIDATION": 59_850,
+        "OUT": tmp_path / "tuning.json",
+        "fashion_mnist": lambda: few,
+    }.items():
+        monkeypatch.setattr(grid, name, value)
+    done = []
+
+    def record(net, batch_size, seed, lrs, epochs, steps):
+        done.append((net, batch_size, seed, lrs))
+        return done[-1], runs(few, net, batch_size, lrs[:1], seed, epochs, steps)
+
+    monkeypatch.setattr(grid, "record", record)
+    for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):  # main sets them for its workers
+        monkeypatch.setenv(name, os.environ.get(name, "0"))
+    parallel = grid.joblib.Parallel
+    monkeypatch.setattr(grid.joblib, "Parallel", lambda n_jobs, **rest: parallel(n_jobs=1, **rest))
+    return done
+
+
+def test_an_interrupted_grid_goes_on_where_it_was(small_grid, monkeypatch, capsys):
+    record = grid.record
+
+    def interrupted(*part):
+        if len(small_grid) == 2:
+            raise KeyboardInterrupt
+        return record(*part)
+
+    monkeypatch.setattr(grid, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grid.main([])
+    assert not grid.OUT.exists()
+    monkeypatch.setattr(grid, "record", record)
+    grid.main([])
+    assert sorted(small_grid) == sorted(grid.grid(grid.SEEDS)), "each part once"
+    result = json.loads(grid.OUT.read_text())
+    assert len(result["runs"]) == len(grid.grid(grid.SEEDS))
+    assert [(run["net"], run["batch_size"], run["seed"], run["lr"]) for run in result["runs"]] == [
+        (*part, lrs[0]) for *part, lrs in grid.grid(grid.SEEDS)
+    ]
+    assert result["recipe"] == grid.recipe() and all(run["train_loss"] for run in result["runs"])
+    grid.main([])
+    assert len(small_grid) == len(grid.grid(grid.SEEDS)) and "up to date" in capsys.readouterr().out
+
+
+def test_source_files_that_change_meanwhile_change_nothing(small_grid, monkeypatch):
+    """The runs were made by what was there at the start, and `inspect` reads the files as they are now."""
+    at_the_start, record = grid.recipe(), grid.record
+
+    def record_and_edit(*part):
+        monkeypatch.setattr(grid, "recipe", lambda: {**at_the_start, "sha256": "of other lines"})
+        return record(*part)
+
+    monkeypatch.setattr(grid, "record", record_and_edit)
+    grid.main([])
+    paths = [grid.part_file(*part) for part in grid.grid(grid.SEEDS)]
+    assert [json.loads(path.read_text())["recipe"] for path in paths] == [at_the_start] * len(paths)
+
+
+def test_parts_of_another_recipe_are_recorded_anew(small_grid, monkeypatch):
+    path = grid.part_file(*grid.grid(grid.SEEDS)[0])
+    path.parent.mkdir()
+    path.write_text(json.dumps({"recipe": {**grid.recipe(), "steps": 5}, "runs": []}))
+    grid.main([])
+    assert sorted(small_grid) == sorted(grid.grid(grid.SEEDS))
+    assert not path.exists() and grid.OUT.exists()
+
+
+def test_the_grid_refuses_the_digits():
+    with pytest.raises(ValueError, match="MGPU_DATA=digits"):
+        grid.fashion_mnist()
+
+
+def test_some_seeds_only(small_grid, monkeypatch, capsys):
+    monkeypatch.setattr(grid, "SEEDS", (0, 1))
+    grid.main(["--seeds", "1"])
+    assert {seed for _, _, seed, _ in small_grid} == {1} and not grid.OUT.exists()
+    assert "24 of 48 parts are still to come" in capsys.readouterr().err

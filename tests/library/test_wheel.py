@@ -1,0 +1,83 @@
+"""The library as others install it: a wheel, outside this checkout, has all that its figures and exercises need."""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mgpu_lib import widgets
+from mgpu_lib.recorded import RESULTS
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 300  # seconds for each of the steps
+SHOW = """
+import json, sys
+from pathlib import Path
+import torch
+import mgpu_lib as mgpu
+from mgpu_lib import exercises, recorded, widgets
+
+assert Path(mgpu.__file__).is_relative_to(sys.prefix), mgpu.__file__
+with mgpu.virtual_gpus(2) as machine:
+    torch.ones(1000, device="cuda:1").sum().item()
+table = widgets.memory.memory_table({"SimpleCNN": (mgpu.SimpleCNN, (3, 8, 8))}, [64], ["V100"])
+moved = [{"name": "net", "layers": 2, "layer_wise": [0, 80], "in_layer": [0, 160], "data_parallel": [0, 10**6]}]
+given = {"TimelineViewer": [machine.timeline], "MemoryExplorer": [table], "SplitExplorer": [moved]}
+shown = {name: len(getattr(widgets, name)(*given.get(name, [])).static_html()) for name in widgets.__all__}
+exercises.check_best_lr(lambda batch_size, known: (known[batch_size // 2] * known[batch_size * 2]) ** 0.5)
+assert "<img" in widgets.WhySlower().static_html(), "the pictures for pages without JavaScript come along"
+print(json.dumps({"figures": shown, "results": sorted(path.name for path in recorded.RESULTS.glob("*.json"))}))
+"""
+
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which names this checkout
+
+
+def run(*command, **options):
+    options = {"env": ENVIRONMENT, "stdin": subprocess.DEVNULL, "timeout": LIMIT, **options}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{command[:4]}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of what the wheel is made of, since that leaves files there, with a study that is still being recorded."""
+    source = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "mgpu_lib", source / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    (source / RESULTS.relative_to(ROOT) / "some.unfinished.json").write_text("{}")
+    return source
+
+
+@pytest.fixture(scope="module")
+def python(source, tmp_path_factory):
+    """The Python of an environment that holds the wheel alone; other libraries are those of the environment around it.
+
+    A .pth file names them. Such files in there are not read: this checkout, which one of them names, isn't found.
+    """
+    built, environment = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("environment")
+    pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
+    run(*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", built, source)
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = next(
+        path for path in (environment / "bin" / "python", environment / "Scripts" / "python.exe") if path.exists()
+    )
+    run(*pip, "--python", python, "install", "--no-index", "--no-deps", *built.glob("*.whl"))
+    (there,) = run(python, "-c", "import site; print(*site.getsitepackages())").split()
+    Path(there, "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return python
+
+
+def test_every_figure_shows_outside_of_the_checkout(python, tmp_path):
+    said = run(python, "-c", SHOW, cwd=tmp_path, env={**ENVIRONMENT, "MGPU_DATA": "digits"})
+    found = json.loads(said.splitlines()[-1])
+    assert "right: batch 32" in said
+    assert found["figures"].keys() == {*widgets.__all__} and min(found["figures"].values()) > 1000
+    assert found["results"] == sorted(path.name for path in RESULTS.glob("*.json") if "unfinished" not in path.name)

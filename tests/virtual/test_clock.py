@@ -1,0 +1,548 @@
+"""The clock of virtual GPUs: what waits for what, and how long. The settings themselves are tested elsewhere."""
+
+import io
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mgpu_lib as mgpu
+from mgpu_lib.virtual import off_the_clock
+from mgpu_lib.virtual.timeline import Timeline, covered, union
+
+
+@pytest.fixture
+def machine():
+    with mgpu.virtual_gpus(4) as machine:
+        yield machine
+
+
+def busy(device, n=4096):
+    """Some milliseconds of work for `device`, and what the host spent on asking for it."""
+    X = torch.empty(n, n, device=device)
+    return X @ X
+
+
+def free(device, stream=0):
+    return mgpu.current_machine().gpus[device.index].streams[stream].free
+
+
+def events(machine, name):
+    return [e for e in machine.timeline if e.name == name]
+
+
+@pytest.fixture
+def dry():
+    """GPUs without values: large operations cost nothing here."""
+    with mgpu.virtual_gpus(4, backing="meta") as machine:
+        yield machine
+
+
+def test_the_host_runs_ahead_of_the_gpu(dry):
+    busy(dry.devices[0])
+    assert dry.elapsed() < 1e-4 < 5e-3 < free(dry.devices[0])
+    torch.cuda.synchronize()
+    assert dry.elapsed() == free(dry.devices[0])
+
+
+def test_synchronize_waits_for_the_current_device_only(dry):
+    busy(dry.devices[1])
+    torch.cuda.synchronize()
+    assert dry.elapsed() < free(dry.devices[1])
+    with torch.cuda.device(1):
+        torch.cuda.synchronize()
+    assert dry.elapsed() == free(dry.devices[1])
+    busy(dry.devices[2])
+    torch.cuda.synchronize("cuda:2")
+    assert dry.elapsed() == free(dry.devices[2])
+    torch.accelerator.synchronize(3)  # nothing to wait for
+    assert dry.elapsed() == free(dry.devices[2])
+
+
+def test_gpus_work_at_the_same_time_and_a_stream_in_order(dry):
+    for device in dry.devices[:2]:
+        busy(device), busy(device)
+    on = [[e for e in events(dry, "mm") if e.gpu == gpu] for gpu in (0, 1)]
+    assert on[0][0].start < on[1][0].end and on[1][0].start < on[0][0].end
+    for one, two in on:
+        assert two.start >= one.end
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda X: X.sum().item(),
+        lambda X: X.cpu(),
+        lambda X: X.tolist(),
+        lambda X: bool(X.sum() > 0),
+        lambda X: X.nonzero(),
+        lambda X: X[X > 0],
+        lambda X: torch.equal(X, X),
+        str,
+        lambda X: torch.allclose(X, X),
+        lambda X: torch.save(X, io.BytesIO()),
+        lambda X: X.long()[0].bincount(),
+        lambda X: X.unique_consecutive(),
+        lambda X: X[0].repeat_interleave(X[0].long()),
+    ],
+)
+def test_reading_a_value_waits_for_the_gpu(machine, read):
+    X = torch.ones(64, 64, device=machine.devices[0])
+    machine.gpus[0].streams[0].free = 1.0  # as if it had a second's work
+    read(X)
+    assert machine.elapsed() >= 1.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda X: X + X,
+        lambda X: X.add_(1),
+        lambda X: X.to("cuda:1"),
+        lambda X: X.T,
+        lambda X: X.clone(),
+        lambda X: torch.zeros(9, device="cuda:0"),
+        lambda X: X.sum(),
+    ],
+)
+def test_other_calls_do_not_wait(machine, call):
+    X = torch.ones(64, 64, device=machine.devices[0])
+    machine.gpus[0].streams[0].free = 1.0
+    call(X)
+    assert machine.elapsed() < 1e-3
+
+
+def test_views_run_nothing(machine):
+    X = torch.ones(64, 64, device=machine.devices[0])
+    before = free(machine.devices[0]), len(machine.timeline)
+    X.T, X[0], X.view(-1), X.detach(), torch.empty(5, device="cuda:0"), X.expand(2, 64, 64), X.requires_grad_()
+    assert (free(machine.devices[0]), len(machine.timeline)) == before
+
+
+def test_more_work_takes_more_time(dry):
+    times = []
+    for n in (1, 8, 64, 512, 4096):
+        start = free(dry.devices[0])
+        torch.empty(n, 4096, device="cuda:0") @ torch.empty(4096, 4096, device="cuda:0")
+        torch.cuda.synchronize()
+        times.append(events(dry, "mm")[-1].end - events(dry, "mm")[-1].start)
+        assert start < free(dry.devices[0])
+    assert times == sorted(times) and times[-1] > 20 * times[0]
+
+
+def test_a_faster_gpu_and_lower_precision_take_less_time():
+    def seconds(gpu, tf32=False, dtype=torch.float32):
+        with mgpu.virtual_gpus(1, gpu=gpu, backing="meta") as machine:
+            machine.clock.tf32 = (tf32, tf32)
+            X = torch.empty(4096, 4096, device="cuda:0", dtype=dtype)
+            start, _ = machine.elapsed(), X @ X
+            torch.cuda.synchronize()
+            return machine.elapsed() - start
+
+    assert seconds("T4") > seconds("V100") > seconds("H100")
+    assert seconds("A100-40") > 2 * seconds("A100-40", tf32=True) > 2 * seconds("A100-40", dtype=torch.float16)
+    assert seconds("V100", tf32=True) == seconds("V100") > 2 * seconds("V100", dtype=torch.float16)
+
+
+def test_tf32_follows_pytorchs_switches():
+    def seconds():
+        with mgpu.virtual_gpus(1, gpu="A100-40", backing="meta"):
+            busy(torch.device("cuda:0"))
+            return free(torch.device("cuda:0"))
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        exact = seconds()
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert exact > 2 * seconds()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_a_copy_takes_latency_and_bandwidth_and_occupies_both_ends(dry):
+    X = torch.empty(10**8, dtype=torch.uint8, device="cuda:0")
+    X.to("cuda:1")
+    out, arriving = events(dry, "copy cuda:0 to cuda:1")
+    assert (out.row, arriving.row) == ("copy out", "copy in") and (out.gpu, arriving.gpu) == (0, 1)
+    assert (out.start, out.end) == (arriving.start, arriving.end) == (out.launched, free(dry.devices[1]))
+    assert free(dry.devices[0]) == out.end and out.nbytes == 10**8
+    assert out.end - out.start > dry.link.latency + 1e8 / dry.link.bandwidth
+    X[:1].to("cuda:1")
+    small = events(dry, "copy cuda:0 to cuda:1")[-1]
+    assert dry.link.latency <= small.end - small.start < 1.01 * dry.link.latency
+
+
+def test_copies_to_one_gpu_take_turns_and_those_of_other_pairs_do_not(dry):
+    parts = [torch.empty(10**8, dtype=torch.uint8, device=device) for device in dry.devices]
+    parts[1].to("cuda:0"), parts[2].to("cuda:0")
+    one, two = [e for e in dry.timeline if e.row == "copy in" and e.gpu == 0]
+    assert two.start >= one.end
+    start = dry.elapsed()
+    with mgpu.virtual_gpus(4, backing="meta") as other:
+        parts = [torch.empty(10**8, dtype=torch.uint8, device=device) for device in other.devices]
+        parts[0].to("cuda:1"), parts[2].to("cuda:3")
+        one, two = [e for e in other.timeline if e.row == "copy in"]
+        assert two.start < one.end
+    assert dry.elapsed() == start, "the inner machine has a clock of its own"
+
+
+def test_pcie_is_slower_than_nvlink():
+    def seconds(link):
+        with mgpu.virtual_gpus(2, link=link, backing="meta") as machine:
+            torch.empty(10**8, dtype=torch.uint8, device="cuda:0").to("cuda:1")
+            torch.cuda.synchronize()
+            return machine.elapsed()
+
+    assert seconds("pcie") > 2 * seconds("nvlink")
+
+
+def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine):
+    X = torch.zeros(10**7)
+
+    def cost(X, non_blocking):
+        start = machine.elapsed()
+        X.to("cuda:0", non_blocking=non_blocking)
+        return machine.elapsed() - start, free(machine.devices[0]) - start
+
+    pageable, pageable_anyway = cost(X, False), cost(X, True)
+    assert pageable[0] == pytest.approx(pageable[1]) and pageable_anyway[0] == pytest.approx(pageable_anyway[1])
+    pinned = cost(X.pin_memory(), False)
+    assert pinned[0] == pytest.approx(pinned[1]) and pinned[1] < 0.8 * pageable[1]
+    waits, works = cost(X.pin_memory(), True)
+    assert waits < 1e-4 < works
+    start = machine.elapsed()
+    X.to("cuda:0", torch.float32, True)
+    torch.empty_like(X, device="cuda:0").copy_(X.pin_memory(), non_blocking=True)
+    assert machine.elapsed() > start
+
+
+def test_streams_overlap_with_copies_but_kernels_share_the_gpu(dry):
+    side = torch.cuda.Stream("cuda:0")
+    X = torch.empty(10**8, dtype=torch.uint8, device="cuda:0")
+    busy(dry.devices[0])
+    with torch.cuda.stream(side):
+        X.to("cuda:1")
+        busy(dry.devices[0])
+    copy, (one, two) = events(dry, "copy cuda:0 to cuda:1")[0], events(dry, "mm")
+    assert copy.start < one.end and (one.row, two.row) == ("default", "stream 1")
+    alone = one.end - one.start
+    assert two.end - one.start == pytest.approx(2 * alone), "together they take as long as one after the other"
+    assert dry.timeline.overlap()[0] > 0.9
+
+
+def test_a_kernel_starts_although_another_stream_has_one_in_the_future(dry):
+    side = torch.cuda.Stream("cuda:0")
+    side.free = 1e-3  # waits for something
+    with torch.cuda.stream(side):
+        torch.empty(8, device="cuda:0").zero_()
+    busy(dry.devices[0])
+    assert events(dry, "mm")[0].start < events(dry, "zero_")[0].start == 1e-3 < events(dry, "mm")[0].end
+
+
+def test_events_order_streams_and_measure(dry):
+    side, first, last = torch.cuda.Stream("cuda:0"), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    busy(dry.devices[0])
+    last.record()
+    side.wait_event(last)
+    assert free(dry.devices[0], 1) == free(dry.devices[0])
+    assert not last.query() and not torch.cuda.current_stream().query()
+    with pytest.raises(ValueError, match="must be completed"):
+        first.elapsed_time(last)
+    last.synchronize()
+    assert last.query() and dry.elapsed() >= free(dry.devices[0])
+    mm = events(dry, "mm")[0]
+    assert first.elapsed_time(last) == pytest.approx(1e3 * (mm.end - 0), rel=0.05)
+    other = torch.cuda.Stream("cuda:0")
+    other.wait_stream(torch.cuda.current_stream())
+    assert other.query() and side.query()
+
+
+def test_waiting_for_an_event_by_asking_ends(dry):
+    busy(dry.devices[0], 512)
+    last = torch.cuda.Event()
+    last.record()
+    while not last.query():
+        pass
+    assert dry.elapsed() >= free(dry.devices[0])
+
+
+def test_the_host_is_the_limit_for_small_operations_and_the_gpu_for_large_ones(dry):
+    def waiting(n):
+        X = torch.empty(n, n, device="cuda:0")
+        start = dry.elapsed()
+        for _ in range(50):
+            X = X + X
+        torch.cuda.synchronize()
+        timeline = dry.timeline.since(start)
+        return timeline.waiting_for_host(0) / (timeline.end - timeline.start)
+
+    assert waiting(16) > 0.5 and waiting(4096) < 0.05
+
+
+def test_backward_has_a_thread_for_each_gpu(dry):
+    """One backward pass over two GPUs launches on both at the same time, two passes one after the other."""
+
+    def launches(together):
+        leaves = [torch.empty(8, 8, device=device, requires_grad=True) for device in dry.devices[:2]]
+        losses = [(leaf * 1).exp().exp().exp().exp().sum() for leaf in leaves]
+        start = dry.elapsed()
+        torch.autograd.backward(losses) if together else [loss.backward() for loss in losses]
+        return dry.elapsed() - start
+
+    assert launches(True) < 0.7 * launches(False)
+    assert {e.thread for e in dry.timeline if e.phase == "backward"} == {"host, backward"}
+
+
+def test_a_backward_pass_that_crosses_gpus_goes_in_order(machine):
+    X = torch.ones(8, device="cuda:0", requires_grad=True)
+    (X * 2).to("cuda:1").exp().sum().backward()
+    copy = events(machine, "copy cuda:1 to cuda:0")[0]
+    last = next(e for e in machine.timeline if e.phase == "backward" and e.gpu == 0 and e.name == "mul")
+    assert last.launched > copy.launched and last.start >= copy.end
+    assert machine.elapsed() >= last.launched
+
+
+def test_replicas_threads_start_together_and_the_main_thread_waits_for_them(dry):
+    net = nn.DataParallel(nn.Sequential(*(nn.ReLU() for _ in range(50))), dry.devices)
+    net(torch.empty(8, 8, device="cuda:0"))
+    by_thread = {}
+    for e in dry.timeline:
+        by_thread.setdefault(e.thread, []).append(e)
+    replicas = [by_thread[f"replica {i}"] for i in range(4)]
+    assert max(r[0].called for r in replicas) < min(r[-1].launched for r in replicas)
+    assert dry.elapsed() >= max(e.launched for e in dry.timeline if e.thread.startswith("replica"))
+    in_turn = replicas[0][0]
+    torch.empty(8, 8, device="cuda:0").relu()
+    alone = events(dry, "relu")[-1]
+    assert in_turn.launched - in_turn.called > alone.launched - alone.called, "threads take turns at Python's lock"
+
+
+def data_parallel_times():
+    with mgpu.virtual_gpus(4, backing="meta") as machine:
+        net = nn.DataParallel(mgpu.resnet18().to("meta").to_empty(device="cuda:0"), machine.devices)
+        X, y = torch.empty(64, 1, 28, 28, device="cuda:0"), torch.zeros(64, dtype=torch.long, device="cuda:0")
+        for _ in range(2):
+            F.cross_entropy(net(X), y).backward()
+        torch.cuda.synchronize()
+        return machine.elapsed(), list(machine.timeline)
+
+
+def test_the_same_program_takes_the_same_time_with_threads_too():
+    first = data_parallel_times()
+    assert all(data_parallel_times() == first for _ in range(5))
+
+
+def test_other_threads_share_the_first_ones_time(machine):
+    """Python's lock lets one of them work at a time; what they spend is spent when they are joined."""
+    X = torch.ones(4, device="cuda:0")
+    alone = -machine.elapsed() + [X + X, machine.elapsed()][1]
+    before = machine.elapsed()
+    threads = [threading.Thread(target=lambda: [X + X for _ in range(50)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert machine.elapsed() - before == pytest.approx(150 * alone)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            machine.clock.work(1.0)
+            start = machine.elapsed()
+            pool.submit(lambda: X + X).result()
+            assert machine.timeline[-1].called == pytest.approx(start) and machine.elapsed() > start
+
+
+def test_nvtx_ranges_name_phases(machine):
+    X = torch.ones(4, device="cuda:0", requires_grad=True)
+    with torch.cuda.nvtx.range("outer"):
+        with torch.cuda.nvtx.range("inner"):
+            Y = X * 3
+        (Y * Y).sum().backward()
+    Y + 1
+    phases = [e.phase for e in machine.timeline]
+    assert phases[:3] == ["forward", "inner", "outer"] and phases[-1] == "forward" and "backward" not in phases
+    with torch.no_grad():
+        Y + 1
+    assert machine.timeline[-1].phase == ""
+    X.sum().backward()
+    assert machine.timeline[-1].phase == "backward"
+    assert torch.cuda.nvtx.range_push("a") == 0 and torch.cuda.nvtx.range_push("b") == 1
+    assert torch.cuda.nvtx.range_pop() == 1 and torch.cuda.nvtx.range_pop() == 0
+    torch.cuda.nvtx.mark("here")
+
+
+def test_loading_batches(machine):
+    def epoch(workers, step):
+        start = machine.elapsed()
+        for _ in machine.loading(range(12), seconds=0.01, workers=workers):
+            machine.clock.work(step)
+        return machine.elapsed() - start
+
+    assert epoch(0, 0.005) == pytest.approx(12 * 0.015)
+    assert epoch(1, 0.005) == pytest.approx(12 * 0.01 + 0.005), "the loader is slower: the last step comes after it"
+    assert epoch(4, 0.005) == pytest.approx(0.01 + 12 * 0.005), "the first batch is waited for, the others are there"
+    assert epoch(2, 0.005) == pytest.approx(0.01 + 12 * 0.005)
+    assert {e.row for e in machine.timeline if e.name == "load a batch"} == {"host", *(f"worker {i}" for i in range(4))}
+    with pytest.raises(ValueError, match="negative"):
+        machine.loading([], -1.0)
+
+
+def test_start_begins_at_zero_again():
+    machine = mgpu.virtual_gpus(1)
+    for _ in range(2):
+        with machine:
+            assert machine.elapsed() == 0.0 and len(machine.timeline) == 0
+            torch.ones(3, device="cuda:0")
+            assert 0 < machine.elapsed() < 1e-4 and machine.timeline[0].called == 0.0
+
+
+# The timeline
+
+
+def test_unions():
+    assert union([(3, 4), (0, 2), (1, 2.5), (4, 5)]) == [[0, 2.5], [3, 5]]
+    assert covered([(0, 2), (1, 3)]) == 3 and union([]) == []
+
+
+def test_timeline_figures(dry):
+    busy(dry.devices[0])
+    torch.empty(10**8, device="cuda:0").to("cuda:1")
+    timeline = dry.timeline
+    mm, copy = events(dry, "mm")[0], events(dry, "copy cuda:0 to cuda:1")[0]
+    assert timeline.gpus == [0, 1] and timeline.end == copy.end and timeline.start == mm.called
+    assert timeline.busy(0) == pytest.approx(mm.end - mm.start) and timeline.busy(1) == 0
+    assert timeline.communication(0) == timeline.communication(1) == pytest.approx(copy.end - copy.start)
+    assert timeline.utilization() == {0: pytest.approx(timeline.busy(0) / (timeline.end - timeline.start)), 1: 0.0}
+    assert timeline.overlap() == {0: 0.0, 1: 0.0}
+    assert timeline.bound_by(0) == {
+        "compute": pytest.approx(timeline.busy(0)),
+        "link": pytest.approx(copy.end - copy.start),
+    }
+    assert len(timeline.since(mm.called + 1e-9)) == 2 and isinstance(timeline.since(1.0), Timeline)
+    assert "modelled, V100" in repr(timeline) and timeline[0] == mm and len(list(timeline)) == len(timeline) == 3
+    empty = timeline.since(99.0)
+    assert (empty.start, empty.end, empty.utilization(), list(empty.rows())) == (0.0, 0.0, {}, [])
+
+
+def test_rows_and_plot(dry):
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    busy(dry.devices[0])
+    torch.empty(10**8, device="cuda:0").to("cuda:1")
+    assert list(dry.timeline.rows()) == ["host", "cuda:0 copy out", "cuda:0 default", "cuda:1 copy in"]
+    figure, ax = plt.subplots()
+    assert dry.timeline.plot(ax) is ax and "modelled, V100" in ax.get_xlabel()
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(dry.timeline.rows())
+    plt.close(figure)
+
+
+def test_chrome_trace(dry, tmp_path):
+    busy(dry.devices[0])
+    torch.empty(10**8, device="cuda:0").to("cuda:1")
+    path = dry.timeline.to_chrome_trace(tmp_path / "trace.json")
+    trace = json.loads(path.read_text())["traceEvents"]
+    complete = [e for e in trace if e["ph"] == "X"]
+    assert {e["pid"] for e in complete} == {0, 1, 2}
+    assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {
+        "host",
+        "cuda:0 (virtual V100)",
+        "cuda:1 (virtual V100)",
+    }
+    mm = next(e for e in complete if e["name"] == "mm" and e["pid"] == 1)
+    assert mm["dur"] == pytest.approx(1e6 * dry.timeline.busy(0)) and mm["args"]["flops"] == 2 * 4096**3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_old_events_are_forgotten(machine, monkeypatch):
+    from collections import deque
+
+    machine.clock.events = deque(machine.clock.events, maxlen=10)
+    X = torch.ones(2, device="cuda:0")
+    for _ in range(20):
+        X + X
+    assert len(machine.timeline) == 10
+
+
+# Timer
+
+
+def test_timer_reads_the_virtual_clock(machine):
+    X = torch.ones(256, 256, device="cuda:1")
+    timer = mgpu.Timer(machine.devices)
+    with timer:
+        X @ X
+    assert timer.seconds == pytest.approx(free(machine.devices[1]) - events(machine, "mm")[0].called)
+    timing = timer.measure(lambda: X @ X, repeats=4, warmup=1)
+    assert len(timing.seconds) == 4 and timing.median == pytest.approx(timer.seconds)
+    assert timing.spread == (pytest.approx(timing.median), pytest.approx(timing.median))
+    assert repr(timing).endswith("ms (modelled, V100)")
+    assert mgpu.Timer(["cuda:1"]).measure(lambda: X @ X, repeats=1).spread[0] == pytest.approx(timing.median)
+
+
+def test_timer_reads_the_computers_clock_elsewhere():
+    calls = []
+    timing = mgpu.Timer([torch.device("cpu")]).measure(lambda: calls.append(1), repeats=5, warmup=2)
+    assert len(calls) == 7 and all(s > 0 for s in timing.seconds)
+    low, high = timing.spread
+    assert low <= timing.median <= high and "5 runs" in repr(timing)
+
+
+def test_timer_belongs_to_its_machine(machine):
+    timer = mgpu.Timer(machine.devices)
+    with mgpu.virtual_gpus(1, gpu="T4"), pytest.raises(RuntimeError, match="make another Timer"):
+        timer.now()
+    machine.stop()
+    with pytest.raises(RuntimeError, match="no virtual machine answers"):
+        timer.now()
+
+
+def test_rows_never_overlap():
+    with mgpu.virtual_gpus(4, backing="meta") as machine:
+        net = nn.DataParallel(mgpu.resnet18().to("meta").to_empty(device="cuda:0"), machine.devices)
+        net(torch.empty(64, 1, 28, 28, device="cuda:0")).sum().backward()
+        rows = machine.timeline.rows()
+        assert any(label.endswith("backward (2)") for label in rows)
+        for events in rows.values():
+            assert all(a.end <= b.start + 1e-12 for a, b in pairwise(events))
+        assert sum(len(events) for label, events in rows.items() if label.startswith("cuda")) == len(machine.timeline)
+
+
+def test_costs_and_shapes_know_true_from_one_and_names_of_arguments(dry):
+    mask = torch.empty(3, dtype=torch.bool, device="cuda:0")
+    for number, dtype in ((True, torch.bool), (1, torch.int64), (True, torch.bool)):
+        assert (mask * number).dtype == dtype
+    X = torch.empty(3, 4, device="cuda:0")
+    assert torch.var(X, 1, correction=1).shape == (3,)
+    assert torch.var(X, 1, correction=None, keepdim=True).shape == (3, 1)
+
+
+def test_a_thread_that_is_off_the_clock_books_on_none():
+    """The explorers' Train copies to GPUs of a machine that another cell may turn on in between."""
+
+    def copy_aside():
+        with off_the_clock():
+            torch.ones(8).to("cuda:0")
+
+    with mgpu.virtual_gpus(1) as later:
+        thread = threading.Thread(target=copy_aside)
+        thread.start()
+        thread.join()
+        assert len(later.timeline) == later.elapsed() == 0
+        torch.ones(8).to("cuda:0")
+        assert len(later.timeline) > 0 < later.elapsed()
+
+
+def test_timer_refuses_nonsense():
+    with pytest.raises(ValueError, match="name the devices"):
+        mgpu.Timer([])
+    with pytest.raises(ValueError, match="repeats=0"):
+        mgpu.Timer(["cpu"]).measure(print, repeats=0)

@@ -1,0 +1,129 @@
+"""What operations ask of a GPU, and what that costs: against figures worked out by hand."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mgpu_lib.virtual import costs, virtual_gpus
+from mgpu_lib.virtual.specs import find_gpu, find_link
+
+NO_TF32, TF32 = (False, False), (True, True)
+
+
+def works(call, tf32=NO_TF32):
+    """The Work of everything that `call(device)` does on a GPU."""
+    found = []
+    with virtual_gpus(1, backing="meta") as machine:
+        machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
+            costs.work(func, args, kwargs, out, tf32)
+        )
+        call(machine.devices[0])
+    return found
+
+
+def convolution(
+    groups=1,
+    kernel=3,
+    stride=1,
+    channels=64,
+    layout=torch.contiguous_format,
+    dtype=torch.float32,
+    tf32=NO_TF32,
+    batch=8,
+):
+    """The Work of a convolution's forward and backward; 32x32 pixels."""
+
+    def call(device):
+        X = torch.ones(batch, channels, 32, 32, device=device, dtype=dtype).to(memory_format=layout).requires_grad_()
+        W = torch.ones(channels, channels // groups, kernel, kernel, device=device, dtype=dtype, requires_grad=True)
+        out = F.conv2d(X, W, stride=stride, padding=kernel // 2, groups=groups)
+        out.backward(torch.ones_like(out))
+
+    found = works(call, tf32)
+    return [next(w for w in found if w.name == name) for name in ("convolution", "convolution_backward")]
+
+
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ({"kernel": 1}, "conv1x1"),
+        ({"kernel": 3}, "conv3x3"),
+        ({"kernel": 3, "stride": 2}, "conv"),
+        ({"kernel": 5}, "conv"),
+        ({"groups": 8}, "conv_grouped"),
+        ({"groups": 64}, "conv_depthwise"),
+        ({"groups": 4}, "conv3x3"),
+    ],
+)
+def test_kinds_of_convolutions(options, kind):
+    assert [work.kind for work in convolution(**options)] == [kind, kind]
+
+
+def test_a_convolution_s_work():
+    forward, backward = convolution()
+    X, W = 8 * 64 * 32 * 32, 64 * 64 * 9
+    assert forward.flops == 2 * X * 64 * 9 and backward.flops == 2 * forward.flops
+    assert forward.nbytes == 4 * (2 * X + W)  # reads the input and the weight, writes the output
+    assert backward.nbytes == 4 * (4 * X + 2 * W)  # the output's gradient twice, the rest once
+    assert forward.results == backward.results == X
+    assert (forward.kernels, backward.kernels) == (1, 2)
+
+
+def test_only_tensor_cores_pay_for_another_layout():
+    plain, last = convolution(tf32=TF32)[0], convolution(tf32=TF32, layout=torch.channels_last)[0]
+    assert plain.layout_copies == 3 and plain.layout == 2 * plain.nbytes
+    assert last.layout_copies == 0 and last.layout == 0
+    A100, V100 = find_gpu("A100-40"), find_gpu("V100")
+    assert costs.price(plain, A100).seconds > 1.5 * costs.price(last, A100).seconds
+    assert costs.price(plain, V100).seconds == costs.price(last, V100).seconds  # has no TF32
+
+
+def test_half_precision_is_for_tensor_cores():
+    fast, slow = convolution(dtype=torch.float16, batch=256)[0], convolution(batch=256)[0]
+    assert (fast.precision, slow.precision) == ("fp16", "fp32") and fast.flops == slow.flops
+    for gpu in ("T4", "V100", "A100-40", "H100"):
+        assert costs.rate(fast, find_gpu(gpu)) > 2 * costs.rate(slow, find_gpu(gpu))
+
+
+@pytest.mark.parametrize("gpu", ["T4", "V100", "A100-40", "H100"])
+def test_larger_batches_take_longer_and_less_per_sample(gpu):
+    seconds = [costs.price(convolution(batch=batch)[1], find_gpu(gpu)).seconds for batch in (1, 4, 16, 64, 256)]
+    per_sample = [s / batch for s, batch in zip(seconds, (1, 4, 16, 64, 256), strict=True)]
+    assert seconds == sorted(seconds) and per_sample == sorted(per_sample, reverse=True)
+
+
+def test_a_copy_is_bound_by_memory():
+    work = works(lambda device: torch.ones(2**26, device=device).add_(1))[-1]
+    price = costs.price(work, find_gpu("V100"))
+    assert work.nbytes == 2 * 2**28 and price.bound == "memory"
+    assert 0.7 < work.nbytes / price.seconds / 900e9 < 1
+
+
+def test_a_small_kernel_is_bound_by_its_fixed_time():
+    work = works(lambda device: torch.ones(10, device=device).add_(1))[-1]
+    assert costs.price(work, find_gpu("V100")).bound == "fixed"
+
+
+def test_batch_norm_reads_more_in_training():
+    def call(training):
+        return lambda device: F.batch_norm(
+            *(torch.ones(s, device=device) for s in ((4, 8, 6, 6), 8, 8)), training=training
+        )
+
+    train, infer = (works(call(training))[-1].nbytes for training in (True, False))
+    assert train - infer >= 4 * 4 * 8 * 36
+
+
+def test_views_cost_the_gpu_nothing():
+    work = works(lambda device: torch.ones(4, 4, device=device).t())[-1]
+    price = costs.price(work, find_gpu("V100"))
+    assert price.seconds == 0 and 0 < price.backward < price.forward < 10e-6
+
+
+def test_collectives():
+    link = find_link("nvlink", find_gpu("A100-40"))
+    # nccl-tests on 8 A100s, as cited in rates.py: 61 µs for 256 KiB, 8.2 ms for 1 GiB
+    assert costs.ring_seconds(2**18, 8, link) == pytest.approx(61e-6, rel=0.25)
+    assert costs.ring_seconds(2**30, 8, link) == pytest.approx(8.2e-3, rel=0.1)
+    assert costs.ring_seconds(2**20, 1, link) == costs.pipeline_seconds(2**20, 1, link) == 0
+    assert costs.pipeline_seconds(2**30, 8, link) < costs.ring_seconds(2**30, 8, link)

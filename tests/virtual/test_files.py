@@ -1,0 +1,59 @@
+"""Files are whole at every moment: one writer for all of them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mgpu_lib.virtual import replacing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_file_takes_the_place_of_the_old_one_at_the_end(tmp_path):
+    path = tmp_path / "found.json"
+    path.write_text("old")
+    with replacing(path) as new:
+        new.write_text("half")
+        assert new.parent == path.parent, "another disk could not take it in one step"
+        assert path.read_text() == "old"
+        new.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "found.json"
+    path.write_text("old")
+    with pytest.raises(OSError, match="disk is full"), replacing(path) as new:
+        new.write_text("half")
+        raise OSError("the disk is full")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_permissions_stay_and_folders_are_made(tmp_path):
+    path = tmp_path / "a" / "b" / "found.json"
+    for text in ("first", "second"):
+        with replacing(str(path)) as new:
+            new.write_text(text)
+        path.chmod(0o640)
+    assert path.read_text() == "second" and path.stat().st_mode & 0o777 == 0o640
+    with replacing(path) as new:
+        new.write_text("third")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_two_programs_do_not_write_into_one_file(tmp_path, monkeypatch):
+    with replacing(tmp_path / "found.json") as mine:
+        mine.write_text("mine")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with replacing(tmp_path / "found.json") as theirs:
+            theirs.write_text("theirs")
+        assert mine.read_text() == "mine" and (tmp_path / "found.json").read_text() == "theirs"
+    assert (tmp_path / "found.json").read_text() == "mine"
+
+
+def test_there_is_one_writer():
+    """data.py moves what was downloaded, whole and verified, to its place."""
+    programs = [path for folder in ("mgpu_lib", "experiments", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix() for path in programs if "os.replace(" in path.read_text("utf-8")}
+    assert found == {"mgpu_lib/virtual/files.py", "mgpu_lib/data.py"}

@@ -1,0 +1,699 @@
+"""The machine of virtual GPUs: starting, stopping, memory, streams, random numbers, what is refused, and backings."""
+
+import copy
+import gc
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+import torch.cuda.comm
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib.virtual import current, virtual_gpus
+from mgpu_lib.virtual.clock import Clock
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(2) as machine:
+        yield machine
+
+
+def pytorch():
+    """Everything that is patched lives in these."""
+    from torch.nn.parallel import _functions, comm
+
+    owners = [
+        torch,
+        torch.Tensor,
+        torch.cuda,
+        torch._C,
+        torch.nn.Module,
+        torch.nn.functional,
+        torch.utils,
+        torch._utils,
+        comm,
+        torch.cuda.comm,
+        torch.cuda.nccl,
+        torch.cuda.random,
+        torch._C._nn,
+        _functions,
+        torch.amp.autocast,
+        torch.amp.autocast_mode,
+        torch.fft,
+        torch.nested,
+        torch.backends.cudnn,
+        torch.nn.parameter.UninitializedTensorMixin,
+        torch.utils._foreach_utils,
+        torch.autograd,
+        torch.autograd.Function,
+        torch.autograd.function.BackwardCFunction,
+        torch.UntypedStorage,
+        torch.__future__,
+        torch.distributed,
+    ]
+    return [dict(vars(owner)) for owner in owners] + [
+        list(torch.serialization._package_registry),
+        torch._C._len_torch_function_stack(),
+        torch.__future__.get_swap_module_params_on_conversion(),
+    ]
+
+
+def same(before, after):
+    for a, b in zip(before, after, strict=True):
+        if isinstance(a, dict):
+            assert a.keys() == b.keys() and all(a[k] is b[k] for k in a)
+        else:
+            assert a == b
+
+
+def test_stop_puts_back_every_bit():
+    torch.nn.DataParallel, torch._dynamo  # noqa: B018  (modules that PyTorch loads when first asked for)
+    importlib.import_module("torch.utils.flop_counter")  # which the clock asks for
+    before = pytorch()
+    machine = virtual_gpus(2).start()
+    nn.DataParallel(nn.Linear(2, 2).to("cuda:0"), [0, 1])(torch.ones(4, 2))
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and current() is machine
+    machine.stop()
+    same(before, pytorch())
+    machine.stop()  # off already: nothing to do
+    assert current() is None
+
+
+def test_stop_also_after_an_error():
+    before = pytorch()
+    with pytest.raises(ZeroDivisionError), virtual_gpus(2):
+        1 / 0  # noqa: B018
+    same(before, pytorch())
+
+
+def test_nesting():
+    before = pytorch()
+    with virtual_gpus(4) as outer:
+        torch.cuda.set_device(3)
+        x = torch.ones(1, device="cuda:3")
+        with virtual_gpus(2, gpu="T4") as inner:
+            assert torch.cuda.device_count() == 2 and torch.cuda.current_device() == 0 and current() is inner
+            assert torch.cuda.get_device_name() == "Tesla T4 (virtual)"
+            with pytest.raises(RuntimeError, match="same device"):
+                torch.ones(1, device="cuda:1") + x  # it belongs to the outer machine
+            with pytest.raises(RuntimeError, match="stop it first"):
+                outer.stop()
+        assert torch.cuda.device_count() == 4 and torch.cuda.current_device() == 3 and (x + 1).item() == 2
+        with pytest.raises(RuntimeError, match="on already"):
+            outer.start()
+    same(before, pytorch())
+
+
+def test_a_machine_can_be_started_again_and_tensors_outlive_it():
+    machine = virtual_gpus(2)
+    with machine:
+        x = torch.ones(2, device="cuda:1")
+    assert (x + 1).cpu().tolist() == [2, 2] and x.tolist() == [1, 1] and x.to("cpu").device.type == "cpu"
+    with machine:
+        assert (x + torch.ones(2, device="cuda:1")).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", None, True])
+def test_bad_numbers_of_gpus(n):
+    with pytest.raises(ValueError, match="whole number, at least 1"):
+        virtual_gpus(n)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu": "V10"}, "no GPU named 'V10'. Did you mean 'V100'"),
+        ({"link": "nvlink9"}, "no link named 'nvlink9'"),
+        ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"),
+        ({"backing": "cuda:5"}, "backing='cuda:5'"),
+        ({"backing": "disk"}, "backing='disk'"),
+    ],
+)
+def test_bad_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        virtual_gpus(2, **options)
+
+
+# --- what torch.cuda answers ----------------------------------------------------------------------------------------
+
+
+def test_properties_come_from_the_data_sheet(gpus):
+    properties = torch.cuda.get_device_properties(1)
+    assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (7, 0)
+    assert properties.total_memory == gpus.spec.memory and properties.multi_processor_count == 80
+    assert "V100" in properties.name and "virtual" in properties.name and "total_memory=16130MB" in repr(properties)
+    assert torch.cuda.get_device_properties("cuda:0").uuid != properties.uuid
+
+
+def test_the_rest_of_torch_cuda(gpus):
+    assert (
+        torch.cuda.is_initialized()
+        and torch.cuda.can_device_access_peer(0, 1)
+        and not torch.cuda.is_current_stream_capturing()
+    )
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    torch.cuda.synchronize("cuda:1")
+    assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    with virtual_gpus(1, gpu="A100-80"):
+        assert torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def test_torch_accelerator(gpus):
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    torch.accelerator.set_device_index(1)
+    assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
+    with torch.accelerator.device_index(0):
+        assert torch.cuda.current_device() == 0
+    torch.accelerator.synchronize()
+
+
+def test_torch_accelerator_reads_the_ledger(gpus):
+    X = torch.ones(1000, device="cuda:1")
+    assert torch.accelerator.memory_allocated(1) == torch.cuda.memory_allocated(1) >= X.nbytes
+    assert torch.accelerator.memory_allocated(0) == 0
+    assert torch.accelerator.get_memory_info(1) == torch.cuda.mem_get_info(1)
+    del X
+    assert torch.accelerator.max_memory_allocated(1) == torch.cuda.max_memory_allocated(1) > 0
+    torch.accelerator.reset_peak_memory_stats(1)
+    assert torch.accelerator.max_memory_allocated(1) == 0 < torch.accelerator.memory_reserved(1)
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved(1) == torch.cuda.memory_reserved(1) == 0
+    torch.accelerator.reset_accumulated_memory_stats(1)
+    assert torch.accelerator.memory_stats(1)["allocated_bytes.all.allocated"] == 0
+
+
+REFUSED = {
+    "CUDA graphs": lambda: torch.cuda.CUDAGraph(),
+    "graph": lambda: torch.cuda.graph(None),
+    "compile": lambda: torch.compile(nn.Linear(1, 1)),
+    "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
+    "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
+    "process group": lambda: torch.distributed.init_process_group(
+        "nccl", rank=0, world_size=1, store=torch.distributed.HashStore()
+    ),
+    "old constructor": lambda: torch.cuda.FloatTensor(2),
+    "utilization": lambda: torch.cuda.utilization(),
+    "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_imitated_is_refused(gpus, name):
+    with pytest.raises(RuntimeError, match="can't be imitated"):
+        REFUSED[name]()
+
+
+def test_a_call_around_the_gpus_says_so(gpus):
+    kept = [torch._C._VariableFunctions.zeros]  # the original, in a place where nobody looks for it
+    with pytest.raises(RuntimeError, match="went around the virtual GPUs"):
+        kept[0](2, device="cuda:1")
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_counted_and_freed(gpus):
+    assert torch.cuda.memory_allocated(1) == 0
+    x = torch.empty(MiB, device="cuda:1")
+    y = x[: MiB // 2]  # a view takes none
+    z = x + 1
+    assert (
+        torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB and torch.cuda.memory_allocated(0) == 0
+    )
+    del x, z
+    assert torch.cuda.memory_allocated(1) == 4 * MiB  # the view keeps its base's memory
+    del y
+    assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.max_memory_allocated(1) == gpus.ledgers[1].peak == 8 * MiB
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == 0
+    assert torch.cuda.memory_reserved(1) == gpus.ledgers[1].reserved == 8 * MiB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
+
+
+def test_blocks_are_rounded_up_to_512_bytes(gpus):
+    x = torch.empty(1, device="cuda:0")
+    y = torch.empty(129, device="cuda:0")
+    assert torch.cuda.memory_allocated(0) == 512 + 1024 and torch.cuda.memory_stats(0)["allocation.all.current"] == 2
+    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory - 2 * MiB, gpus.spec.memory)
+    assert "cuda:0 (virtual)" in torch.cuda.memory_summary(0)
+    del x, y
+
+
+def test_a_training_step_holds_what_it_should(gpus):
+    net = nn.Linear(1024, 1024, bias=False, device="cuda:0")
+    X = torch.ones(256, 1024, device="cuda:0")
+    parameters, batch = 4 * MiB, MiB
+    assert torch.cuda.memory_allocated() == parameters + batch
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = net(X).relu().sum()
+    assert torch.cuda.memory_allocated() == parameters + batch + batch + 512  # relu's output is kept, its input is not
+    loss.backward()
+    del loss
+    assert torch.cuda.memory_allocated() == parameters + batch + parameters
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.cuda.memory_allocated() == parameters + batch + 2 * parameters
+    del net, optimizer, X
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_dropout_keeps_a_mask_of_one_byte_an_element(gpus):
+    x = torch.ones(MiB, device="cuda:0", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    out = F.dropout(x)
+    assert torch.cuda.memory_allocated() - before == 4 * MiB + MiB
+    del out
+
+
+def test_running_out(gpus):
+    free = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB",
+    ):
+        torch.empty(4 << 30, device="cuda:1")
+    blocks = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0") for _ in range(free >> 30)]
+    for use in (
+        lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"),
+        lambda: blocks[0].clone(),
+        lambda: torch.empty(1 << 30, dtype=torch.uint8).to("cuda:0"),
+    ):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 1\.00 GiB"):
+            use()
+    assert torch.cuda.memory_stats()["num_ooms"] == 3
+    blocks.pop()
+    blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
+
+
+def test_memory_fraction(gpus):
+    torch.cuda.set_per_process_memory_fraction(0.5, 0)
+    with pytest.raises(torch.OutOfMemoryError, match=r"of which 15.75 GiB is free. 7.88 GiB allowed; Of the allocated"):
+        torch.empty(9 << 30, dtype=torch.uint8, device="cuda:0")
+    assert torch.cuda.get_per_process_memory_fraction(0) == 0.5 and torch.cuda.get_per_process_memory_fraction(1) == 1
+    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory, gpus.spec.memory)  # the GPU is as large as before
+
+
+def test_memory_statistics(gpus):
+    def stats(kind):
+        found = torch.cuda.memory_stats(0)
+        return [found[f"{kind}.all.{name}"] for name in ("current", "peak", "allocated", "freed")]
+
+    kept = torch.empty(MiB, device="cuda:0")
+    for _ in range(3):
+        torch.empty(MiB, device="cuda:0")
+    assert stats("allocation") == [1, 2, 4, 3]
+    assert stats("allocated_bytes") == [4 * MiB, 8 * MiB, 16 * MiB, 12 * MiB]
+    assert stats("reserved_bytes") == [8 * MiB, 8 * MiB, 8 * MiB, 0]
+    torch.cuda.empty_cache()
+    assert stats("reserved_bytes") == [4 * MiB, 8 * MiB, 8 * MiB, 4 * MiB]
+    torch.cuda.reset_accumulated_memory_stats(0)
+    torch.cuda.reset_peak_memory_stats(0)
+    assert stats("allocation") == [1, 1, 0, 0] and stats("allocated_bytes") == [4 * MiB, 4 * MiB, 0, 0]
+    kept.resize_(2 * MiB)
+    assert stats("allocation") == [1, 1, 0, 0] and stats("allocated_bytes") == [8 * MiB, 8 * MiB, 4 * MiB, 0]
+    del kept
+    assert stats("allocation") == [0, 1, 0, 1] and stats("allocated_bytes") == [0, 8 * MiB, 4 * MiB, 8 * MiB]
+
+
+@pytest.mark.parametrize("backing", ["cpu", "meta"])
+def test_a_tensor_that_finds_no_room_stays_as_it_was(backing):
+    with virtual_gpus(1, backing=backing):
+        x = torch.ones(2, 3, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(1e-4)
+        for grow in (lambda: x.resize_(MiB), lambda: torch.cat([x, torch.ones(MiB // 4, 3, device="cuda")], out=x)):
+            with pytest.raises(torch.OutOfMemoryError):
+                grow()
+            assert x.shape == x.inner.shape == (2, 3)
+        assert torch.cuda.memory_allocated() == 512
+        assert backing == "meta" or x.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_traffic_is_counted(gpus):
+    x = torch.ones(256)
+    y = x.to("cuda:0")
+    y.to("cuda:0")
+    y.to("cuda:1").cpu()
+    z = torch.zeros(256, device="cuda:1")
+    z.copy_(y)
+    assert gpus.traffic == Counter({("cuda:0", "cuda:1"): 2048, ("cpu", "cuda:0"): 1024, ("cuda:1", "cpu"): 1024})
+    assert (
+        gpus.bytes_moved() == 4096
+        and gpus.bytes_moved("cuda:0") == 2048
+        and gpus.bytes_moved(target=torch.device("cpu")) == 1024
+    )
+
+
+def test_what_gpus_share_is_asked_of_the_machine(gpus):
+    gpus.traffic = Counter()
+    torch.ones(256).to("cuda:1")
+    assert gpus.traffic == {("cpu", "cuda:1"): 1024}
+    gpus.clock = Clock()
+    torch.ones(256, device="cuda:1")
+    assert [e.name for e in gpus.clock.since(0)] == ["ones"] and gpus.elapsed() == gpus.clock.host().now > 0
+    assert all(gpu.clock is gpus.clock and gpu.spec is gpus.spec and gpu.backing is gpus.backing for gpu in gpus.gpus)
+
+
+@pytest.mark.parametrize("name", ["spec", "link", "pcie", "backing"])
+def test_what_prices_and_capacities_follow_from_is_fixed(gpus, name):
+    with pytest.raises(AttributeError, match=f"{name} of <2 virtual V100, NVLink 2, 6 links, on> is fixed"):
+        setattr(gpus, name, getattr(gpus, name))
+    with pytest.raises(AttributeError):
+        gpus.gpus[0].spec = gpus.spec
+
+
+def test_numbers_that_are_read_and_indices_travel_too(gpus):
+    x = torch.arange(4.0, device="cuda:1")
+    for read, nbytes in (
+        (x.tolist, 16),
+        (x[0].item, 4),
+        (lambda: float(x[1]), 4),
+        (lambda: bool(x[0] == 0), 1),
+        (lambda: int(x.long()[1]), 8),
+        (lambda: f"{x[1]:.1f}", 4),
+    ):
+        gpus.traffic.clear()
+        read()
+        assert gpus.traffic == Counter({("cuda:1", "cpu"): nbytes})
+    gpus.traffic.clear()
+    x[torch.tensor([0, 1])]
+    x + torch.tensor(1.0)  # a scalar goes along with the call
+    assert gpus.traffic == Counter({("cpu", "cuda:1"): 16})
+
+
+# --- streams, events, random numbers --------------------------------------------------------------------------------
+
+
+def test_streams_and_events(gpus):
+    stream = torch.cuda.Stream(device=1)
+    assert stream.device == torch.device("cuda", 1) and stream != torch.cuda.default_stream(1)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
+        x = torch.ones(1, device="cuda:1") + 1
+        event = stream.record_event()
+    assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1) and torch.cuda.current_device() == 0
+    torch.cuda.current_stream(1).wait_stream(stream)
+    torch.cuda.current_stream(1).wait_event(event)
+    event.wait()
+    stream.synchronize()
+    event.synchronize()
+    x.record_stream(stream)
+    assert event.query() and stream.query() and x.item() == 2
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize(("device", "index"), [(None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1)])
+def test_torch_stream_and_event(gpus, device, index):
+    stream, event = torch.Stream(device=device), torch.Event(device, enable_timing=True)
+    assert isinstance(stream, torch.Stream) and isinstance(event, torch.Event)
+    assert type(stream) is type(torch.cuda.Stream()) and stream.device == torch.device("cuda", index)
+    with stream:
+        assert torch.accelerator.current_stream() == stream
+    event.record(stream)
+    assert event.query() and stream.query()
+
+
+def test_streams_are_of_a_gpu(gpus):
+    for make in (torch.cuda.Stream, torch.cuda.current_stream, torch.cuda.default_stream):
+        with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
+            make("cpu")
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+            make(2)
+
+
+def test_one_stream_entered_twice(gpus):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.cuda.stream(stream):
+        pass
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_a_failed_operation_holds_no_memory(gpus):
+    def fail():
+        x = torch.ones(1000, 1000, device="cuda:0")
+        with pytest.raises(RuntimeError, match=r"size|shape"):
+            x @ torch.ones(3, 3, device="cuda:0")
+
+    gc.disable()
+    try:
+        fail()
+        assert torch.cuda.memory_allocated(0) < 1000
+    finally:
+        gc.enable()
+
+
+def test_event_times_need_two_events_that_were_recorded(gpus):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with pytest.raises(ValueError, match="must be recorded"):
+        start.elapsed_time(end)
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        torch.cuda.Event().elapsed_time(end)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) >= 0
+
+
+def test_each_gpu_has_its_own_random_numbers(gpus):
+    torch.manual_seed(0)
+    cpu = torch.rand(3)
+    a, b = torch.rand(3, device="cuda:0"), torch.rand(3, device="cuda:1")
+    assert torch.equal(a.cpu(), b.cpu())  # manual_seed seeds all of them, with the same number
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(3), cpu)  # draws on a GPU leave the CPU's numbers alone
+    assert torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu()) and not torch.equal(
+        torch.rand(3, device="cuda:0").cpu(), a.cpu()
+    )
+    torch.cuda.set_device(1)
+    torch.cuda.manual_seed(7)
+    assert torch.cuda.initial_seed() == 7
+    c = torch.empty(5, device="cuda:1").normal_()
+    state = torch.cuda.get_rng_state("cuda:1")
+    d = torch.randn_like(c)
+    torch.cuda.set_rng_state(state, "cuda:1")
+    assert torch.equal(torch.randn_like(c), d) and not torch.equal(c, d)
+    with torch.random.fork_rng(devices=[0, 1]):
+        inside = torch.rand(2, device="cuda:1")
+    assert torch.equal(torch.rand(2, device="cuda:1"), inside)
+
+
+def test_generators(gpus):
+    generator = torch.Generator(device="cuda:1").manual_seed(3)
+    assert isinstance(generator, torch.Generator) and isinstance(torch.Generator(), torch.Generator)
+    assert generator.device == torch.device("cuda", 1) and generator.initial_seed() == 3
+    a = torch.randn(4, device="cuda:1", generator=generator)
+    b = torch.empty(4, device="cuda:1").normal_(generator=generator.manual_seed(3))
+    assert torch.equal(a, b) and a.get_device() == 1
+    assert torch.multinomial(torch.ones(4, device="cuda:1"), 2, generator=generator).get_device() == 1
+    for wrong in (
+        lambda: torch.rand(2, device="cuda:0", generator=generator),
+        lambda: torch.rand(2, generator=generator),
+        lambda: torch.empty(2, device="cuda:1").normal_(generator=torch.Generator()),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"Expected a '.*' (device type for generator|generator device) but found"
+        ):
+            wrong()
+
+
+def test_draws_leave_the_numbers_of_the_cpu_alone(gpus):
+    """Another thread may be drawing there."""
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    x = torch.ones(64, device="cuda:1", requires_grad=True)
+    draws = (
+        lambda: F.dropout(x),
+        lambda: torch.native_dropout(x, 0.5, True)[0],
+        lambda: F.rrelu(-x, training=True),
+        lambda: F.gumbel_softmax(x),
+        lambda: torch.rand_like(x),
+        lambda: torch.randint_like(x, 1, 1000),
+        lambda: torch.rand(64, device="cuda:1"),
+        lambda: torch.randperm(64, device="cuda:1"),
+        lambda: x.bernoulli(0.5),
+        lambda: torch.poisson(5 * x),
+        lambda: x.detach().multinomial(9),
+        lambda: x.detach().clone().uniform_(),
+    )
+    drawn = [draw() for draw in draws]
+    assert all(d.get_device() == 1 for d in drawn) and torch.equal(torch.get_rng_state(), state)
+    for draw in draws:
+        assert not torch.equal(draw().detach().cpu(), draw().detach().cpu())
+    torch.cuda.manual_seed_all(0)
+    first = [draw().detach().cpu() for draw in draws]
+    torch.cuda.manual_seed_all(0)
+    assert all(torch.equal(a, draw().detach().cpu()) for a, draw in zip(first, draws, strict=True))
+    for train, p in ((True, 0.25), (True, 1.0), (True, 0.0), (False, 0.5)):
+        torch.manual_seed(0)
+        for ours, theirs in zip(torch.native_dropout(x, p, train), torch.native_dropout(x.detach().cpu(), p, train)):
+            assert torch.equal(ours.detach().cpu(), theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"inference": True}])
+def test_layers_that_draw(gpus, options):
+    lstm = nn.LSTM(3, 4, num_layers=2, dropout=0.5).to("cuda:1")
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.AlphaDropout(), nn.Dropout1d()).to("cuda:1")
+    x = torch.ones(5, 2, 3, device="cuda:1")
+    state = torch.get_rng_state()
+    with torch.inference_mode(options.get("inference", False)):
+        torch.cuda.manual_seed_all(0)
+        first = lstm(x)[0], net(x)
+        torch.cuda.manual_seed_all(0)
+        again = lstm(x)[0], net(x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) and a.get_device() == 1 for a, b in zip(first, again, strict=True))
+
+
+def test_a_generator_of_a_gpu_is_not_for_the_cpu(gpus):
+    generator, x = torch.Generator("cuda:1"), torch.ones(4)
+    for draw in (
+        lambda: x.clone().uniform_(generator=generator),
+        lambda: x.clone().normal_(0, 1, generator=generator),
+        lambda: x.clone().bernoulli_(0.5, generator=generator),
+        lambda: torch.bernoulli(x, generator=generator),
+        lambda: x.multinomial(2, generator=generator),
+        lambda: torch.multinomial(x, 2, generator=generator),
+        lambda: torch.poisson(x, generator),
+        lambda: torch.randperm(4, generator=generator),
+        lambda: nn.init.normal_(x.clone(), generator=generator),
+    ):
+        with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
+            draw()
+    assert x.clone().uniform_(generator=torch.Generator()).device == x.device
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.copy, copy.deepcopy, lambda g: g.clone_state(), lambda g: pickle.loads(pickle.dumps(g))]
+)
+def test_copies_of_a_generator_belong_to_its_gpu(gpus, clone):
+    generator = torch.Generator("cuda:1").manual_seed(5)
+    torch.rand(3, device="cuda:1", generator=generator)
+    other = clone(generator)
+    assert other.device == generator.device and other is not generator
+    drawn = [torch.rand(3, device="cuda:1", generator=g) for g in (generator, other)]
+    assert torch.equal(*drawn)
+
+
+FORKED = """
+import os, threading
+import torch
+from mgpu_lib.virtual import virtual_gpus
+machine = virtual_gpus(2).start()
+x = torch.ones(2, device="cuda:1")
+if os.fork() == 0:
+    torch.manual_seed(0)  # as the workers of a DataLoader do
+    print(torch.ones(2).sum().item(), torch.cuda.is_initialized(), torch.cuda.device_count())
+    uses = [lambda: torch.ones(1, device="cuda"), lambda: x + 1, lambda: x.cpu(), lambda: torch.ones(2).cuda(),
+            torch.cuda.synchronize, lambda: x[0].item(), lambda: x.zero_()]
+    for use in uses:
+        try:
+            use()
+        except RuntimeError as error:
+            assert "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use " \
+                   "the 'spawn' start method" == str(error)
+        else:
+            print("no error")
+    with virtual_gpus(1):  # its own
+        print(torch.ones(2, device="cuda").sum().item())
+    os._exit(0)
+os.wait()
+print(x.sum().item())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_may_not_use_the_gpus():
+    run = subprocess.run([sys.executable, "-uc", FORKED], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "2.0 False 2\n2.0\n2.0\n", run.stdout + run.stderr
+
+
+# --- backings -------------------------------------------------------------------------------------------------------
+
+
+def test_meta_has_shapes_memory_and_no_values():
+    with virtual_gpus(2, gpu="A100-80", backing="meta") as machine:
+        net = nn.DataParallel(nn.Linear(8, 4).to("cuda:0"), [0, 1])
+        X = torch.ones(1 << 20, 8).to("cuda:0")
+        out = net(X)
+        out.sum().backward()
+        assert (
+            out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8) and machine.ledgers[1].peak > 16 << 20
+        )
+        assert repr(X) == "tensor(..., device='cuda:0', size=(1048576, 8))"
+        torch.randn(3, device="cuda:1")
+        F.dropout(X)
+        for use in (
+            lambda: out.sum().item(),
+            lambda: out[0].tolist(),
+            lambda: out.cpu(),
+            lambda: out.numpy(force=True),
+            lambda: bool(out[0, 0] > 0),
+            lambda: X.nonzero(),
+            lambda: X[X > 0],
+            lambda: f"{out.sum()}".index("?"),
+            lambda: torch.zeros(1 << 20, 4).copy_(out),
+        ):
+            with pytest.raises((RuntimeError, ValueError), match=r"no values here|substring"):
+                use()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(80 << 30, dtype=torch.uint8, device="cuda:1")
+
+
+def test_meta_and_cpu_backings_count_the_same():
+    peaks = []
+    for backing in ("cpu", "meta"):
+        with virtual_gpus(1, backing=backing) as machine:
+            net = nn.Sequential(
+                nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(288, 10)
+            ).cuda()
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(net(torch.ones(16, 1, 8, 8).cuda()), torch.zeros(16).long().cuda()).backward()
+                optimizer.step()
+            peaks.append((machine.ledgers[0].peak, machine.ledgers[0].allocated, machine.traffic))
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real GPU")
+def test_one_real_gpu_acts_as_several():
+    with virtual_gpus(3, backing="cuda:0"):
+        net = nn.DataParallel(nn.Linear(4, 2).to("cuda:0"), [0, 1, 2])
+        X = torch.randn(7, 4, device="cuda:0")
+        out = net(X)
+        out.sum().backward()
+        assert X.inner.is_cuda and type(X.inner) is torch.Tensor and out.shape == (7, 2)
+        torch.testing.assert_close(net.module.weight.grad.cpu(), X.cpu().sum(0).expand(2, 4))
+        with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+            torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+
+CPU_BUILD = """
+import torch
+for name in [n for n in vars(torch._C) if n.startswith(("_cuda_", "_Cuda"))]:
+    delattr(torch._C, name)  # a PyTorch that was built without CUDA has none of these
+from mgpu_lib.virtual import virtual_gpus
+with virtual_gpus(2):
+    net = torch.nn.DataParallel(torch.nn.Linear(2, 2).to(0), [0, 1])
+    optimizer = torch.optim.Adam(net.parameters())  # loads parts of PyTorch that look for CUDA
+    net(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    print(torch.cuda.get_arch_list(), torch.cuda.memory_allocated() > 0)
+"""
+
+
+def test_a_pytorch_built_without_cuda():
+    run = subprocess.run([sys.executable, "-c", CPU_BUILD], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "['sm_70'] True\n", run.stderr

@@ -1,0 +1,799 @@
+"""Networks on virtual GPUs: layers, optimizers, moving modules, nn.parallel, DataParallel, autocast, checkpoints."""
+
+import copy
+import io
+import subprocess
+import sys
+import threading
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import comm
+
+from mgpu_lib.virtual import virtual_gpus
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(4) as machine:
+        yield machine
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
+def batch(n=10):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+OPTIMIZERS = {
+    "SGD": torch.optim.SGD,
+    "SGD momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "AdamW amsgrad": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
+    "Adam fused": lambda p, lr: torch.optim.Adam(p, lr, fused=True),
+    "Adam capturable": lambda p, lr: torch.optim.Adam(p := [*p], lr, capturable=p[0].is_cuda),
+    "RMSprop": torch.optim.RMSprop,
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Rprop": torch.optim.Rprop,
+    "ASGD": torch.optim.ASGD,
+    "SGD for loop": lambda p, lr: torch.optim.SGD(p, lr, foreach=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_steps_equal_those_on_the_cpu(gpus, name):
+    plain = small_net().requires_grad_()
+    plain[0].bias.requires_grad_(
+        False
+    )  # before batch norm its gradient is rounding noise, which some optimizers blow up
+    nets = [plain, copy.deepcopy(plain).to("cuda:1")]
+    for net in nets:
+        X, y = (t.to(next(net.parameters()).device) for t in batch())
+        optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(net(X), y).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert b.get_device() == 1
+        torch.testing.assert_close(b.cpu(), a)
+
+
+def test_optimizers_take_their_foreach_path(gpus, monkeypatch):
+    seen = []
+    original = torch._foreach_add_
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *a, **k: (seen.append(1), original(*a, **k))[1])
+    net = small_net().to("cuda:1")
+    X, y = batch()
+    F.cross_entropy(net(X.cuda(1)), y.cuda(1)).backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    assert seen
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}])
+def test_a_step_between_two_backward_passes_is_noticed(gpus, options):
+    w = nn.Parameter(torch.ones(2, device="cuda:1"))
+    loss = (w * w).sum()
+    loss.backward(retain_graph=True)
+    torch.optim.Adam([w], 0.1, **options).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_optimizer_over_two_gpus(gpus):
+    layers = [nn.Linear(4, 4).to("cuda:0"), nn.Linear(4, 2).to("cuda:1")]
+    optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()])
+    before = [p.detach().clone() for layer in layers for p in layer.parameters()]
+    layers[1](layers[0](torch.ones(3, 4, device="cuda:0")).to("cuda:1")).sum().backward()
+    nn.utils.clip_grad_norm_([p for layer in layers for p in layer.parameters()], 1.0)
+    optimizer.step()
+    after = [p for layer in layers for p in layer.parameters()]
+    assert all(not torch.equal(a, b) and a.device == b.device for a, b in zip(before, after, strict=True))
+
+
+def test_optimizer_state_left_behind_on_the_cpu(gpus):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    for device in ("cpu", "cuda:0"):
+        net.to(device)
+        net(torch.ones(1, 2, device=device)).sum().backward()
+        if device == "cpu":
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="must be on the same device"):
+        optimizer.step()
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.layer(x, x, x, attn_mask=mask, is_causal=True)[0]
+
+
+LAYERS = {
+    "batch norm": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)),
+    "layer norm": (lambda: nn.LayerNorm(6), (4, 6)),
+    "RNN": (lambda: nn.RNN(6, 5, num_layers=2, batch_first=True), (2, 4, 6)),
+    "LSTM": (lambda: nn.LSTM(6, 5, bidirectional=True), (4, 2, 6)),
+    "GRU": (lambda: nn.GRU(6, 5), (4, 2, 6)),
+    "attention": (Attention, (2, 5, 8)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0), (3, 2, 8)),
+    "conv transpose": (lambda: nn.ConvTranspose2d(3, 2, 3, 2), (2, 3, 4, 4)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
+    "average pool": (lambda: nn.AdaptiveAvgPool2d(1), (2, 3, 4, 4)),
+    "upsample": (lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 3)),
+    "GELU": (nn.GELU, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_equal_those_on_the_cpu(gpus, name):
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    plain = make()
+    layer = copy.deepcopy(plain).to("cuda:2")
+    X = torch.randn(shape)
+    outs, grads = [], []
+    for net, x in ((plain, X.clone()), (layer, X.to("cuda:2"))):
+        out = net(x.requires_grad_())
+        out = out[0] if isinstance(out, tuple) else out
+        out.square().sum().backward()
+        outs.append(out.detach().cpu())
+        grads.append([g.cpu() for g in (x.grad, *(p.grad for p in net.parameters()))])
+    torch.testing.assert_close(outs[0], outs[1])
+    torch.testing.assert_close(grads[0], grads[1])
+    for a, b in zip(plain.buffers(), layer.buffers(), strict=True):
+        torch.testing.assert_close(b.cpu(), a)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"is_causal": True, "dropout_p": 0.5}, {"dropout_p": 0.5}]
+)
+def test_scaled_dot_product_attention(gpus, options):
+    q = torch.randn(2, 2, 4, 8, device="cuda:1", requires_grad=True)
+    out = F.scaled_dot_product_attention(q, q, q, **options)
+    out.sum().backward()
+    assert out.device == q.grad.device == q.device
+    assert out.dtype == torch.float32
+    if "dropout_p" not in options:
+        torch.testing.assert_close(out.cpu(), F.scaled_dot_product_attention(q.cpu(), q.cpu(), q.cpu(), **options))
+
+
+def test_causal_attention_holds_no_mask(gpus):
+    """Real GPUs' kernels keep a number for each row beside the output, and no mask of all pairs of rows."""
+    held = {}
+    for is_causal in (False, True):
+        q = torch.randn(1, 1, 512, 8, device="cuda:1", requires_grad=True)
+        before = torch.cuda.memory_allocated(1)
+        out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+        held[is_causal] = torch.cuda.memory_allocated(1) - before
+        del out
+    assert held[True] == held[False] < 512 * 512
+
+
+def test_packed_sequences(gpus):
+    lstm, X, lengths = (
+        nn.LSTM(3, 4, batch_first=True).to("cuda:1"),
+        torch.randn(2, 5, 3, device="cuda:1"),
+        torch.tensor([5, 3]),
+    )
+    packed = nn.utils.rnn.pack_padded_sequence(X, lengths, batch_first=True)
+    out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    assert out.get_device() == 1 and sizes.tolist() == [5, 3]
+
+
+def test_the_first_of_padded_sequences_decides(gpus):
+    whole, part = torch.tensor([1], device="cuda:1"), torch.ones(2, device="cuda:0")
+    padded = nn.utils.rnn.pad_sequence([whole, part], batch_first=True)
+    assert padded.dtype == torch.int64 and padded.get_device() == 1 and padded.tolist() == [[1, 0], [1, 1]]
+
+
+def test_the_lengths_of_sequences_belong_on_the_cpu(gpus):
+    """In the words of aten/src/ATen/native/PackedSequence.cpp."""
+    X, lengths = torch.randn(2, 5, 3), torch.tensor([5, 3], device="cuda:1")
+    words = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor"
+    for rows in (X, X.cuda(1)):
+        with pytest.raises(RuntimeError, match=f"^{words}$"):
+            nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_sequences(gpus, batch_first, side):
+    parts = [torch.randn(n, 3, requires_grad=True) for n in (2, 4, 1)]
+    options = {"batch_first": batch_first, "padding_value": 7.0, "padding_side": side}
+    padded = nn.utils.rnn.pad_sequence([part.cuda(1) for part in parts], **options)
+    assert padded.get_device() == 1 and torch.equal(padded.cpu(), nn.utils.rnn.pad_sequence(parts, **options))
+    padded.sum().backward()
+    assert all(part.grad.tolist() == torch.ones_like(part).tolist() for part in parts)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_transformer_with_padding(gpus, training):
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    net, X = nn.TransformerEncoder(layer, 2).train(training), torch.randn(2, 3, 8)
+    padded = torch.tensor([[False, False, True], [False, True, True]])
+    with torch.no_grad():
+        expected = net.train()(X, src_key_padding_mask=padded)  # the way without nested tensors
+        found = net.train(training).cuda(1)(X.cuda(1), src_key_padding_mask=padded.cuda(1))
+    torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
+    """As cuDNN's do, and not the kernels that run on a CPU; in the words of aten/src/ATen/native/RNN.h."""
+    net, X, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 3])
+
+    def run(weights, device, *hidden):
+        rows = X.to(device)
+        return net.to(weights)(nn.utils.rnn.pack_padded_sequence(rows, lengths) if packed else rows, *hidden)
+
+    for weights, device in (("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:0", "cpu")):
+        words = "Input and parameter tensors are not at the same device, found input tensor at"
+        with pytest.raises(RuntimeError, match=f"^{words} {device} and parameter tensor at {weights}$"):
+            run(weights, device)
+    hidden = torch.zeros(1, 2, 4)
+    hidden = (hidden.cuda(1), hidden) if kind is nn.LSTM else hidden
+    words = "Input and hidden tensors are not at the same device, found input tensor at cuda:1 and hidden tensor at cpu"
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        run("cuda:1", "cuda:1", hidden)
+
+
+@pytest.mark.parametrize(
+    "devices", [["cuda:1", "cpu", "cuda:1"], ["cuda:0", "cuda:0", "cuda:1"], ["cpu", "cuda:0", "cpu"]]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_says_what_is_elsewhere(gpus, devices, is_causal):
+    query, key, value = (torch.ones(1, 2, 4, 8, device=device) for device in devices)
+    words = (
+        "Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
+        "and value.device: {} instead."
+    ).format(*devices)
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    with pytest.raises(RuntimeError, match="same dtype"):  # comes first
+        F.scaled_dot_product_attention(query.double(), key, value)
+
+
+def test_no_error_names_a_kernel_of_the_cpu(gpus):
+    X = torch.ones(1, 2, 4, 8, device="cuda:0")
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"got attn_bias is on cpu.* wrapper_CUDA__scaled_dot_product_efficient_att"):
+        F.scaled_dot_product_attention(X, X, X, attn_mask=mask)
+    with pytest.raises(RuntimeError, match=r"got tensors is on cpu, different from .* cuda:0 .* wrapper_CUDA_cat\)"):
+        torch.stack([X, X.cpu()])  # which calls cat
+
+
+def test_reduce_add_takes_gpus_and_equal_sizes_only(gpus):
+    on_gpu, on_cpu, longer = torch.ones(2, device="cuda:0"), torch.ones(2), torch.ones(3, device="cuda:1")
+    words = "reduce_add expects all inputs to be on GPUs, but input 1 is on CPU"
+    with pytest.raises(AssertionError, match=words):
+        comm.reduce_add([on_gpu, on_cpu], 0)
+    with pytest.raises(AssertionError, match=words):
+        comm.reduce_add_coalesced([[on_gpu], [on_cpu]], 0)
+    with pytest.raises(AssertionError, match="input 0 is on CPU"):
+        comm.reduce_add([on_cpu, on_cpu])
+    with pytest.raises(ValueError, match="input 1 has invalid size: got 3, but expected 2"):
+        comm.reduce_add([on_gpu, longer], 0)
+    with pytest.raises(RuntimeError, match="destination to be on the same GPU with one of the tensors"):
+        comm.reduce_add([on_gpu, on_gpu], 1)
+    assert comm.reduce_add([on_gpu, on_gpu.cuda(1)], 1).tolist() == [2, 2]
+
+
+def test_embeddings_and_one_hot(gpus):
+    table, ids = nn.Embedding(10, 4).to("cuda:1"), torch.tensor([[1, 2], [2, 9]], device="cuda:1")
+    table(ids).sum().backward()
+    assert table.weight.grad[2].tolist() == [2] * 4
+    assert F.one_hot(ids, 10).device == ids.device and torch.equal(F.one_hot(ids, 10).cpu(), F.one_hot(ids.cpu(), 10))
+
+
+def test_dropout(gpus):
+    torch.cuda.manual_seed_all(3)
+    masks = [F.dropout(torch.ones(1000, device=f"cuda:{i}")) for i in (0, 1)]
+    assert set(masks[0].tolist()) == {0.0, 2.0} and 400 < (masks[0] == 0).sum().item() < 600
+    assert torch.equal(masks[0].cpu(), masks[1].cpu())  # the same seed on each GPU
+    assert not torch.equal(F.dropout(torch.ones(1000, device="cuda:0")).cpu(), masks[0].cpu())
+    x = torch.ones(8, device="cuda:0", requires_grad=True)
+    out = nn.Dropout(0.5)(x)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+    assert F.dropout(x, training=False) is x or torch.equal(F.dropout(x, training=False), x)
+
+
+def test_modules_move_in_place_and_keep_their_parameters(gpus):
+    net = small_net()
+    parameters, buffers = list(net.parameters()), dict(net.named_buffers())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    X, y = batch()
+    for device in ("cuda:0", "cuda:3", "cuda:3", "cpu", "cuda:1"):
+        assert net.to(device) is net
+        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+        assert all(p.device == torch.device(device) and isinstance(p, nn.Parameter) and p.is_leaf for p in parameters)
+        assert {b.device for b in net.buffers()} == {torch.device(device)}
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(X.to(device)), y.to(device))  # stays alive while the module moves
+        loss.backward()
+        before = parameters[0].tolist()
+        optimizer.step()
+        assert parameters[0].tolist() != before
+    assert set(dict(net.named_buffers())) == set(buffers)
+    net.cpu()
+    assert (
+        all(type(p) is nn.Parameter for p in net.parameters())
+        and net.cuda(2) is net
+        and parameters[0].get_device() == 2
+    )
+    net.half()
+    assert parameters[0].dtype == torch.float16 and parameters[0].get_device() == 2
+
+
+def test_modules_move_in_inference_mode(gpus):
+    net, X = small_net().eval(), batch()[0]
+    expected = net(X)
+    with torch.inference_mode():
+        for device in ("cuda:0", "cuda:3", "cpu", "cuda:1"):
+            net.to(device)
+            assert {p.device for p in net.parameters()} == {torch.device(device)}
+            torch.testing.assert_close(net(X.to(device)).cpu(), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(net(X.to("cuda:1")).cpu(), expected)
+
+
+def test_modules_that_move_in_several_threads(gpus):
+    nets, wrong = [nn.Sequential(*[nn.Linear(2, 2) for _ in range(20)]) for _ in range(4)], []
+
+    def shuttle(net):
+        before = list(net.parameters())
+        try:
+            for i in range(12):
+                net.to(f"cuda:{i % 4}" if i % 2 else "cpu")
+                net(torch.ones(1, 2, device=before[0].device)).sum().backward()
+            assert all(a is b and a.grad.get_device() == 3 for a, b in zip(before, net.parameters(), strict=True))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=shuttle, args=(net,)) for net in nets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_gradients_move_with_their_module(gpus):
+    net = nn.Linear(2, 1)
+    net(torch.ones(1, 2)).sum().backward()
+    net.to("cuda:1")
+    assert net.weight.grad.device == net.weight.device == torch.device("cuda", 1) and net.weight.grad.tolist() == [
+        [1, 1]
+    ]
+
+
+def test_a_module_moved_between_forward_and_backward(gpus):
+    net = nn.Linear(2, 1).to("cuda:0")
+    loss = net(torch.ones(1, 2, device="cuda:0")).sum()
+    net.to("cuda:1")
+    with pytest.raises(RuntimeError, match="before its parameters moved"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
+    net = nn.Linear(2, 1).to(device)
+    weight, view = net.weight, net.weight.view(-1)
+    loss = net(torch.ones(1, 2, device=device)).sum()
+    net.to(device).float()
+    loss.backward()
+    assert net.weight is weight and weight.grad.tolist() == [[1, 1]] and view.tolist() == weight.flatten().tolist()
+    with torch.autocast("cuda"):
+        net(torch.ones(1, 2, device=device))
+        net.to(device)
+    assert net.double().weight is weight and weight.dtype == torch.float64 and weight.device == torch.device(device)
+    assert weight.grad.dtype == torch.float64
+
+
+def test_tied_parameters_stay_tied(gpus):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net.to("cuda:1")
+    assert net[1].weight is net[0].weight and net[0].weight.get_device() == 1
+
+
+def test_modules_made_on_a_gpu(gpus):
+    assert nn.Linear(2, 2, device="cuda:1").weight.get_device() == 1
+    with torch.device("cuda:2"):
+        net = small_net()
+    assert {p.get_device() for p in net.parameters()} == {2} and net[1].running_mean.get_device() == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)).to("cuda:1"),
+        lambda: nn.Sequential(nn.LazyLinear(4, device="cuda:1"), nn.LazyLinear(2, device="cuda:1")),
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)).cuda().to("cuda:1"),
+    ],
+)
+def test_lazy_modules(gpus, make):
+    net = make()
+    optimizer_sees = net[0].weight
+    out = net(torch.ones(3, 5, device="cuda:1"))
+    out.sum().backward()
+    assert net[0].weight.shape == (4, 5) and {p.get_device() for p in net.parameters()} == {1}
+    assert net[0].weight is optimizer_sees and net[0].weight.grad is not None and type(net[0]) is nn.Linear
+
+
+def test_deepcopy_of_a_module(gpus):
+    net = small_net().to("cuda:1")
+    twin = copy.deepcopy(net)
+    X = batch()[0].to("cuda:1")
+    assert torch.equal(net.eval()(X), twin.eval()(X)) and all(p.get_device() == 1 for p in twin.parameters())
+    assert all(a is not b for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+# --- nn.parallel ------------------------------------------------------------------------------------------------------
+
+
+def test_scatter_and_gather_nested(gpus):
+    devices = [0, 1, 2, 3]
+    parts = nn.parallel.scatter({"x": torch.arange(9), "n": 7, "pair": (torch.ones(9, 2), "same")}, devices)
+    assert [p["x"].tolist() for p in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # 9 rows for 4 GPUs: three chunks of 3
+    assert [p["x"].get_device() for p in parts] == [0, 1, 2] and {p["n"] for p in parts} == {7}
+    assert parts[1]["pair"][0].shape == (3, 2) and parts[1]["pair"][1] == "same"
+    whole = nn.parallel.gather([p["x"] for p in parts], 2)
+    assert whole.tolist() == list(range(9)) and whole.get_device() == 2
+    assert nn.parallel.gather([p["pair"][0] for p in parts], "cpu").device == torch.device("cpu")
+    nested = nn.parallel.gather([{"a": [p["x"]]} for p in parts], 0)
+    assert nested["a"][0].tolist() == list(range(9))
+
+
+def test_gradients_flow_through_scatter_and_gather(gpus):
+    x = torch.arange(5.0, device="cuda:0", requires_grad=True)
+    parts = nn.parallel.scatter(x, [0, 1])
+    nn.parallel.gather([p * (i + 1) for i, p in enumerate(parts)], 0).sum().backward()
+    assert x.grad.tolist() == [1, 1, 1, 2, 2]
+
+
+def test_replicas_send_their_gradients_to_the_original(gpus):
+    net = nn.Linear(2, 1, bias=False).to("cuda:0")
+    replicas = nn.parallel.replicate(net, [0, 1, 2])
+    outs = nn.parallel.parallel_apply(replicas, [torch.ones(1, 2, device=f"cuda:{i}") for i in range(3)])
+    assert [o.get_device() for o in outs] == [0, 1, 2]
+    nn.parallel.gather(outs, 0).sum().backward()
+    assert net.weight.grad.tolist() == [[3, 3]]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 5, 9, 16])
+def test_data_parallel_equals_one_device(gpus, k, n):
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    net = nn.DataParallel(copy.deepcopy(plain).to("cuda:0"), device_ids=list(range(k)))
+    X, y = batch(n)
+    expected = plain(X)
+    F.cross_entropy(expected, y).backward()
+    out = net(X.to("cuda:0"))
+    F.cross_entropy(out, y.to("cuda:0")).backward()
+    torch.testing.assert_close(out.cpu(), expected)
+    for a, b in zip(plain.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(b.grad.cpu(), a.grad, atol=1e-5, rtol=1e-5)
+    again = nn.parallel.data_parallel(net.module, X.to("cuda:0"), list(range(k)))
+    torch.testing.assert_close(again.cpu(), expected)
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, pair, *, scale, flag="no"):
+        x, extra = pair
+        if flag == "raise" and x.get_device() == 1:
+            raise ValueError("no luck")
+        self.calls += 1
+        assert x.device == self.layer.weight.device == torch.device("cuda", torch.cuda.current_device())
+        return {"out": self.layer(x) * scale, "rest": [extra["n"]]}
+
+
+def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
+    net = nn.DataParallel(Nested().to("cuda:0"), device_ids=[0, 1, 2])
+    pair = (torch.ones(7, 2, device="cuda:0"), {"n": torch.arange(7, device="cuda:0")})
+    out = net(pair, scale=2.0)
+    assert out["out"].shape == (7, 2) and out["rest"][0].tolist() == list(range(7))
+    assert net.module.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
+    with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
+        net(pair, scale=1.0, flag="raise")
+
+
+def test_data_parallel_says_what_is_wrong(gpus):
+    net = nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1])
+    with pytest.raises(
+        RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)"
+    ):
+        net(torch.ones(4, 2))
+    with pytest.raises(RuntimeError, match="cuda:2"):
+        nn.DataParallel(nn.Linear(2, 2).to("cuda:2"), device_ids=[0, 1])(torch.ones(4, 2))
+
+
+def test_data_parallel_gathers_scalars_with_its_warning(gpus):
+    class Loss(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum()
+
+    net = nn.DataParallel(Loss(2, 2).to("cuda:0"), device_ids=[0, 1])
+    with pytest.warns(UserWarning, match="Was asked to gather along dimension 0"):
+        assert net(torch.ones(4, 2)).shape == (2,)
+
+
+def test_threads_see_the_gpus_and_have_their_own_current_one(gpus):
+    torch.cuda.set_device(2)
+    seen = []
+    thread = threading.Thread(
+        target=lambda: seen.append((torch.ones(1, device="cuda:1").device, torch.cuda.current_device()))
+    )
+    thread.start()
+    thread.join()
+    assert seen == [(torch.device("cuda", 1), 0)] and torch.cuda.current_device() == 2
+
+
+def test_data_loader_pins_memory(gpus):
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for workers in (0, 1):
+            loaded = [
+                X for (X,) in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=workers)
+            ]
+            assert all(X.is_pinned() for X in loaded) and torch.cat(loaded).tolist() == list(range(8))
+            assert loaded[0].to("cuda:1", non_blocking=True).get_device() == 1
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(gpus, dtype):
+    net, X, y = small_net().to("cuda:1"), *(t.to("cuda:1") for t in batch())
+    with torch.autocast("cuda", dtype=dtype):
+        assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+        out = net(X)
+        assert out.dtype == dtype
+        loss = F.cross_entropy(out, y)
+    assert loss.dtype == torch.float32 and not torch.is_autocast_enabled() and not torch.is_autocast_enabled("cpu")
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.get_device() == 1 for p in net.parameters())
+    with torch.autocast("cuda", dtype=dtype), torch.autocast("cuda", enabled=False):
+        assert net(X).dtype == torch.float32
+
+
+def test_autocast_has_the_lists_of_cuda(gpus):
+    """https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior"""
+    x = torch.rand(4, 4, device="cuda:1", requires_grad=True)
+    with torch.autocast("cuda"):
+        half = x @ x
+        assert half.dtype == torch.mv(x, x[0]).dtype == F.linear(x, x).dtype == (half + half).dtype == torch.float16
+        for run in (
+            lambda t: F.softmax(t, 1),
+            lambda t: F.log_softmax(t, 1),
+            lambda t: F.layer_norm(t, (4,)),
+            torch.exp,
+            torch.log,
+            torch.sum,
+            lambda t: t.sum(0),
+            lambda t: t**2,
+            torch.norm,
+            lambda t: t.cumsum(0),
+            lambda t: F.mse_loss(t, t),
+            F.softplus,
+        ):
+            assert run(half).dtype == torch.float32
+        assert torch.exp(half.double()).dtype == torch.float64
+        F.softmax(half, 1).sum().backward()
+    assert x.grad.dtype == torch.float32 and torch.exp(half).dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
+        assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_autocast_lowers_recurrent_networks(gpus, kind):
+    net, X = kind(3, 4).to("cuda:1"), torch.randn(2, 5, 3, device="cuda:1")
+    X = X[0] if kind.__name__.endswith("Cell") else X
+    with torch.autocast("cuda"):
+        out = net(X)
+    out = out[0] if isinstance(out, tuple) else out
+    assert out.dtype == torch.float16 and out.get_device() == 1
+    out.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+    torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
+    cell, x = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1")
+    with torch.autocast("cuda"):
+        hidden, held = None, []
+        for _ in range(3):
+            hidden = cell(x, hidden)
+            held.append(torch.cuda.memory_allocated(1))
+    assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
+
+
+def test_autocast_bans_binary_cross_entropy_of_probabilities(gpus):
+    p = torch.rand(2, device="cuda:1")
+    with torch.autocast("cuda"), pytest.raises(RuntimeError, match=r"nn\.BCELoss are unsafe to autocast"):
+        nn.BCELoss()(p, p)
+    with torch.autocast("cuda", enabled=False):
+        assert nn.BCELoss()(p, p).get_device() == 1
+
+
+def test_autocast_reaches_the_replicas_of_data_parallel(gpus):
+    net = nn.DataParallel(small_net().to("cuda:0"), device_ids=[0, 1])
+    with torch.autocast("cuda"):
+        assert net(batch()[0].cuda()).dtype == torch.float16
+
+
+def test_grad_scaler(gpus):
+    net, X, y = small_net().to("cuda:1"), *(t.to("cuda:1") for t in batch())
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cuda")
+    before = net[0].weight.tolist()
+    with torch.autocast("cuda"):
+        loss = F.cross_entropy(net(X), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert net[0].weight.tolist() != before
+
+
+def test_activation_checkpointing(gpus):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to("cuda:1")
+    X = torch.ones(3, 4, device="cuda:1")
+    grads = []
+    for run in (net, lambda x: torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)):
+        torch.cuda.manual_seed_all(0)
+        net.zero_grad()
+        run(X).sum().backward()
+        grads.append([p.grad.cpu() for p in net.parameters()])
+    torch.testing.assert_close(*grads)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def load(written, **options):
+    return torch.load(io.BytesIO(written), weights_only=True, **options)
+
+
+def test_state_dict_roundtrip_and_map_location(gpus):
+    net = small_net().to("cuda:1")
+    written = saved(net.state_dict())
+    for where, device in (
+        (None, "cuda:1"),
+        ("cpu", "cpu"),
+        ("cuda:3", "cuda:3"),
+        (torch.device("cuda", 2), "cuda:2"),
+        ("cuda", "cuda:0"),
+        ({"cuda:1": "cuda:0"}, "cuda:0"),
+        (lambda storage, location: storage, "cpu"),
+    ):
+        state = load(written, map_location=where)
+        assert {t.device for t in state.values()} == {torch.device(device)}
+        twin = small_net()
+        twin.load_state_dict(state)
+        assert all(
+            torch.equal(a.cpu(), b.cpu())
+            for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("move", [lambda s: s.cuda(1), lambda s: s.cuda(device=1), lambda s: s.to(device="cuda:1")])
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_a_map_location_that_moves_storages(gpus, move, options):
+    x, file = torch.arange(6.0), io.BytesIO()
+    torch.save({"x": x, "view": x[1:3], "y": torch.ones(2, device="cuda:3")}, file, **options)
+    file.seek(0)
+    seen = []
+    loaded = torch.load(file, map_location=lambda storage, where: seen.append(where) or move(storage))
+    assert all(t.get_device() == 1 for t in loaded.values()) and sorted(set(seen)) == ["cpu", "cuda:3"]
+    loaded["x"][1] = 9
+    assert loaded["view"].tolist() == [9, 2] and x[1] == 1
+    file.seek(0)
+    assert torch.load(file, map_location=lambda storage, where: storage)["y"].device.type == "cpu"
+    with pytest.raises(RuntimeError, match="no addresses"):
+        x.untyped_storage().cuda(1)  # outside of torch.load there is nothing like it
+
+
+def test_later_types_are_saved(gpus):
+    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.bfloat16):
+        x, file = torch.tensor([1.0, 2.0, 3.0], device="cuda:1").to(dtype), io.BytesIO()
+        torch.save([x, x[1:]], file)
+        for where, device in ((None, "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")):
+            file.seek(0)
+            whole, part = torch.load(file, map_location=where)
+            assert whole.device == part.device == torch.device(device) and whole.dtype == dtype
+            assert whole.float().tolist() == [1, 2, 3] and part.float().tolist() == [2, 3]
+            same = (whole.cpu() if whole.is_cuda else whole).dtype == dtype
+            assert same and copy.deepcopy(x).float().tolist() == [1, 2, 3]
+
+
+def test_a_checkpoint_for_more_gpus_than_there_are():
+    with virtual_gpus(4):
+        written = saved(torch.ones(2, device="cuda:3"))
+    with virtual_gpus(2), pytest.raises(RuntimeError, match=r"device 3 but torch.cuda.device_count\(\) is 2"):
+        load(written)
+    with pytest.raises(RuntimeError, match=r"torch.cuda.is_available\(\) is False|device_count"):
+        load(written)
+
+
+def test_optimizer_state_and_views_are_saved(gpus):
+    net = small_net().to("cuda:1")
+    optimizer = torch.optim.Adam(net.parameters())
+    X, y = (t.cuda(1) for t in batch())
+    F.cross_entropy(net(X), y).backward()
+    optimizer.step()
+    state = load(saved(optimizer.state_dict()))
+    torch.optim.Adam(net.parameters()).load_state_dict(state)
+    assert state["state"][0]["exp_avg"].get_device() == 1
+    x = torch.zeros(100, device="cuda:1")
+    loaded = load(saved({"all": x, "some": x[10:20]}))
+    loaded["all"] += 1
+    assert loaded["some"].sum().item() == 10  # still one storage
+    whole = torch.load(io.BytesIO(saved(net)), weights_only=False)
+    assert all(isinstance(p, nn.Parameter) and p.get_device() == 1 for p in whole.parameters())
+
+
+READ = """
+import sys, torch
+assert not any(name.startswith("mgpu") for name in sys.modules)
+state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+print(type(state["w"]).__name__, state["w"].device, state["w"].tolist(), state["p"].requires_grad)
+try:
+    torch.load(sys.argv[1], weights_only=True)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save(
+        {"w": torch.tensor([1.0, 2.0], device="cuda:1"), "p": nn.Parameter(torch.ones(1, device="cuda:2"))}, path
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"PATH": "/usr/bin"},
+        cwd=tmp_path,
+    )
+    assert "Tensor cpu [1.0, 2.0] True" in run.stdout
+    assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU

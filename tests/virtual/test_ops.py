@@ -1,0 +1,120 @@
+"""Every operation of PyTorch, on PyTorch's own sample inputs: values and gradients on a virtual GPU equal the CPU's.
+
+One sample of every fourth operation, and all of all with MGPU_ALL=1, as `make test ALL=1` sets it.
+"""
+
+import functools
+import itertools
+import os
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.tensor import VirtualTensor
+
+pytest.importorskip("expecttest", reason="PyTorch's list of operations needs it: pip install -r requirements-dev.txt")
+from torch.testing._internal.common_methods_invocations import op_db
+
+ALL = os.environ.get("MGPU_ALL") == "1"
+DTYPES = (torch.float32, torch.int64, torch.complex64)
+NOT_IMITATED = {
+    "to_sparse": "dense tensors only",
+    "to": "takes its device from the test's own inputs",
+    "combinations": "raises on PyTorch 2.11",
+    "istft": "raises without a window",
+    "tensor_split": "raises for indices on a GPU, as PyTorch does",
+    "normal": "without a device the numbers belong on the CPU",
+}
+REFUSED = {"as_strided"}  # some of whose samples PyTorch itself refuses on the CPU
+REPLACED = {"quantile", "nanquantile", "linalg.matrix_rank", "nn.functional.one_hot"}
+
+
+def public(name):
+    """torch.….name"""
+    return functools.reduce(getattr, name.split("."), torch)
+
+
+def on_gpu(value):
+    return value.detach().to("cuda:1").requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def fresh(value):
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def tensors(values):
+    return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
+def run(op, sample):
+    """What the operation returns, and its gradients for all inputs that want one."""
+    function = op.op
+    if "device" in sample.kwargs or op.name in REPLACED:  # op.op is the original, and these are replaced in torch
+        function = getattr(torch.Tensor, op.name, op.op) if op.name.startswith("new_") else public(op.name)
+    outputs = tensors(function(sample.input, *sample.args, **sample.kwargs))
+    wanted = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
+    smooth = [t for t in outputs if t.requires_grad]
+    if not wanted or not smooth:
+        return outputs
+    total = sum(t.abs().sum() if t.is_complex() else t.sum() for t in smooth)
+    return outputs + [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+
+
+def samples_of(op):
+    dtype = next(d for d in DTYPES if d in op.dtypes)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype.is_floating_point)
+    for sample in itertools.islice(samples, 3 if ALL else 1):
+        if all(t.layout is torch.strided for t in tensors((sample.input, sample.args, sample.kwargs))):
+            yield sample
+
+
+def on_the_cpu(op, sample):
+    """What PyTorch gives, or None where it refuses the sample."""
+    try:
+        return seeded(run, op, sample.transform(fresh))
+    except RuntimeError:
+        assert op.name in REFUSED, f"{op.name} refuses a sample on the CPU, and was to be compared"
+
+
+def compare(op, sample, expected):
+    moved = sample.transform(on_gpu)
+    moved.kwargs = {k: "cuda:1" if k == "device" else v for k, v in moved.kwargs.items()}
+    numbers = seeded(torch.get_rng_state)
+    got = seeded(run, op, moved)
+    assert torch.equal(torch.get_rng_state(), numbers), f"{op.name} drew from the CPU's generator"
+    named = "device" in moved.kwargs or any(type(t) is VirtualTensor for t in tensors((moved.input, moved.args)))
+    assert all(type(t) is VirtualTensor for t in got if named), f"{op.name} left the GPU"
+    assert [t.shape for t in got] == [t.shape for t in expected], op.name
+    if "empty" not in op.name:
+        torch.testing.assert_close([t.detach().cpu() for t in got], [t.detach() for t in expected], equal_nan=True)
+
+
+def seeded(function, *args):
+    torch.manual_seed(0)
+    return function(*args)
+
+
+OPERATIONS = [
+    op
+    for op in op_db
+    if op.name not in NOT_IMITATED and not op.name.startswith("jiterator") and any(d in op.dtypes for d in DTYPES)
+]
+SWEPT = OPERATIONS if ALL else OPERATIONS[::4]
+PARTS = 8  # so that test processes can share the work
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.filterwarnings("ignore")
+def test_operations_equal_those_on_the_cpu(part):
+    ops = SWEPT[part::PARTS]
+    samples = [(op, sample, on_the_cpu(op, sample)) for op in ops for sample in samples_of(op)]
+    compared = 0
+    with virtual_gpus(2):
+        for op, sample, expected in samples:
+            if expected is not None:
+                compare(op, sample, expected)
+                compared += 1
+    assert compared >= len(samples) - 1 >= 0.9 * len(ops), "nearly every operation has a sample"
+    assert len(SWEPT) > (600 if ALL else 150)

@@ -1,0 +1,200 @@
+"""Data sheets: every figure is checked against others that were read on real machines, or against its neighbours."""
+
+import ast
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from mgpu_lib.virtual import specs
+from mgpu_lib.virtual.specs import GPUS, LINKS, SOURCES, find_gpu, find_link
+
+every_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+
+# What CUDA's deviceQuery prints on these GPUs: FP32 cores per SM, highest clock of the SMs (GHz), width of the memory
+# bus (bits), clock of the memory (MHz, two transfers per tick). From these the peaks of the data sheets follow.
+DEVICE_QUERY = {
+    "T4": (64, 1.590, 256, 5001),
+    "L4": (128, 2.040, 192, 6251),
+    "V100": (64, 1.530, 4096, 877),
+    "A100-40": (64, 1.410, 5120, 1215),
+    "A100-80": (64, 1.410, 5120, 1593),
+    "RTX4090": (128, 2.520, 384, 10501),
+    "H100": (128, 1.980, 5120, 2619),
+    "H200": (128, 1.980, 6144, 3201),
+    "B200": (128, 1.965, 7680, 3996),
+}
+# Memory as PyTorch's messages print it on these GPUs (GiB), and as the box has it (GB).
+CAPACITY = {
+    "T4": (14.74, 16),
+    "L4": (21.96, 24),
+    "V100": (15.75, 16),
+    "A100-40": (39.39, 40),
+    "A100-80": (79.26, 80),
+    "RTX4090": (23.64, 24),
+    "H100": (79.11, 80),
+    "H200": (139.80, 141),
+    "B200": (178.36, 180),
+}
+
+
+def figures(sheet):
+    values = (getattr(sheet, field.name) for field in dataclasses.fields(sheet))
+    return [value for value in values if isinstance(value, (int, float))]
+
+
+@every_gpu
+def test_gpu_figures_are_positive_and_of_the_right_unit(gpu):
+    assert all(value > 0 for value in figures(gpu))
+    assert isinstance(gpu.memory, int) and 10 * 2**30 < gpu.memory < 300 * 2**30
+    assert 0.1e12 <= gpu.bandwidth <= 10e12
+    assert 5e12 < gpu.fp32 < 200e12
+    assert 50 < gpu.power <= 1000 and 2017 <= gpu.launched <= 2026
+
+
+@every_gpu
+def test_gpu_peaks_follow_from_cores_and_clocks(gpu):
+    cores, clock, bits, memory_clock = DEVICE_QUERY[gpu.key]
+    assert gpu.fp32 == pytest.approx(gpu.sm_count * cores * 2 * clock * 1e9, rel=0.02)
+    assert gpu.bandwidth == pytest.approx(bits / 8 * memory_clock * 1e6 * 2, rel=0.03)
+
+
+@every_gpu
+def test_gpu_memory_is_what_pytorch_prints(gpu):
+    gib, box = CAPACITY[gpu.key]
+    assert round(gpu.memory / 2**30, 2) == gib
+    assert box * 0.9 < gpu.memory / 2**30 < box
+
+
+@every_gpu
+def test_tensor_cores_are_dense_and_match_the_generation(gpu):
+    assert gpu.fp16 >= 2 * gpu.fp32
+    if gpu.capability < (8, 0):
+        assert gpu.tf32 is None and gpu.bf16 is None
+    else:
+        assert gpu.bf16 == gpu.fp16 == pytest.approx(2 * gpu.tf32, rel=0.03)
+        # dense FLOP per SM and clock; GeForce cards halve the rate of sums in FP32
+        per_clock = {(8, 0): 2048, (8, 9): 512 if gpu.key == "RTX4090" else 1024, (9, 0): 4096, (10, 0): 8192}
+        clock = DEVICE_QUERY[gpu.key][1] * 1e9
+        assert gpu.bf16 == pytest.approx(gpu.sm_count * per_clock[gpu.capability] * clock, rel=0.1)
+
+
+@every_gpu
+def test_gpu_names_links_that_exist(gpu):
+    assert gpu.pcie in LINKS and gpu.pcie.startswith("pcie")
+    assert gpu.nvlink is None or (gpu.nvlink in LINKS and gpu.nvlink.startswith("nvlink"))
+    assert GPUS[gpu.key] is gpu
+
+
+@every_link
+def test_link_figures_are_positive_and_of_the_right_unit(link):
+    assert all(value > 0 for value in figures(link))
+    assert 10e9 < link.bandwidth < 1e12 and 1e-7 < link.latency < 1e-4
+    assert LINKS[link.key] is link
+
+
+def test_link_bandwidth_is_one_direction():
+    per_direction = {key: round(link.bandwidth / 1e9, 2) for key, link in LINKS.items()}
+    assert per_direction == {
+        "pcie3": 15.75,
+        "pcie4": 31.51,
+        "pcie5": 63.02,
+        "nvlink2": 150,
+        "nvlink3": 300,
+        "nvlink4": 450,
+        "nvlink5": 900,
+    }
+
+
+def test_every_sheet_says_where_it_comes_from():
+    for sheet in GPUS.values():
+        assert {sheet.source, sheet.memory_source} <= set(SOURCES.values())
+    for link in LINKS.values():
+        assert {link.source, link.latency_source} <= set(SOURCES.values())
+    used = {source for gpu in GPUS.values() for source in (gpu.source, gpu.memory_source)}
+    used |= {source for link in LINKS.values() for source in (link.source, link.latency_source)}
+    assert used == set(SOURCES.values())  # no source without a figure
+    for key, source in SOURCES.items():
+        assert source.key == key and source.title and source.url.startswith("https://")
+
+
+def test_the_issue_s_gpus_and_links_are_there():
+    assert {"T4", "L4", "V100", "A100-40", "A100-80", "RTX4090", "H100", "H200", "B200"} <= set(GPUS)
+    assert {"pcie3", "pcie4", "pcie5", "nvlink2", "nvlink3", "nvlink4"} <= set(LINKS)
+
+
+def test_sheets_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GPUS["V100"].memory = 1
+
+
+def test_find_gpu():
+    assert find_gpu("V100").name == "Tesla V100-SXM2-16GB"
+
+
+@pytest.mark.parametrize(
+    "key, hints",
+    [
+        ("v100", ["V100"]),
+        ("A100", ["A100-40", "A100-80"]),
+        ("rtx 4090", ["RTX4090"]),
+        ("MI300X", []),
+        (None, []),
+        (3, []),
+    ],
+)
+def test_find_gpu_names_what_was_passed_and_what_would_do(key, hints):
+    with pytest.raises(ValueError) as error:
+        find_gpu(key)
+    message = str(error.value)
+    assert repr(key) in message
+    assert all(name in message.partition("Known: ")[2] for name in GPUS)
+    suggested = message.partition("Known: ")[0]
+    assert all(repr(hint) in suggested for hint in hints)
+
+
+@pytest.mark.parametrize(
+    "key, gpu, link",
+    [
+        ("nvlink", "V100", "nvlink2"),
+        ("nvlink", "A100-80", "nvlink3"),
+        ("nvlink", "H200", "nvlink4"),
+        ("nvlink", "B200", "nvlink5"),
+        ("pcie", "V100", "pcie3"),
+        ("pcie", "RTX4090", "pcie4"),
+        ("nvlink3", "V100", "nvlink3"),
+        ("pcie5", "T4", "pcie5"),
+        (None, "V100", "nvlink2"),
+        (None, "T4", "pcie3"),
+        (None, "L4", "pcie4"),
+    ],
+)
+def test_find_link(key, gpu, link):
+    assert find_link(key, find_gpu(gpu)) is LINKS[link]
+
+
+@pytest.mark.parametrize("gpu", ["T4", "L4", "RTX4090"])
+def test_find_link_on_a_gpu_without_nvlink(gpu):
+    with pytest.raises(ValueError, match=f'the {gpu} has no NVLink; link="pcie" would do'):
+        find_link("nvlink", find_gpu(gpu))
+
+
+@pytest.mark.parametrize(
+    "key, hint", [("NVLink", "'nvlink'"), ("nvlink9", "'nvlink"), ("pci", "'pcie"), ("infiniband", "")]
+)
+def test_find_link_names_what_was_passed_and_what_would_do(key, hint):
+    with pytest.raises(ValueError) as error:
+        find_link(key, find_gpu("V100"))
+    message = str(error.value)
+    assert repr(key) in message and hint in message.partition("Known: ")[0]
+    assert all(name in message.partition("Known: ")[2] for name in ("nvlink", "pcie", *LINKS))
+
+
+def test_specs_needs_only_the_standard_library():
+    tree = ast.parse(Path(specs.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+    assert modules and {name.split(".")[0] for name in modules} <= sys.stdlib_module_names
