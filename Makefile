@@ -1,7 +1,7 @@
 # Two commands do it: `make book` and `make test`. Each sets up .venv by itself, once per state of the requirements.
 #   make book                 build the static book and print where to open it
-#   make test                 ruff, and pytest --nbval over tests/ and chapters/; long sweeps in part
-#   make test ALL=1           the same with the whole of each sweep
+#   make test                 ruff, and pytest --nbval over tests/ and chapters/; slow tests not, long sweeps in part
+#   make test ALL=1           the same with all of them
 #   make serve                build the book and serve it at http://localhost:8000
 #   make lab                  open the chapters in JupyterLab
 #   make run-notebooks        run all chapters and store their outputs
@@ -42,7 +42,7 @@ book: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --durations 10
+	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 10
 
 serve: book
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html

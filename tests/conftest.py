@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections import Counter
+import zlib
+from collections import defaultdict
 
 import build_book
 import chromium
@@ -18,17 +19,28 @@ INSIDE = ("file:", "data:", "blob:", "about:")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of a test with the mark `sweep(n)` every n-th case runs, and all of them with MGPU_ALL=1 (make test ALL=1)."""
+    """What `make test` leaves out, and `make test ALL=1` (MGPU_ALL=1) runs.
+
+    That is each test with the mark `slow`, and of one with `sweep(n)` all but every n-th case. Where those begin is
+    chosen by the test's name, so that tests which go through the same list take different ones of it.
+    """
     if os.environ.get("MGPU_ALL") == "1":
         return
-    seen, kept, left_out = Counter(), [], []
+    cases = defaultdict(list)
     for item in items:
-        sweep = item.get_closest_marker("sweep")
-        number = seen[item.nodeid.partition("[")[0]]
-        seen[item.nodeid.partition("[")[0]] += 1
-        (left_out if sweep and number % sweep.args[0] else kept).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for test, its_cases in cases.items() for item in chosen(test, its_cases)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def chosen(test, cases):
+    """Those of the `cases` of a test that run without MGPU_ALL=1."""
+    if cases[0].get_closest_marker("slow"):
+        return []
+    sweep = cases[0].get_closest_marker("sweep")
+    step = sweep.args[0] if sweep else 1
+    return cases[zlib.crc32(test.encode()) % min(step, len(cases)) :: step]
 
 
 def give_up(reason):

@@ -18,7 +18,7 @@ from mgpu_lib.widgets import (
     TimelineViewer,
     TuningExplorer,
     WhySlower,
-    recorded,
+    explorer_data,
 )
 
 US = 1e-6
@@ -204,12 +204,12 @@ def tuning_grid():
 
 @cache
 def tuning_data():
-    return recorded.explorer_data(tuning_grid())
+    return explorer_data.explorer_data(tuning_grid())
 
 
 @cache
 def loop_data():
-    return recorded.explorer_data(tuning_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
+    return explorer_data.explorer_data(tuning_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
 
 
 def explorer(**values):

@@ -6,7 +6,7 @@ import traitlets
 
 from mgpu_lib.recorded import read_grid, read_grids
 from mgpu_lib.widgets.base import CSS, HERE, InteractiveFigure, module
-from mgpu_lib.widgets.recorded import BATCH_NORM, best, explorer_data
+from mgpu_lib.widgets.explorer_data import BATCH_NORM, best, explorer_data
 from mgpu_lib.widgets.train import TrainButton
 
 

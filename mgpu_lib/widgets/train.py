@@ -10,7 +10,7 @@ import traitlets
 from mgpu_lib import data, training
 from mgpu_lib.devices import use_gpus
 from mgpu_lib.virtual import current, off_the_clock
-from mgpu_lib.widgets.recorded import BATCH_NORM
+from mgpu_lib.widgets.explorer_data import BATCH_NORM
 
 PAUSE_S = 0.5  # between two reports of progress
 _newest = None  # the job that was started last: there is one at a time, for the machine is one

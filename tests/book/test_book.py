@@ -67,6 +67,7 @@ def test_styles_name_nothing_outside(book):
 
 
 @pytest.mark.parametrize("name", PAGES)
+@pytest.mark.sweep(2)
 def test_links_inside_the_book_lead_somewhere(book, name):
     """Sphinx checks its own references; this also sees links written as HTML, in widgets and in outputs."""
     anchors = {}
@@ -84,6 +85,7 @@ def test_links_inside_the_book_lead_somewhere(book, name):
 
 
 @pytest.mark.parametrize("name", PAGES)
+@pytest.mark.sweep(4)
 def test_page_in_a_browser(book, page, name):
     """From a folder on disk, network blocked: no request outside, no error (both checked by `page`), formulas drawn,
     pictures shown, and nothing wider than a phone."""
@@ -166,6 +168,7 @@ def small_book(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
     """An incremental build would pass the second time: Sphinx doesn't repeat the warnings of a page it didn't read."""
     index = small_book / "index.md"

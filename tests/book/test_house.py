@@ -125,6 +125,7 @@ def run(*paths):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_running_twice_changes_no_byte(tmp_path):
     path = tmp_path / "sample.ipynb"
     nbformat.write(notebook(PROGRAM, WIDGET), path)
@@ -152,6 +153,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.slow
 def test_a_notebook_that_must_not_be_stored_stays_as_it_was(tmp_path):
     before = {}
     for name, (source, _) in FAULTY.items():

@@ -91,6 +91,7 @@ def shown(lab, lab_page):
     return found
 
 
+@pytest.mark.slow
 def test_no_markup_is_seen(shown):
     """Neither MyST's, nor Markdown that JupyterLab doesn't take for such."""
     markup = re.compile(r".{0,30}(?::::|```|\{[a-z:-]+\}|^\(\S+\)=|:class:|\*\*|\]\(|</?[a-z]+>|^>).{0,30}", re.M)

@@ -330,6 +330,7 @@ FAULTY = """# A small book
 """
 
 
+@pytest.mark.slow
 def test_faults_are_errors_of_the_build(tmp_path):
     """An unknown key and an unknown heading, an unknown box, a caption of nothing: each is named."""
     shutil.copy(ROOT / "_config.yml", tmp_path)

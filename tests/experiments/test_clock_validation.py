@@ -126,6 +126,7 @@ def test_a_curve_is_in_one_half():
     [row["id"] for row in sample([r for r in ROWS if r["n_gpus"] == 1], 6)]
     + ["ddp-v100-resnext50_32x4d-n8-b32", "timm-rtx-3090-resnet50-train-amp-nhwc-b512"],
 )
+@pytest.mark.sweep(4)
 def test_a_prediction_comes_out_again(name):
     stored = next(row for row in ROWS if row["id"] == name)
     assert clock_validation.seconds(PUBLISHED[name]) == pytest.approx(stored["predicted"], rel=1e-3)
@@ -139,6 +140,7 @@ def test_the_book_s_gpus_are_as_they_were():
     "name",
     ["ddp-v100-resnet50-n1-noddp-b32", "pycls-v100-resnet50-infer-b64", "timm-rtx-3090-resnet50-train-amp-nhwc-b512"],
 )
+@pytest.mark.sweep(3)
 def test_rows_and_predict_agree(name):
     """A row that needs nothing special takes what mgpu.predict says."""
     row = PUBLISHED[name]
@@ -162,6 +164,7 @@ def roomy(init):
 
 @pytest.mark.parametrize("gpu", ["T4", "V100", "A100-40", "H100"])
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.sweep(4)
 def test_larger_batches_take_longer_and_are_better_used(gpu, training):
     net = published.build("resnet18")
     found = [

@@ -388,5 +388,6 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
         (("experiments/published.json", '"value": 243.93', '"value": 243.94'), {"clock_validation"}),
     ],
 )
+@pytest.mark.sweep(4)
 def test_what_ran_makes_the_right_studies_stale(stale, change, those):
     assert stale(change) == those

@@ -93,6 +93,7 @@ RETRAINED = (("lenet", 16), ("lenet_bn", 64))
 
 
 @pytest.mark.parametrize("net, batch_size", RETRAINED)
+@pytest.mark.slow
 def test_cells_of_the_digits_fall_into_the_recorded_spread(recorded_digits, net, batch_size):
     """New seeds, so not the same numbers: their mean, within what 20 recorded seeds leave to chance (1 in 1,000)."""
     new = [digits.record(net, batch_size, seed) for seed in (100, 101)]
@@ -310,6 +311,7 @@ def test_averages_of_weights():
     assert exponential == pytest.approx((1 * 0.99 + 5 * 0.01) * 0.99 + 3 * 0.01)
 
 
+@pytest.mark.slow
 def test_the_ways_share_their_beginning_and_are_summed_up(short):
     keys = ["lenet/same/0", "lenet/batch 64/0", "lenet_bn/same/0", "lenet/same/1"]
     runs = {key: oscillation.record(*oscillation.cases()[key]) for key in keys}
@@ -353,6 +355,7 @@ def test_binomial_is_that_of_drawn_images():
 # same_step
 
 
+@pytest.mark.slow
 def test_gaps_of_64_bits_are_rounding_and_32_bits_drift(few, monkeypatch):
     monkeypatch.setattr(same_step, "STEPS", {"float64": 3, "float32": None})
     runs = {f"{dtype}/64/0": same_step.record(dtype, 64, 0) for dtype in same_step.STEPS}
@@ -449,6 +452,7 @@ def test_a_run_to_a_target_ends_when_it_dies(few):
 # scaling
 
 
+@pytest.mark.slow
 def test_without_warm_up_a_run_is_that_of_the_grid(few, monkeypatch):
     monkeypatch.setattr(scaling, "EPOCHS", 2)
     for net in tuning_runs.NETS:
@@ -460,6 +464,7 @@ def test_without_warm_up_a_run_is_that_of_the_grid(few, monkeypatch):
 
 
 @pytest.mark.parametrize("rule, lr", [("square root", 0.16 * 2), ("linear", 0.16 * 4)])
+@pytest.mark.sweep(4)
 def test_warm_up_lasts_an_epoch(few, monkeypatch, rule, lr):
     """Steps of 250 images, four an epoch; the rate rises from that of the small batch."""
     monkeypatch.setattr(scaling, "EPOCHS", 2)
@@ -475,6 +480,7 @@ def test_warm_up_lasts_an_epoch(few, monkeypatch, rule, lr):
     assert run["lr"] == pytest.approx(lr)
 
 
+@pytest.mark.slow
 def test_what_diverges_has_no_accuracy(few, monkeypatch):
     monkeypatch.setitem(scaling.RULES, "linear", lambda *_: 1e8)
     runs = {
@@ -506,6 +512,7 @@ def test_rules_multiply_the_base_rate():
 
 
 @pytest.mark.parametrize("num_gpus", [1, 3])
+@pytest.mark.sweep(2)
 def test_the_example_is_the_grid_s_program(few, num_gpus):
     run = example.record(num_gpus, 256, 0.2, 2, 1)
     (alone,) = tuning_runs.train_runs("lenet", 256, [0.2], 1, few, 500, 2, 8)
@@ -515,6 +522,7 @@ def test_the_example_is_the_grid_s_program(few, num_gpus):
     assert run["ended_at_step"] is None
 
 
+@pytest.mark.slow
 def test_the_example_warms_up_for_an_epoch_from_the_old_rate(few):
     X, y, X_validation, y_validation = study.split()
     params = [get_params(lenet_params(0), CPU)]
@@ -549,6 +557,7 @@ def test_the_example_goes_from_one_gpu_to_four():
 # resnet_grid
 
 
+@pytest.mark.slow
 def test_a_resnet_run_learns_on_its_subset(few, monkeypatch):
     monkeypatch.setattr(resnet_grid, "SUBSET", {"train": 96, "validation": 20, "test": 30})
     run = resnet_grid.record(32, 0.01, 0)

@@ -53,6 +53,7 @@ def test_the_grid_says_what_does_not_fit(recorded):
     assert recorded["cells"]["T4/pcie/ResNet-50/ddp/2"][7] == ""
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(why_slower, "OUT", tmp_path / "out.json")
     monkeypatch.setattr(why_slower, "PART", tmp_path / "part.json")

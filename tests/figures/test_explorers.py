@@ -12,9 +12,9 @@ from figure_pages import CLASHES, SMALLEST, click_at, picture, sentence
 from figure_samples import IMAGES, SIZES, explorer, loop, tuning_data, tuning_grid
 from traitlets import TraitError
 
-from mgpu_lib import recorded as results
+from mgpu_lib import recorded
 from mgpu_lib.tuning import linear_scaling, sqrt_scaling
-from mgpu_lib.widgets import TuningExplorer, recorded
+from mgpu_lib.widgets import TuningExplorer, explorer_data
 
 write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 
@@ -60,9 +60,9 @@ def test_the_start_is_the_best_rate_of_its_batch_size():
     net, norm = (tuning_data()["nets"][name] for name in ("LeNet", "LeNet with batch norm"))
     assert explorer().batch_size == 256
     for b in SIZES:
-        assert explorer(batch_size=b, batch_norm=True).lr == recorded.best(norm, "epochs", b)[1]
-        assert explorer(batch_size=b).lr == recorded.best(net, "epochs", b)[1]
-        assert loop(batch_size=b).lr == recorded.best(net, "epochs", b)[1]
+        assert explorer(batch_size=b, batch_norm=True).lr == explorer_data.best(norm, "epochs", b)[1]
+        assert explorer(batch_size=b).lr == explorer_data.best(net, "epochs", b)[1]
+        assert loop(batch_size=b).lr == explorer_data.best(net, "epochs", b)[1]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_what_was_not_recorded_is_refused(name, value, names):
 def test_what_is_missing_stays_empty_and_the_rest_is_shown(says):
     grid = tuning_grid()
     some = {**grid, "runs": [run for run in grid["runs"] if run["batch_size"] > 16 and run["seed"] == 0]}
-    figure = TuningExplorer(recorded.explorer_data(some))
+    figure = TuningExplorer(explorer_data.explorer_data(some))
     assert figure.net()["batch_sizes"] == [256, 4096]
     assert "one seed" in says(figure)
     alone = {**grid, "runs": [run for run in some["runs"] if run["net"] == "lenet_bn"]}
-    assert says(TuningExplorer(recorded.explorer_data(alone))).startswith("LeNet with batch norm at batch 256")
+    assert says(TuningExplorer(explorer_data.explorer_data(alone))).startswith("LeNet with batch norm at batch 256")
 
 
 def small_grid():
@@ -113,10 +113,11 @@ def small_grid():
     return {"recipe": {"epochs": 2}, "runs": runs}
 
 
+@pytest.mark.slow
 def test_the_small_grid_of_resnet18_joins_when_it_is_there(page, write, says, monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     (tmp_path / "tuning.json").write_text(json.dumps(tuning_grid()))
-    assert len(results.read_grids()) == 1
+    assert len(recorded.read_grids()) == 1
     (tmp_path / "resnet_grid.json").write_text(json.dumps(small_grid()))
     figure = TuningExplorer(budget="steps")
     assert figure.known("network") == ["LeNet", "ResNet-18 on 3,000 images"]
@@ -202,6 +203,7 @@ def every_state(data):
 
 
 @pytest.mark.parametrize("which", ["map", "loop", "one seed", "guessing"])
+@pytest.mark.sweep(2)
 def test_every_cell_says_its_numbers(calls, which):
     grid = tuning_grid()
     few = [run for run in grid["runs"] if run["seed"] == 0 and run["batch_size"] > 1]
@@ -210,7 +212,7 @@ def test_every_cell_says_its_numbers(calls, which):
         figure = explorer() if which == "map" else loop()
     else:
         runs = few if which == "one seed" else dull
-        figure = TuningExplorer(recorded.explorer_data({**grid, "runs": runs}))
+        figure = TuningExplorer(explorer_data.explorer_data({**grid, "runs": runs}))
     states = list(every_state(figure.data))
     said = calls(
         TuningExplorer, "(data, states) => states.map((at) => explorerSentence(data, at))", figure.data, states
@@ -218,7 +220,7 @@ def test_every_cell_says_its_numbers(calls, which):
     for state, words in zip(states, said, strict=True):
         name = "LeNet" + " with batch norm" * state["batch_norm"]
         net, b, lr = figure.data["nets"][name], state["batch_size"], state["lr"]
-        there = recorded.cell(net, b, lr, state["budget"])
+        there = explorer_data.cell(net, b, lr, state["budget"])
         assert words.startswith(f"{name} at batch {b}, learning rate {lr:g}: ")
         assert ("diverged within" in words) == (not there.finals)
         assert f"{there.end:,} steps" in words or not there.finals
@@ -230,7 +232,7 @@ def test_every_cell_says_its_numbers(calls, which):
             assert (
                 f"{len(there.diverged)} of {there.seeds} seeds diverged, within {max(there.diverged):,} step" in words
             )
-        best = recorded.best(net, state["budget"])
+        best = explorer_data.best(net, state["budget"])
         assert ("No cell of this map is better." in words) == (which != "loop" and best == (b, lr))
         assert words.endswith(" (modelled).")
     assert any("accuracy 10.0% (no better than guessing) after" in words for words in said) == (which == "guessing")
@@ -252,6 +254,7 @@ def cell(root, batch_size, lr):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_explorer_is_moved_by_keyboard(page, write, says, theme):
     page.goto(write(explorer(lr=0.16)))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -307,6 +310,7 @@ def test_explorer_is_moved_by_keyboard(page, write, says, theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_explorer_is_moved_by_pointer(page, write, says, theme):
     page.goto(write(explorer(lr=0.16)))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -332,10 +336,10 @@ def test_the_map_shows_accuracies_divergence_and_the_best_of_each_batch_size(pag
     root, net = page.locator("figure.mgpu"), figure.net()
     for b, rates in zip(net["batch_sizes"], net["rates"], strict=True):
         for lr in rates:
-            there, element = recorded.cell(net, b, lr, "epochs"), cell(root, b, f"{lr:g}")
+            there, element = explorer_data.cell(net, b, lr, "epochs"), cell(root, b, f"{lr:g}")
             words = mean_percent(there, 0) if there.finals else ""
             assert element.text_content() == words + "×" * bool(there.diverged)
-            best = recorded.best(net, "epochs", b)[1] == lr
+            best = explorer_data.best(net, "epochs", b)[1] == lr
             assert element.get_attribute("aria-label").endswith(", best of this batch size") == best
             assert ("mgpu-best" in element.get_attribute("class")) == best
             assert ("diverged" in element.get_attribute("aria-label")) == bool(there.diverged)
@@ -398,6 +402,7 @@ def drawn(root, look, nth=0):
         {"batch_size": 256, "lr": 6.3},
     ],
 )
+@pytest.mark.sweep(2)
 def test_curves_are_drawn_to_scale(page, write, values):
     """Steps, or epochs, against accuracy: the points of every curve, from the records and the ticks of the scale."""
     page.goto(write(explorer(**values)))
@@ -478,6 +483,7 @@ def test_every_number_of_the_map_stands_out(page, write, theme):
 
 
 @pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.sweep(2)
 def test_every_cell_has_its_words_inside_and_can_be_touched(page, write, width):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(write(explorer(), loop()))

@@ -62,6 +62,7 @@ def test_output_carries_the_live_widget_the_page_and_a_line_of_text(sample):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.sweep(6)
 def test_hostile_words_stay_words(page, write, says, sample, name):
     figures = [sample.make(caption=name), *([sample.hostile(name)] if sample.hostile else [])]
     page.goto(write(*figures))
@@ -80,6 +81,7 @@ def test_hostile_words_stay_words(page, write, says, sample, name):
 
 
 @pytest.mark.parametrize("dark", DARK, ids=["the book's theme", "JupyterLab's theme"])
+@pytest.mark.sweep(4)
 def test_dark_has_colours_of_its_own(page, write, sample, dark):
     page.goto(write(sample.make()))
     for name in sample.dark:
@@ -91,6 +93,7 @@ def test_dark_has_colours_of_its_own(page, write, sample, dark):
 
 
 @pytest.mark.parametrize("width", [360, 720])
+@pytest.mark.sweep(4)
 def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, sample, width):
     """On a telephone and on a page of a book."""
     page.set_viewport_size({"width": width, "height": 800})
@@ -103,6 +106,7 @@ def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, sample, wi
     assert page.evaluate(SMALLEST) >= 12
 
 
+@pytest.mark.sweep(4)
 def test_the_picture_is_drawn_anew_and_never_scaled(page, write, sample):
     page.set_viewport_size({"width": 360, "height": 800})
     page.goto(write(sample.make()))
@@ -117,6 +121,7 @@ def test_the_picture_is_drawn_anew_and_never_scaled(page, write, sample):
     assert drawn.evaluate("picture => picture.getScreenCTM().a") == 1
 
 
+@pytest.mark.sweep(4)
 def test_every_control_has_a_name_its_own_keys_and_a_visible_focus(page, write, sample):
     page.goto(write(sample.make()))
     controls = page.locator(".mgpu :is(input, select, button)")
@@ -132,6 +137,7 @@ def test_every_control_has_a_name_its_own_keys_and_a_visible_focus(page, write, 
         assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
 
 
+@pytest.mark.sweep(4)
 def test_copies_on_one_page_do_not_disturb_each_other(page, write, says, sample):
     figures = [sample.make(), sample.make(**sample.other), sample.make()]
     page.goto(write(*figures))
@@ -154,6 +160,7 @@ def test_all_figures_share_a_page(page, write, says):
 # Live
 
 
+@pytest.mark.sweep(4)
 def test_module_keeps_anywidgets_protocol(live, says, sample):
     """Values go both ways; a figure that is closed lets go of the model."""
     root = live(sample.make())
@@ -170,6 +177,7 @@ def test_module_keeps_anywidgets_protocol(live, says, sample):
     assert page.evaluate("Object.values(heard).flat().length") == 0
 
 
+@pytest.mark.slow
 def test_live_in_jupyterlab(browser, lab, says):
     """The slider moved by keyboard in JupyterLab is the trait that Python reads, and what Python sets is shown."""
     address, token, folder = lab
@@ -213,6 +221,7 @@ def plain_page(browser):
     context.close()
 
 
+@pytest.mark.sweep(4)
 def test_without_javascript_the_picture_and_its_caption_show(
     page, plain_page, write, says, sample, monkeypatch, tmp_path
 ):
@@ -233,6 +242,7 @@ def test_without_javascript_the_picture_and_its_caption_show(
     assert not re.search(r"NaN|undefined|class=|style=|var\(", taken)
 
 
+@pytest.mark.sweep(4)
 def test_without_javascript_a_figure_without_a_picture_shows_its_caption(plain_page, write, sample):
     """Other data than the book's have no picture, nor have other values: nothing wrong may be shown."""
     plain_page.goto(write(sample.make(caption="It's <this>.")))
@@ -256,6 +266,7 @@ def numbers_and_the_rest(text):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.sweep(4)
 def test_a_picture_taken_again_is_the_stored_one(page, name):
     """Up to a pixel: letters may be a little wider elsewhere."""
     [state, *_] = [state for figure, state in take_pictures.figures_shown() if figure == name]
@@ -276,6 +287,7 @@ def test_a_caption_may_change_and_the_picture_stays():
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.sweep(4)
 def test_every_file_is_a_module_that_a_browser_imports(page, name):
     """As it stands, with its imports; a name that the other file doesn't export would be an error."""
 

@@ -100,6 +100,7 @@ def test_every_state_says_whether_it_fits(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(memory()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)

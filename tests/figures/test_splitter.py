@@ -48,6 +48,7 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(BatchSplitter()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)

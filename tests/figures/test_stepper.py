@@ -61,6 +61,7 @@ def test_bad_values_are_refused_and_say_what_would_do():
             AllReduceStepper(nbytes)
 
 
+@pytest.mark.slow
 def test_the_page_holds_and_carries_what_a_machine_does_when_the_rounds_are_run(calls):
     """For every kind, number of GPUs and step, in chunks of unequal size."""
     figure, numbers = AllReduceStepper(4 * 2053), 2053
@@ -114,6 +115,7 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(stepper()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)

@@ -187,6 +187,7 @@ def test_events_are_described_in_full(calls):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_it_is_moved_by_keyboard(page, write, says, theme):
     page.goto(write(viewer()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -265,6 +266,7 @@ def test_a_launch_and_its_kernel_are_joined(page, write):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_it_is_moved_by_pointer(page, write, says, theme):
     page.goto(write(viewer()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)

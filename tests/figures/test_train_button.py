@@ -88,6 +88,7 @@ def test_train_runs_on_these_gpus(trained):
     assert len(run["accuracy"]) == len(run["marks"])
 
 
+@pytest.mark.slow
 def test_train_with_batch_norm_and_equal_steps(trained):
     figure = trained(batch_size=16, lr=0.16, num_gpus=2, batch_norm=True, budget="steps")
     figure.train()
@@ -96,6 +97,7 @@ def test_train_with_batch_norm_and_equal_steps(trained):
     assert run["accuracy"][-1] > 8000
 
 
+@pytest.mark.slow
 def test_train_says_that_it_diverged(trained):
     figure = trained(loop, batch_size=256, lr=6.3)
     figure.train()
@@ -130,6 +132,7 @@ def test_a_new_run_stops_the_one_before_also_that_of_another_figure(trained):
     assert sum(thread.name == "mgpu-train" for thread in threading.enumerate()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_chosen_after_the_start_changes_nothing(trained, monkeypatch):
     """Also while the run before it is still at a step, or the data are read."""
     gate, whole = threading.Event(), library_data.whole_data
@@ -170,6 +173,7 @@ def test_a_network_that_would_take_too_long_is_refused():
     assert "ResNet-18 with batch norm would take too long" in end_of(figure)["words"]
 
 
+@pytest.mark.slow
 def test_training_leaves_other_modelled_times_alone(trained):
     machine = devices.use_gpus(2) and mgpu.current_machine()
     figure = trained(batch_size=256, lr=0.16, num_gpus=2)
@@ -209,6 +213,7 @@ def test_messages_of_the_two_buttons(trained):
     assert end_of(figure)["state"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_progress_is_told_as_it_goes(trained, monkeypatch):
     told = []
     monkeypatch.setattr(train, "PAUSE_S", 0.0)
@@ -354,6 +359,7 @@ def test_the_live_figure_fits_a_telephone(page, shown):
     assert page.evaluate(CLASHES) == [] and page.evaluate(SMALLEST) >= 12
 
 
+@pytest.mark.slow
 def test_train_and_cancel_in_jupyterlab(browser, lab):
     """A notebook driven as a reader does: Python sets, the map is clicked, Train runs, Cancel stops."""
     address, token, folder = lab

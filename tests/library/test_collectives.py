@@ -48,6 +48,7 @@ def shares(k, shape, dtype=torch.float32, seed=0):
     seed=st.integers(0, 2**31),
 )
 @kinds
+@pytest.mark.sweep(3)
 def test_every_gpu_gets_the_sum_in_place_and_the_bytes_are_those_announced(kind, k, shape, dtype, seed):
     on_one = shares(k, shape, dtype, seed)
     expected = torch.stack(on_one).sum(0)

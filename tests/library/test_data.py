@@ -259,12 +259,14 @@ def redirect(monkeypatch, address, resources=FashionMNIST.resources):
     monkeypatch.setattr(data, "DOWNLOAD", f"{imports}{source}FashionMNIST({rest}")
 
 
+@pytest.mark.slow
 def test_torchvision_downloads_into_the_folder(folder, files, mirror):
     mirror("whole")
     check_shapes(load_fashion_mnist(), 30, 20)
     assert everything_in(folder) == files
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_refused(folder, mirror, capsys):
     archives = mirror("whole")
     (archives / "t10k-images-idx3-ubyte.gz").write_bytes(GARBAGE)
@@ -297,6 +299,7 @@ def test_a_download_that_nobody_wants_any_more_ends(folder, mirror):
 
 
 @pytest.mark.parametrize("mode, limit", [("silent", "STALLED_S"), ("trickle", "TOTAL_S")])
+@pytest.mark.sweep(2)
 def test_a_download_that_hangs_is_given_up(folder, mirror, monkeypatch, capsys, mode, limit):
     mirror(mode)
     monkeypatch.setattr(data, limit, 4)

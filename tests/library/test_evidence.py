@@ -162,6 +162,7 @@ def test_unseen_runs_read_as_the_grid_does(results):
     assert [run.seed for run in runs[512][0.16]] == [0, 1, 2] and runs[512][0.16][0].test["epochs"] > 0.5
 
 
+@pytest.mark.slow
 def test_unseen_records_what_the_grid_would(monkeypatch):
     """One epoch of digits; what is recorded is what `train_runs` gives, as text."""
     torch.compiler.set_stance("force_eager")

@@ -129,6 +129,7 @@ history = [{"epoch": 1, "test_accuracy": 0.25}, {"epoch": 2, "test_accuracy": 0.
 """
 
 
+@pytest.mark.slow
 def test_a_real_kernel_stores_the_same_bytes_each_time():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cells = [

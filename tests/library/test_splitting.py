@@ -226,6 +226,7 @@ def test_data_parallel_equals_the_unsplit_network(nets):
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sweep(4)
 def test_the_formulas_give_what_the_ledger_counts(name, num_gpus):
     with torch.device("meta"):
         net = networks(width=64)[name]

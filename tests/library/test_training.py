@@ -37,6 +37,7 @@ def few(digits):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "virtual"])
+@pytest.mark.sweep(2)
 def test_it_learns_the_digits(digits, kind):
     with some_devices(kind, 2) as devices:
         history = train(2, 64, 0.1, num_epochs=3, data=digits, devices=devices)
@@ -216,6 +217,7 @@ def measurements(progress):
 
 @pytest.mark.parametrize("net", ["lenet", "lenet_bn"])
 @pytest.mark.parametrize("batch_size, lr, epochs", [(64, 0.05, 3), (7, 0.01, 1)])
+@pytest.mark.sweep(2)
 def test_it_is_the_run_that_the_grid_records(held, net, batch_size, lr, epochs):
     """Same images held out, same start, same batches, measured at the same steps: the same numbers within rounding."""
     torch.compiler.set_stance("force_eager")

@@ -306,6 +306,7 @@ def test_an_interrupted_grid_goes_on_where_it_was(small_grid, monkeypatch, capsy
     assert len(small_grid) == len(grid.grid(grid.SEEDS)) and "up to date" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_source_files_that_change_meanwhile_change_nothing(small_grid, monkeypatch):
     """The runs were made by what was there at the start, and `inspect` reads the files as they are now."""
     at_the_start, record = grid.recipe(), grid.record
@@ -320,6 +321,7 @@ def test_source_files_that_change_meanwhile_change_nothing(small_grid, monkeypat
     assert [json.loads(path.read_text())["recipe"] for path in paths] == [at_the_start] * len(paths)
 
 
+@pytest.mark.slow
 def test_parts_of_another_recipe_are_recorded_anew(small_grid, monkeypatch):
     path = grid.part_file(*grid.grid(grid.SEEDS)[0])
     path.parent.mkdir()
@@ -334,6 +336,7 @@ def test_the_grid_refuses_the_digits():
         grid.fashion_mnist()
 
 
+@pytest.mark.slow
 def test_some_seeds_only(small_grid, monkeypatch, capsys):
     monkeypatch.setattr(grid, "SEEDS", (0, 1))
     grid.main(["--seeds", "1"])

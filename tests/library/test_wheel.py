@@ -75,6 +75,7 @@ def python(source, tmp_path_factory):
     return python
 
 
+@pytest.mark.slow
 def test_every_figure_shows_outside_of_the_checkout(python, tmp_path):
     said = run(python, "-c", SHOW, cwd=tmp_path, env={**ENVIRONMENT, "MGPU_DATA": "digits"})
     found = json.loads(said.splitlines()[-1])

@@ -781,6 +781,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
     path = tmp_path / "checkpoint.pt"
     torch.save(

@@ -11,8 +11,8 @@ from figure_pages import in_page
 from figure_samples import IMAGES, SIZES, loop_data, tuning_data, tuning_grid
 
 from experiments import tuning
-from mgpu_lib import recorded as results
-from mgpu_lib.widgets import LoopExplorer, TuningExplorer, recorded
+from mgpu_lib import recorded
+from mgpu_lib.widgets import LoopExplorer, TuningExplorer, explorer_data
 
 
 @pytest.fixture
@@ -41,31 +41,31 @@ def test_finished_parts_and_the_whole_grid_give_the_same_data(grid, data, monkey
         ]
         part = parts / f"{net}-{b}-{seed}-{runs[0]['lr']}.json"
         part.write_text(json.dumps({"recipe": grid["recipe"], "runs": runs}))
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    assert recorded.explorer_data(results.read_grid()) == data
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    assert explorer_data.explorer_data(recorded.read_grid()) == data
     joined = [tuning.packed((run["net"], run["batch_size"], run["seed"]), run) for run in grid["runs"]]
     (tmp_path / "tuning.json").write_text(json.dumps({**grid, "runs": joined}))
-    assert isinstance(results.read_grid()["runs"][0]["step"], str)
-    assert recorded.explorer_data(results.read_grid()) == data == in_page(data)
+    assert isinstance(recorded.read_grid()["runs"][0]["step"], str)
+    assert explorer_data.explorer_data(recorded.read_grid()) == data == in_page(data)
 
 
 def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     for explorer in (TuningExplorer, LoopExplorer):
         with pytest.raises(FileNotFoundError, match=r"python -m experiments\.tuning"):
             explorer()
     with pytest.raises(ValueError, match="KeyError: 'train_loss'"):
         broken = copy.deepcopy(grid)
         del broken["runs"][0]["train_loss"]
-        recorded.explorer_data(broken)
+        explorer_data.explorer_data(broken)
     for bad in ({}, None, []):
         with pytest.raises(ValueError, match="isn't what"):
-            recorded.explorer_data(bad)
+            explorer_data.explorer_data(bad)
     with pytest.raises(ValueError, match="no grid has a run of resnet18"):
-        recorded.explorer_data(grid, nets=("resnet18",))
+        explorer_data.explorer_data(grid, nets=("resnet18",))
     parts = {f"lenet-1-{seed}": {"recipe": {"validation": 1, "sha256": seed}, "runs": []} for seed in (0, 1)}
     with pytest.raises(ValueError, match="2 parts have 2 recipes"):
-        results.join(parts)
+        recorded.join(parts)
 
 
 def test_cells_hold_what_was_recorded(grid, data):
@@ -78,7 +78,7 @@ def test_cells_hold_what_was_recorded(grid, data):
             for lr in tuning.learning_rates(b):
                 runs = [run for run in grid["runs"] if (run["net"], run["batch_size"], run["lr"]) == (key, b, lr)]
                 ends = [run["diverged_at_step"] or run["dead_at_step"] or math.inf for run in runs]
-                there = recorded.cell(net, b, lr, budget)
+                there = explorer_data.cell(net, b, lr, budget)
                 assert (there.end, there.seeds) == (end, 3)
                 assert sorted(there.diverged) == sorted(at for at in ends if at <= end)
                 finals = [
@@ -89,7 +89,7 @@ def test_cells_hold_what_was_recorded(grid, data):
                 assert there.finals == sorted(round(10_000 * final) for final in finals)
                 if len(finals) == 3:
                     means[lr] = statistics.mean(finals)
-            assert means[recorded.best(net, budget, b)[1]] == pytest.approx(max(means.values()))
+            assert means[explorer_data.best(net, budget, b)[1]] == pytest.approx(max(means.values()))
 
 
 def test_a_run_that_dies_between_the_budgets_counts_in_the_longer_one(data):
@@ -98,7 +98,7 @@ def test_a_run_that_dies_between_the_budgets_counts_in_the_longer_one(data):
         (b, lr)
         for b, rates in zip(net["batch_sizes"], net["rates"], strict=True)
         for lr in rates
-        if not recorded.cell(net, b, lr, "epochs").diverged and recorded.cell(net, b, lr, "steps").diverged
+        if not explorer_data.cell(net, b, lr, "epochs").diverged and explorer_data.cell(net, b, lr, "steps").diverged
     ]
     assert died and {b for b, _ in died} == {4096}  # the only one for which 215 steps are more than 4 epochs
 
@@ -108,8 +108,8 @@ def test_times_are_those_of_predict(data, loop):
         net = there["nets"]["LeNet"]
         for b, k in ((256, 4), (4096, 2)):
             steps, epochs = net["times"][net["batch_sizes"].index(b)]
-            step = recorded.step_seconds("lenet", b, k, strategy)
-            rest = recorded.step_seconds("lenet", IMAGES % b, k, strategy)
+            step = explorer_data.step_seconds("lenet", b, k, strategy)
+            rest = explorer_data.step_seconds("lenet", IMAGES % b, k, strategy)
             column = there["counts"].index(k)
             assert steps[column] == pytest.approx(step / 1e-8, abs=1)
             assert epochs[column] * 1e-8 == pytest.approx(IMAGES // b * step + rest, rel=1e-4)
@@ -127,10 +127,10 @@ def test_the_loop_shows_epochs_of_lenet_only(loop):
 def test_the_real_grid_makes_figures():
     """With whatever parts of it are there."""
     try:
-        grid = results.read_grid()
+        grid = recorded.read_grid()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    net = next(iter(recorded.explorer_data(grid)["nets"].values()))
+    net = next(iter(explorer_data.explorer_data(grid)["nets"].values()))
     assert net["images"] == IMAGES and net["budgets"] == {"epochs": tuning.EPOCHS, "steps": tuning.STEPS}
     for b, rates in zip(net["batch_sizes"], net["rates"], strict=True):
         assert rates == tuning.learning_rates(b)
