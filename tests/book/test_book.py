@@ -99,6 +99,7 @@ def test_page_in_a_browser(book, page, name):
     assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page scrolls sideways on a phone"
 
 
+@pytest.mark.slow
 def test_page_weight(book, page):
     loaded = {}
     for name in PAGES:

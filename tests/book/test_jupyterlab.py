@@ -8,6 +8,8 @@ import nbformat
 import pytest
 import run_notebooks
 
+pytestmark = pytest.mark.slow
+
 ROOT = run_notebooks.ROOT
 PAGES = ["index.md", "references.md", *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))]
 # Cells outside the window are drawn too.
@@ -91,7 +93,6 @@ def shown(lab, lab_page):
     return found
 
 
-@pytest.mark.slow
 def test_no_markup_is_seen(shown):
     """Neither MyST's, nor Markdown that JupyterLab doesn't take for such."""
     markup = re.compile(r".{0,30}(?::::|```|\{[a-z:-]+\}|^\(\S+\)=|:class:|\*\*|\]\(|</?[a-z]+>|^>).{0,30}", re.M)

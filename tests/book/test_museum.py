@@ -84,6 +84,7 @@ def test_every_exhibit_is_tested():
 
 
 @pytest.mark.parametrize("name", FOUND_BY)
+@pytest.mark.sweep(3)
 def test_the_checks_find_the_bug_and_pass_its_fix(museum, name, capsys):
     assert findings(museum, BUGS[name]) == FOUND_BY[name]
     assert findings(museum, fixed(BUGS[name], fix_of(name))) == set()

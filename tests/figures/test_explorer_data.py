@@ -124,6 +124,7 @@ def test_the_loop_shows_epochs_of_lenet_only(loop):
     assert max(net["marks"][-1]) == 56
 
 
+@pytest.mark.slow
 def test_the_real_grid_makes_figures():
     """With whatever parts of it are there."""
     try:

@@ -69,6 +69,7 @@ def end_of(figure):
     return figure.run
 
 
+@pytest.mark.slow
 def test_train_runs_on_these_gpus(trained):
     figure = trained(batch_size=256, lr=0.16, num_gpus=2)
     figure.train()

@@ -275,6 +275,7 @@ def test_a_damaged_archive_is_refused(folder, mirror, capsys):
     assert everything_in(folder) == {}
 
 
+@pytest.mark.slow
 def test_a_closed_port_is_reported_at_once(folder, monkeypatch, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening
@@ -299,7 +300,7 @@ def test_a_download_that_nobody_wants_any_more_ends(folder, mirror):
 
 
 @pytest.mark.parametrize("mode, limit", [("silent", "STALLED_S"), ("trickle", "TOTAL_S")])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_a_download_that_hangs_is_given_up(folder, mirror, monkeypatch, capsys, mode, limit):
     mirror(mode)
     monkeypatch.setattr(data, limit, 4)
@@ -345,6 +346,7 @@ def test_a_missing_torchvision_says_what_to_install(monkeypatch):
         data.require_torchvision()
 
 
+@pytest.mark.slow
 def test_importing_loads_nothing_heavy():
     code = (
         "import sys, mgpu_lib.data, mgpu_lib.models, mgpu_lib.parallel, mgpu_lib.footprint; "

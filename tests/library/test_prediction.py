@@ -28,6 +28,7 @@ def small():
 
 
 @pytest.mark.parametrize("strategy", ["manual", "data_parallel", "ddp"])
+@pytest.mark.sweep(3)
 def test_resnet50_on_eight_gpus(resnet50, strategy):
     made = mgpu.predict(resnet50, images(512), gpu="A100-80", n_gpus=8, strategy=strategy, precision="amp")
     assert made.samples_per_second == pytest.approx(512 / made.seconds) and made.timeline.gpus == list(range(8))

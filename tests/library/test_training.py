@@ -185,6 +185,7 @@ def test_evaluate_needs_images():
 
 
 @pytest.mark.parametrize("disabled", ["1", ""])
+@pytest.mark.sweep(2)
 def test_progress_is_shown_unless_disabled(disabled):
     """tqdm reads its variables when it is imported, so each case is a process of its own; it shows every step, as it
     wouldn't in a run that is over within a tenth of a second."""

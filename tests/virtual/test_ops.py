@@ -13,9 +13,6 @@ from torch.utils._pytree import tree_leaves
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.tensor import VirtualTensor
 
-pytest.importorskip("expecttest", reason="PyTorch's list of operations needs it: pip install -r requirements-dev.txt")
-from torch.testing._internal.common_methods_invocations import op_db
-
 DTYPES = (torch.float32, torch.int64, torch.complex64)
 NOT_IMITATED = {
     "to_sparse": "dense tensors only",
@@ -94,11 +91,15 @@ def seeded(function, *args):
     return function(*args)
 
 
-OPERATIONS = [
-    op
-    for op in op_db
-    if op.name not in NOT_IMITATED and not op.name.startswith("jiterator") and any(d in op.dtypes for d in DTYPES)
-]
+@functools.cache
+def operations():
+    """PyTorch's own list. It takes seconds to load, which the processes of other tests need not spend."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    ours = [op for op in op_db if op.name not in NOT_IMITATED and not op.name.startswith("jiterator")]
+    return [op for op in ours if any(d in op.dtypes for d in DTYPES)]
+
+
 PARTS = 16
 
 
@@ -106,7 +107,7 @@ PARTS = 16
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.filterwarnings("ignore")
 def test_operations_equal_those_on_the_cpu(part):
-    ops = OPERATIONS[part::PARTS]
+    ops = operations()[part::PARTS]
     samples = [(op, sample, on_the_cpu(op, sample)) for op in ops for sample in samples_of(op)]
     compared = 0
     with virtual_gpus(2):
