@@ -184,6 +184,7 @@ def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
     assert built.stat().st_mtime_ns == before, "nothing changed, so nothing is built"
 
 
+@pytest.mark.slow
 def test_formulas_are_drawn_offline(small_book, page):
     page.goto((build_book.build(small_book, quiet=True) / "index.html").as_uri())
     page.locator("div.math .katex").wait_for()

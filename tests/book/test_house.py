@@ -50,6 +50,7 @@ def test_tests_run_with_virtual_gpus_and_embedded_data():
     assert "MGPU_FULL" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_kernel_in_chapters_finds_the_library_of_this_checkout(tmp_path):
     program = "import mgpu_lib; print(mgpu_lib.__file__)"
     command = [sys.executable, "-c", program]

@@ -40,6 +40,7 @@ def test_what_a_call_costs_the_host(tmp_path):
         assert called >= 0.9 * rates.HOST[name][0] and engine >= 0.9 * rates.HOST[name][1], name
 
 
+@pytest.mark.slow
 def test_steps_and_copies(tmp_path, monkeypatch):
     only(monkeypatch, "steps", "LeNet/16/fp32", "LeNet/16/amp")
     only(monkeypatch, "copies", "pinned/in/4194304", "pageable/in/4194304", "pageable/out/4096")

@@ -262,6 +262,7 @@ def short(few, monkeypatch):
     oscillation.trunk.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_way_is_plain_training_at_its_rates(short):
     """From scratch, one step at a time: 4 batches of 256 from 1,000 images, then 4 more at rates of a cosine."""
     X, y, X_validation, y_validation = study.split()
@@ -278,6 +279,7 @@ def test_a_way_is_plain_training_at_its_rates(short):
     assert oscillation.accuracy(run)[0][-1] == pytest.approx(accuracy, abs=1.1 / 500)
 
 
+@pytest.mark.slow
 def test_batch_norm_is_evaluated_with_pytorchs_statistics(short):
     """Of the same weights: PyTorch's momentum of 0.1 and of 0.5, and its cumulative average over the same batches."""
     X, y, *_ = study.split()
@@ -424,6 +426,7 @@ def test_the_interval_of_the_noise_scale_holds_the_truth_as_often_as_it_says():
 # critical
 
 
+@pytest.mark.slow
 def test_runs_to_a_target_are_those_of_the_grid_measured_more_often(few, monkeypatch):
     monkeypatch.setattr(critical, "FIRST", 2)
     monkeypatch.setattr(critical, "TARGET", 0.3)
@@ -512,7 +515,7 @@ def test_rules_multiply_the_base_rate():
 
 
 @pytest.mark.parametrize("num_gpus", [1, 3])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_the_example_is_the_grid_s_program(few, num_gpus):
     run = example.record(num_gpus, 256, 0.2, 2, 1)
     (alone,) = tuning_runs.train_runs("lenet", 256, [0.2], 1, few, 500, 2, 8)
@@ -535,6 +538,7 @@ def test_the_example_warms_up_for_an_epoch_from_the_old_rate(few):
     )
 
 
+@pytest.mark.slow
 def test_an_example_that_diverges_has_no_accuracy(few):
     runs = {"2/256/1e+08/2/0": example.record(2, 256, 1e8, 2, 0), "1/256/0.2/1/0": example.record(1, 256, 0.2, 1, 0)}
     found = example.summary(runs)

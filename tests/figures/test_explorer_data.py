@@ -30,6 +30,7 @@ def loop():
     return loop_data()
 
 
+@pytest.mark.slow
 def test_finished_parts_and_the_whole_grid_give_the_same_data(grid, data, monkeypatch, tmp_path):
     parts = tmp_path / "tuning.unfinished"
     parts.mkdir()

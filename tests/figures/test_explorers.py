@@ -254,7 +254,7 @@ def cell(root, batch_size, lr):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_explorer_is_moved_by_keyboard(page, write, says, theme):
     page.goto(write(explorer(lr=0.16)))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -310,7 +310,7 @@ def test_explorer_is_moved_by_keyboard(page, write, says, theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_explorer_is_moved_by_pointer(page, write, says, theme):
     page.goto(write(explorer(lr=0.16)))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -364,6 +364,7 @@ RULES = {"linear": linear_scaling, "root": sqrt_scaling}
 
 
 @pytest.mark.parametrize("b, lr", [(256, 0.16), (1, 0.01), (4096, 6.3)])
+@pytest.mark.sweep(3)
 def test_the_rules_are_drawn_through_the_chosen_cell(page, write, calls, b, lr):
     figure = explorer(batch_size=b, lr=lr)
     rates = sorted({lr for row in figure.net()["rates"] for lr in row})
@@ -402,7 +403,7 @@ def drawn(root, look, nth=0):
         {"batch_size": 256, "lr": 6.3},
     ],
 )
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_curves_are_drawn_to_scale(page, write, values):
     """Steps, or epochs, against accuracy: the points of every curve, from the records and the ticks of the scale."""
     page.goto(write(explorer(**values)))
@@ -443,6 +444,7 @@ def test_curves_are_drawn_to_scale(page, write, values):
             assert found == pytest.approx(wanted, abs=0.6)  # accuracies are cut to whole 0.01 %
 
 
+@pytest.mark.slow
 def test_loop_is_moved_by_keyboard_and_has_no_map(page, write, says):
     page.goto(write(loop()))
     root = page.locator("figure.mgpu")
@@ -473,6 +475,7 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep(2)
 def test_every_number_of_the_map_stands_out(page, write, theme):
     page.goto(write(explorer()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -483,7 +486,7 @@ def test_every_number_of_the_map_stands_out(page, write, theme):
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_every_cell_has_its_words_inside_and_can_be_touched(page, write, width):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(write(explorer(), loop()))

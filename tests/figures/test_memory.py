@@ -100,7 +100,7 @@ def test_every_state_says_whether_it_fits(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(memory()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -199,6 +199,7 @@ def test_memory_table_activations_grow_in_proportion_to_the_batch(measured):
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 256])
+@pytest.mark.sweep(4)
 def test_memory_table_adds_up_to_the_peak_of_an_ordinary_training_loop(measured, optimizer, precision, batch_size):
     figure = MemoryExplorer(measured, optimizer=optimizer, precision=precision, batch_size=batch_size)
     kind, options = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}[optimizer]

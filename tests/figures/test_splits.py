@@ -80,6 +80,7 @@ def test_least_is_the_smallest_number_and_change_is_where_that_changes(calls):
             assert each * (change - 1) < once <= each * change
 
 
+@pytest.mark.slow
 def test_it_says_what_a_machine_counts(calls):
     """From a network to the figure's numbers, for the smallest of the chapter's networks."""
     net = traffic.networks()["LeNet"]
@@ -115,7 +116,7 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(splits()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)

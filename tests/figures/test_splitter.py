@@ -48,7 +48,7 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(BatchSplitter()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -69,6 +69,7 @@ def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     assert picture(page).screenshot() not in (before, moved)
 
 
+@pytest.mark.slow
 def test_a_dragged_slider_does_not_chatter(page, write, says):
     page.clock.install()
     page.goto(write(BatchSplitter()))

@@ -115,7 +115,7 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(stepper()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -160,6 +160,7 @@ def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
 
 
 @pytest.mark.parametrize("state", [("ring", 5, 4), ("ring", 2, 1), ("star", 4, 2), ("tree", 6, 1), ("tree", 3, 4)])
+@pytest.mark.sweep(3)
 def test_it_draws_what_each_gpu_holds_the_sends_and_the_links(page, write, state):
     kind, k, step = state
     figure, schedule = stepper(*state), MAKE[kind](k)
@@ -192,6 +193,7 @@ def test_arrows_lead_from_the_source_to_the_target(page, write):
     assert star(4)[1] == [Send(2, 0, None, True)]
 
 
+@pytest.mark.slow
 def test_a_kind_with_fewer_rounds_takes_the_step_with_it(page, live, says):
     """Also before Python's next message says which step goes with it."""
     root = live(stepper("ring", 8, 13))

@@ -187,7 +187,7 @@ def test_events_are_described_in_full(calls):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard(page, write, says, theme):
     page.goto(write(viewer()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -222,6 +222,7 @@ def test_it_is_moved_by_keyboard(page, write, says, theme):
     assert zoom.get_attribute("aria-valuetext") == "64×, 15.7 µs"
 
 
+@pytest.mark.slow
 def test_events_are_walked_through_by_keyboard(page, write, says):
     page.goto(write(viewer()))
     events = slider(page, "Event")
@@ -266,7 +267,7 @@ def test_a_launch_and_its_kernel_are_joined(page, write):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_pointer(page, write, says, theme):
     page.goto(write(viewer()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -331,6 +332,7 @@ def bars(page):
 
 
 @pytest.mark.parametrize("values", [{}, {"zoom": 1, "start": 50 * US}])
+@pytest.mark.sweep(2)
 def test_bars_are_drawn_to_scale_each_part_at_its_own_height(page, write, calls, values):
     rows = calls(TimelineViewer, LANES, viewer().data)
     page.goto(write(viewer(**values)))
@@ -349,6 +351,7 @@ def test_bars_are_drawn_to_scale_each_part_at_its_own_height(page, write, calls,
     assert {part for part, *_ in drawn} >= {"backward", "communication", "host", "other"}
 
 
+@pytest.mark.slow
 def test_thousands_of_events_are_a_few_elements(page, write, says):
     """6,000 events, and the host's calls for them: one path for each row and part, and only what is in the window."""
     phases = ("forward", "backward")

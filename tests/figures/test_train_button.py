@@ -185,6 +185,7 @@ def test_training_leaves_other_modelled_times_alone(trained):
     assert all(stream.free <= machine.clock.host().now for gpu in machine.gpus for stream in gpu.streams)
 
 
+@pytest.mark.slow
 def test_training_leaves_virtual_gpus_on(trained):
     """Of whatever kind: tensors of other cells lie on them."""
     devices.use_gpus(1, "H100")
@@ -277,6 +278,7 @@ def own_words(page):
     return page.locator(".mgpu-train [role=status]").text_content()
 
 
+@pytest.mark.slow
 def test_a_sentence_that_stays_is_not_said_again(page, shown):
     page.evaluate("""() => {
         window.said = 0;
@@ -346,6 +348,7 @@ def test_a_run_with_other_images_says_so(page, shown):
         ({"state": "done", "lr": 6.3}, "; the recorded runs diverged."),
     ],
 )
+@pytest.mark.sweep(4)
 def test_a_run_in_words(page, shown, changes, words):
     page.evaluate("run => model.set('run', run)", {**RUN, **changes})
     assert words in own_words(page)

@@ -134,7 +134,7 @@ def test_every_cell_says_its_numbers(calls, which, recorded):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     page.goto(write(why()))
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
@@ -226,7 +226,7 @@ def test_steps_are_drawn_to_scale(page, write):
 
 
 @pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 def test_no_words_of_the_recorded_grid_clash(page, write, width, recorded):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(write(WhySlower(recorded)))

@@ -320,6 +320,7 @@ def run_with_torchvision(path, code):
     return done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
 
+@pytest.mark.slow
 def test_a_mismatched_torchvision_says_what_to_install(tmp_path):
     """torchvision without its compiled operators fails as it does beside another index's torch."""
     original, broken = Path(torchvision.__file__).parent, tmp_path / "torchvision"

@@ -75,6 +75,7 @@ def joined(shares, whole):
         ("ResNet-18", 4, 3, 1),
     ],
 )
+@pytest.mark.sweep(3)
 def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro_batches):
     X, y = make_batch(rows)
     before = copy.deepcopy(nets[name].state_dict())
