@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mgpu_lib.virtual import costs
-from mgpu_lib.virtual.rates import HOST_COPY, PYTHON, THREAD
+from mgpu_lib.virtual.rates import HOST, HOST_COPY, PYTHON, THREAD
 from mgpu_lib.virtual.timeline import Event
 
 NO_TF32 = False, False
@@ -191,6 +191,16 @@ class Clock:
         for gpu, row, stream in ends:
             stream.free = self.ports[link.key, gpu.index, row] = end
         return start, end
+
+    def kernel(self, gpu, name, seconds):
+        """A kernel of so many `seconds` in the current stream of `gpu`, which no operation of PyTorch stands for."""
+        host = self.host()
+        called, launched = host.spend(HOST["pointwise"][0], gpu.index)
+        stream = current_stream_of(gpu)
+        times = *stream.enqueue(launched, seconds), called, launched
+        self.events.append(
+            (Event, name, "pointwise", gpu.index, stream.name, *times, host.thread, host.phase, 0, 0, "fixed")
+        )
 
     def collective(self, name, gpus, nbytes, seconds):
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""

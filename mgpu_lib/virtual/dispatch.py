@@ -5,12 +5,12 @@ import sys
 import torch
 from torch import Tensor
 
-from mgpu_lib.virtual.errors import check_devices, check_generator
+from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
-from mgpu_lib.virtual.tensor import VirtualTensor, complex_numbers, copy_into, wrap
+from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, complex_numbers, copy_into, wrap
 
 PLAIN = {int, str, type(None), torch.dtype}
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
@@ -29,7 +29,7 @@ def learn(func):
     elif with_generator(func) is not None:
         handler = draw
     else:
-        handler = SPECIAL.get(func.overloadpacket.__name__, call)
+        handler = SPECIAL.get(func.overloadpacket.__name__, view if func.is_view else call)
     RULES[id(func)] = rule_of(func, handler)
     return RULES[id(func)]
 
@@ -41,6 +41,15 @@ def call(rule, func, args, kwargs):
     """An operation with nothing special about it."""
     inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
     return finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
+
+
+def view(rule, func, args, kwargs):
+    """An operation that only looks at its argument in another way; in inference mode, too, that of a normal tensor is
+    a normal tensor."""
+    if torch.is_inference_mode_enabled() and isinstance(args[0], Tensor) and not args[0].is_inference():
+        with torch.inference_mode(False):
+            return call(rule, func, args, kwargs)
+    return call(rule, func, args, kwargs)
 
 
 def decompose(rule, func, args, kwargs):
@@ -68,6 +77,13 @@ def read(rule, func, args, kwargs):
     return number
 
 
+def interpolate(rule, func, args, kwargs):
+    """Under F.interpolate: bytes, as the pixels of pictures, CUDA takes to their nearest neighbours only."""
+    if args[0].dtype is torch.uint8:
+        raise no_bytes(func.overloadpacket.__name__)
+    return call(rule, func, args, kwargs)
+
+
 def pack(rule, func, args, kwargs):
     """Under nn.utils.rnn.pack_padded_sequence: the second result, the sizes of the batches, stays on the CPU."""
     inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
@@ -75,7 +91,8 @@ def pack(rule, func, args, kwargs):
     return wrap(data, gpu), batch_sizes
 
 
-SPECIAL = {"copy_": copy, "_local_scalar_dense": read, PACK: pack}
+INTERPOLATED = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
+SPECIAL = {"copy_": copy, "_local_scalar_dense": read, PACK: pack, **dict.fromkeys(INTERPOLATED, interpolate)}
 
 
 # What they are made of
@@ -107,7 +124,7 @@ def unwrap(values, gpu):
     inner, key, misplaced = [], [], ()
     for value in values:
         kind = type(value)
-        if kind is VirtualTensor:
+        if kind is VirtualTensor or kind in SUBCLASSES:
             if gpu is None:
                 gpu = value.gpu
             elif value.gpu is not gpu:
@@ -172,7 +189,7 @@ def finish(rule, inner, inner_kwargs, gpu, key, args, kwargs):
         if rule.reshapes:
             refresh(args[0])
         return args[0]
-    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if type(t) is VirtualTensor}
+    given = {id(t.inner): t for t in tensors_in((args, kwargs)) if isinstance(t, VirtualTensor)}
     for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
         torch.autograd.graph.increment_version(args[position])
     for tensor in given.values():

@@ -46,8 +46,12 @@ def bad_fork():
 def no_addresses():
     return RuntimeError(
         "a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
-        "(data_ptr, storage, DLPack, __cuda_array_interface__). Copy to the CPU first."
+        "(DLPack, __cuda_array_interface__). Copy to the CPU first."
     )
+
+
+def no_bytes(kernel):
+    return NotImplementedError(f"\"{kernel}_out_frame\" not implemented for 'Byte'")
 
 
 def no_data():

@@ -45,6 +45,7 @@ class Machine:
         self.clock, self.started = Clock(), 0.0
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
+        self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.forked = False  # whether this process is a copy, made by os.fork(), of the one that started the machine
         self.gpus = []
         self.grow(n)

@@ -8,6 +8,10 @@ import torch
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
 MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
+MIXING |= {
+    "mkldnn_rnn_layer",
+    "mkldnn_rnn_layer_backward",
+}  # in place of biases that there aren't, C++ makes zeros there
 
 
 class Rule(NamedTuple):

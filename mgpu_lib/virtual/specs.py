@@ -48,6 +48,11 @@ class GPU:
     source: Source
     memory_source: Source
 
+    @property
+    def frequency(self):
+        """Cycles per second at which the ordinary cores reach `fp32`: each does a multiplication and an addition."""
+        return self.fp32 / (2 * CORES_PER_SM[self.capability] * self.sm_count)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -64,6 +69,16 @@ class Link:
     source: Source  # of the bandwidth
     latency_source: Source
 
+
+# FP32 cores of a multiprocessor, by compute capability (CUDA C++ Programming Guide, "Arithmetic Instructions")
+CORES_PER_SM = {
+    (7, 0): 64,
+    (7, 5): 64,
+    (8, 0): 64,
+    (8, 9): 128,
+    (9, 0): 128,
+    (10, 0): 128,
+}
 
 # key: title, and in the next line the address
 _SOURCES = """

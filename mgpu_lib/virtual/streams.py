@@ -27,6 +27,9 @@ class Chosen(threading.local):
 class Stream:
     """torch.cuda.Stream: a place in the order of things, and a context manager."""
 
+    device_type = 1  # CUDA's, in c10's list
+    cuda_stream = property(lambda self: self.stream_id)  # no address: the default stream's is 0, as in CUDA
+
     def __init__(self, device=None, priority=0, gpu=None):
         self.gpu = gpu or gpu_of(device)
         self.device, self.device_index, self.priority = self.gpu.device, self.gpu.index, priority
@@ -36,6 +39,11 @@ class Stream:
         self.free = 0.0  # when all that it was given is done
         self.recent = deque(maxlen=256)  # (start, end) of its last kernels
         self.entered = []  # what was current before each `with` that is open
+
+    @staticmethod
+    def priority_range():
+        """(least, greatest) of the priorities that PyTorch supports."""
+        return 0, -3
 
     def __repr__(self):
         return f"<torch.cuda.Stream device={self.device} (virtual)>"
@@ -109,6 +117,11 @@ class CudaEvent:
             raise RuntimeError("virtual GPUs: events shared between processes are not imitated")
         self.enable_timing, self.stream, self.time = enable_timing, None, None
 
+    @property
+    def device(self):
+        """Where it was recorded last, or None."""
+        return None if self.stream is None else self.stream.device
+
     def record(self, stream=None):
         self.stream = stream or current_stream()
         gpu = self.stream.gpu
@@ -131,6 +144,11 @@ class CudaEvent:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if not (self.query() and end_event.query()):
             raise ValueError("Both events must be completed before calculating elapsed time.")
+        if self.device != end_event.device:
+            raise torch.AcceleratorError(
+                f"CUDA error: invalid resource handle\nThe events were recorded on {self.device} and "
+                f"{end_event.device}; only those of one GPU can be compared."
+            )
         return 1e3 * (end_event.time - self.time)
 
 
@@ -146,6 +164,9 @@ class AnyDevice(type):
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, cls.kinds)
+
+    def __subclasscheck__(cls, subclass):
+        return subclass is cls or issubclass(subclass, cls.kinds)
 
 
 class AnyStream(metaclass=AnyDevice):

@@ -5,6 +5,8 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 """
 
 import copy
+import functools
+import inspect
 from collections import OrderedDict, deque
 
 import torch
@@ -18,10 +20,48 @@ from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.rules import Base
 
 
+class VirtualStorage:
+    """What x.untyped_storage() is on a virtual GPU: it can be compared, measured and resized, not read."""
+
+    is_cuda = True
+
+    def __init__(self, inner, gpu):
+        self.inner, self.gpu, self.device = inner, gpu, gpu.device
+
+    def __eq__(self, other):
+        return isinstance(other, VirtualStorage) and self._cdata == other._cdata
+
+    def __hash__(self):
+        return hash(self._cdata)
+
+    _cdata = property(lambda self: self.inner._cdata)
+
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
+    def nbytes(self):
+        return self.inner.nbytes()
+
+    size = __len__ = nbytes
+
+    def element_size(self):
+        return 1
+
+    def resize_(self, nbytes):
+        """Take `nbytes` from now on, in the GPU's ledger, too; torch.OutOfMemoryError without room."""
+        self.inner.block.resize(nbytes)
+        self.inner.resize_(nbytes)
+        return self
+
+
 class VirtualTensor(Tensor):
     """Values in `inner`, of this `form` (see `shapes.form_of`), on the GPU `gpu` (a `gpu.VirtualGPU`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __new__(cls, data, requires_grad=None):
+        """What type(x)(data) makes: of a parameter, whose type is this one, and requires_grad=…, a parameter."""
+        return data.detach() if requires_grad is None else Parameter(data, requires_grad)
 
     device = property(lambda self: self.gpu.device)
     is_cuda = property(lambda self: True)
@@ -42,7 +82,8 @@ class VirtualTensor(Tensor):
             notes.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:
             notes.append("requires_grad=True")
-        text = torch._tensor_str._add_suffixes("tensor(" + body, notes, len("tensor("), force_newline=False)
+        head = "tensor(" if type(self) is VirtualTensor else f"{type(self).__name__}("
+        text = torch._tensor_str._add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
     def __format__(self, spec):
@@ -90,7 +131,19 @@ class VirtualTensor(Tensor):
     def _raw_pointer(self, *args, **kwargs):
         raise no_addresses()
 
-    data_ptr = const_data_ptr = untyped_storage = storage = __dlpack__ = __dlpack_device__ = _raw_pointer
+    __dlpack__ = __dlpack_device__ = _raw_pointer
+
+    def data_ptr(self):
+        """What tells tensors apart that begin at other places; of no use to whoever would read there."""
+        return self.inner.data_ptr()
+
+    const_data_ptr = data_ptr
+
+    def untyped_storage(self):
+        return VirtualStorage(self.inner.untyped_storage(), self.gpu)
+
+    def storage(self):
+        raise RuntimeError("virtual GPUs have no typed storages: use untyped_storage()")
 
     def apply_(self, function):
         raise TypeError("apply_ is only implemented on CPU tensors")
@@ -109,7 +162,7 @@ class VirtualTensor(Tensor):
     @property
     def grad(self):
         grad = Base.grad.__get__(self)
-        if grad is None or type(grad) is VirtualTensor:
+        if grad is None or isinstance(grad, VirtualTensor):
             return grad
         Base.grad.__set__(self, gradient_on(grad, self.gpu))
         return Base.grad.__get__(self)
@@ -136,7 +189,7 @@ class VirtualTensor(Tensor):
     def __copy__(self):
         if isinstance(self, Parameter):
             return Parameter(self.data, self.requires_grad)
-        return wrap(self.inner.detach(), self.gpu).requires_grad_(self.requires_grad)
+        return like(self, wrap(self.inner.detach(), self.gpu)).requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
         if id(self) in memo:
@@ -147,6 +200,7 @@ class VirtualTensor(Tensor):
                 "protocol at the moment."
             )
         made = wrap(copy.deepcopy(self.inner, memo), self.gpu)  # through `memo`: views stay views of one storage
+        made.__class__ = type(self)
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
         made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in vars(made)})
@@ -166,9 +220,44 @@ class VirtualTensor(Tensor):
         storage.saved_from = str(self.device)  # read by checkpoint.location_of
         where = inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict()
         if self.dtype in torch.storage._new_dtypes():  # which no typed storage has
-            return torch._utils._rebuild_tensor_v3, (storage, *where, self.dtype)
-        typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
-        return torch._utils._rebuild_tensor_v2, (typed, *where)
+            rebuilt = torch._utils._rebuild_tensor_v3, (storage, *where, self.dtype)
+        else:
+            typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
+            rebuilt = torch._utils._rebuild_tensor_v2, (typed, *where)
+        if type(self) is VirtualTensor:
+            return rebuilt
+        function, arguments = rebuilt
+        return torch._tensor._rebuild_from_type_v2, (function, plain_class(type(self)), arguments, notes_of(self))
+
+
+@functools.cache
+def virtual_class(cls):
+    """The class of tensors of class `cls`, a subclass of torch.Tensor, that lie on a virtual GPU."""
+    if cls is Tensor or issubclass(cls, VirtualTensor):
+        return VirtualTensor if cls is Tensor else cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    made = type(cls)(cls.__name__, (cls, VirtualTensor), names)
+    # Set afterwards: of a class with a __torch_dispatch__, PyTorch switches its own off.
+    made.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")
+    SUBCLASSES.add(made)
+    return made
+
+
+def plain_class(cls):
+    """The class of tensors of class `cls` that lie on the CPU."""
+    return next(base for base in cls.__mro__ if not issubclass(base, VirtualTensor))
+
+
+def notes_of(tensor):
+    """The attributes that people have given to a virtual tensor."""
+    return {name: value for name, value in vars(tensor).items() if name not in ("inner", "form", "gpu")}
+
+
+def like(tensor, made):
+    """`made`, with the class and the attributes of `tensor`, both on virtual GPUs."""
+    made.__class__ = type(tensor)
+    made.__dict__.update(notes_of(tensor))
+    return made
 
 
 def is_advanced(index):
@@ -190,7 +279,7 @@ def is_virtual(value):
 
 def inner_of(value):
     """The tensor inside a virtual one; anything else as it is."""
-    return value.inner if type(value) is VirtualTensor else value
+    return value.inner if isinstance(value, VirtualTensor) else value
 
 
 def wrap(inner, gpu):
@@ -218,11 +307,12 @@ def wrap(inner, gpu):
 
 def gradient_on(grad, gpu):
     """A gradient for a tensor on `gpu` (None: on the CPU). C++ makes those that are zero on the CPU."""
-    if gpu is None or type(grad) is VirtualTensor or not isinstance(grad, Tensor):
+    if gpu is None or isinstance(grad, VirtualTensor) or not isinstance(grad, Tensor):
         return grad
     return wrap(Base.to(Base.clone(grad), gpu.backing), gpu)
 
 
+SUBCLASSES = set()  # what `virtual_class` has made
 complex_numbers = deque(maxlen=1)  # whether there have been any: few programs need to look for them
 _make_wrapper = Tensor._make_wrapper_subclass
 STRIDED, CPU = torch.strided, torch.device("cpu")
@@ -235,7 +325,7 @@ COPY_OP = torch.ops.aten.copy_.default
 
 def copy_into(target, source, non_blocking=False):
     """copy_ across devices: the one operation that may."""
-    if type(source) is VirtualTensor and source.inner.is_meta and type(target) is not VirtualTensor:
+    if isinstance(source, VirtualTensor) and source.inner.is_meta and not isinstance(target, VirtualTensor):
         raise no_values("copying to the CPU")
     ends = [getattr(t, "gpu", None) for t in (source, target)]
     count(source.nbytes, *ends, in_pinned_memory(source) or in_pinned_memory(target), non_blocking)
@@ -282,12 +372,12 @@ def transfer(x, gpu, non_blocking=False):
 
 
 def in_pinned_memory(x):
-    return type(x) is not VirtualTensor and not x.is_meta and getattr(x.untyped_storage(), "pinned", False)
+    return not isinstance(x, VirtualTensor) and not x.is_meta and getattr(x.untyped_storage(), "pinned", False)
 
 
 def set_data(tensor, value):
     """`tensor.data = value`, where one of them or both are on a virtual GPU."""
-    if type(tensor) is type(value) is VirtualTensor:
+    if isinstance(tensor, VirtualTensor) and isinstance(value, VirtualTensor):
         Base.data.__set__(tensor, value)
         tensor.inner, tensor.form, tensor.gpu = value.inner, value.form, value.gpu
     else:  # the object changes its kind, and keeps its identity

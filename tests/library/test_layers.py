@@ -23,7 +23,8 @@ LAYERS = {
     "a GPU": "gpu",
     "a tensor": "tensor",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.factories "
-    "patches.functions patches.gradients patches.modules",
+    "patches.functions patches.gradients patches.legacy patches.methods patches.modules patches.properties "
+    "patches.script",
     "outside": "machine",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them

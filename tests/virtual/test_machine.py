@@ -196,13 +196,11 @@ def test_torch_accelerator_reads_the_ledger(gpus):
 REFUSED = {
     "CUDA graphs": lambda: torch.cuda.CUDAGraph(),
     "graph": lambda: torch.cuda.graph(None),
-    "compile": lambda: torch.compile(nn.Linear(1, 1)),
     "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
     "process group": lambda: torch.distributed.init_process_group(
         "nccl", rank=0, world_size=1, store=torch.distributed.HashStore()
     ),
-    "old constructor": lambda: torch.cuda.FloatTensor(2),
     "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
 }

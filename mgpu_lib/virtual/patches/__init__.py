@@ -5,10 +5,24 @@ import sys
 import types
 
 import torch
+from torch import Tensor
 
-from mgpu_lib.virtual.patches import autocast, checkpoint, comm, cuda, factories, functions, gradients, modules
+from mgpu_lib.virtual.patches import (
+    autocast,
+    checkpoint,
+    comm,
+    cuda,
+    factories,
+    functions,
+    gradients,
+    legacy,
+    methods,
+    modules,
+    script,
+)
 
 PACKAGE = __package__.rpartition(".")[0]
+REPLACING = factories, functions, methods, modules, gradients, cuda, legacy, autocast, comm, checkpoint, script
 _patches = contextlib.ExitStack()
 
 
@@ -16,11 +30,15 @@ def install():
     """Put the replacements that the other modules name in place."""
     with contextlib.ExitStack() as stack:  # undone if one of them fails
         replacements = {}
-        for module in (factories, functions, modules, gradients, cuda, autocast, comm, checkpoint):
+        stack.callback(script.ORIGINALS.clear)
+        for module in REPLACING:
             for owner, name, value in module.patches():
                 original = getattr(owner, name, None)
+                if owner is Tensor and isinstance(value, types.FunctionType):
+                    value = methods.Method(original, value)
                 if callable(original):
                     replacements[id(original)] = original, value  # kept, so that nothing else gets its id
+                    script.ORIGINALS[id(value)] = value, original
                 patch(stack, owner, name, value)
         for module, name, value in imported_before(replacements):
             patch(stack, module, name, value)

@@ -59,7 +59,7 @@ def leave(self, *exc):
 
 def binary_cross_entropy(input, *args):
     """Under F.binary_cross_entropy."""
-    if type(input) is VirtualTensor and torch.is_autocast_enabled("cuda"):
+    if isinstance(input, VirtualTensor) and torch.is_autocast_enabled("cuda"):
         raise RuntimeError(BANNED)
     return _binary_cross_entropy(input, *args)
 
@@ -89,5 +89,5 @@ def casting(name, wanted):
 
 def cast(value, dtype):
     """Floating-point tensors on a virtual GPU take the wanted type; double stays double, as in CUDA's autocast."""
-    eligible = type(value) is VirtualTensor and value.is_floating_point() and value.dtype != torch.float64
+    eligible = isinstance(value, VirtualTensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(dtype) if eligible else value

@@ -1,4 +1,8 @@
-"""The communication under nn.parallel, between virtual GPUs: what torch.nn.parallel.comm answers."""
+"""The communication under nn.parallel, between virtual GPUs: what torch.nn.parallel.comm answers.
+
+Its Python stays PyTorch's own, with the checks of its arguments; replaced is the C++ underneath (torch/csrc/cuda/
+comm.cpp), whose words the errors here repeat.
+"""
 
 import sys
 import threading
@@ -6,6 +10,7 @@ import threading
 import torch
 from torch.cuda import comm as cuda_comm
 from torch.nn.parallel import _functions, comm
+from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.virtual import costs
 from mgpu_lib.virtual.clock import ReplicaThread
@@ -16,13 +21,27 @@ from mgpu_lib.virtual.tensor import copy_into, transfer
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    for function in (broadcast, broadcast_coalesced, reduce_add, reduce_add_coalesced, scatter, gather):
+    for name, function in replaced().items():
+        yield torch._C, name, function
+    for function in (reduce_add, reduce_add_coalesced):
         yield comm, function.__name__, function
         yield cuda_comm, function.__name__, function
     yield _functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
     yield _functions, "torch", Torch()
     yield sys.modules["torch.nn.parallel.parallel_apply"], "threading", Threading()
     yield torch.nn.Module, "_replicate_for_data_parallel", replicate_module
+
+
+def replaced():
+    return {
+        "_broadcast": broadcast,
+        "_broadcast_out": broadcast_out,
+        "_broadcast_coalesced": broadcast_coalesced,
+        "_scatter": scatter,
+        "_scatter_out": scatter_out,
+        "_gather": gather,
+        "_gather_out": gather_out,
+    }
 
 
 class Torch:
@@ -62,20 +81,42 @@ def copy_to(tensor, gpu):
     return tensor if getattr(tensor, "gpu", None) is gpu else transfer(tensor, gpu)
 
 
-def no_out(out):
-    if out is not None:
-        raise RuntimeError("virtual GPUs: torch.nn.parallel.comm with out= is not imitated; pass devices instead")
+def check_on_gpus(tensors, what, where):
+    for i, tensor in enumerate(tensors):
+        if not tensor.is_cuda:
+            raise RuntimeError(
+                f"Expected all {what} tensors to be CUDA tensors, but {where} at index {i} has device '{tensor.device}'"
+            )
 
 
-def broadcast(tensor, devices=None, *, out=None):
-    no_out(out)
-    return tuple(copy_to(tensor, gpu_named(d)) for d in devices)
+def broadcast(tensor, devices):
+    for device in devices:
+        if device < 0:
+            raise RuntimeError(f"Expected non-negative device index, but got {device}")
+    return [copy_to(tensor, gpu_named(device)) for device in devices]
 
 
-def broadcast_coalesced(tensors, devices, buffer_size=10485760):
+def broadcast_out(tensor, out_tensors):
+    check_on_gpus(out_tensors, "output", "output tensor")
+    for i, out in enumerate(out_tensors):
+        if out.shape != tensor.shape:
+            raise RuntimeError(
+                f"Expected all output tensors to have same shape as the source tensor {list(tensor.shape)}, but output "
+                f"tensor at index {i} has shape {list(out.shape)}"
+            )
+        copy_into(out, tensor)
+    return out_tensors
+
+
+def broadcast_coalesced(tensors, devices, buffer_size):
+    if any(isinstance(t, UninitializedTensorMixin) for t in tensors):  # as nn.parallel.replicate would find out later
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules"
+        )
     gpus = [gpu_named(d) for d in devices]
     if any(getattr(t, "gpu", None) is not gpus[0] for t in tensors):
-        raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
+        raise RuntimeError(f"All tensors must be on devices[0]: {devices[0]}")
     book("broadcast", tensors, gpus)
     with current().clock.off():
         return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
@@ -122,25 +163,90 @@ def book(name, tensors, gpus):
         machine.clock.collective(name, gpus, nbytes, packing + costs.pipeline_seconds(nbytes, len(gpus), machine.link))
 
 
-def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):
-    no_out(out)
-    parts = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
-    return tuple(copy_to(part, gpu_named(d)) for part, d in zip(parts, devices, strict=False))
+def scatter(tensor, devices, chunk_sizes, dim, streams):
+    if not devices:
+        raise RuntimeError("Expected at least one device to scatter to")
+    if chunk_sizes is not None and len(chunk_sizes) != len(devices):
+        raise RuntimeError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+        )
+    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    check_streams(streams, devices)
+    return [copy_to(chunk, gpu_named(device)) for chunk, device in zip(chunks, devices, strict=False)]
 
 
-def gather(tensors, dim=0, destination=None, *, out=None):
-    no_out(out)
-    gpu = gpu_named(destination)
-    first = tensors[0]
-    shape = list(first.shape)
-    for i, t in enumerate(tensors):
-        shape[dim] = t.shape[dim] if t.dim() == first.dim() else None
-        if list(t.shape) != shape:
+def check_streams(streams, devices):
+    for i, (stream, device) in enumerate(zip(streams or (), devices, strict=False)):
+        if stream is not None and stream.device_index != device:
             raise RuntimeError(
-                f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected {list(first.shape)}"
+                f"Expected the device associated with the stream at index {i} (was {stream.device_index}) to match "
+                f"the device supplied at that index (expected {device})"
             )
-    shape[dim] = sum(t.shape[dim] for t in tensors)
-    total = torch.empty(shape, dtype=first.dtype, device="cpu" if gpu is None else gpu.device)
+
+
+def scatter_out(tensor, out_tensors, dim, streams):
+    if not out_tensors:
+        raise RuntimeError("Expected at least one output tensor to scatter to")
+    check_on_gpus(out_tensors, "output", "output tensor")
+    check_streams(streams, [out.get_device() for out in out_tensors])
+    dim %= tensor.dim()
+    for i, out in enumerate(out_tensors):
+        if out.dim() != tensor.dim() or resized(out, dim, tensor.shape[dim]) != list(tensor.shape):
+            raise RuntimeError(
+                f"Output tensor at index {i} has incorrect shape: {list(out.shape)}. Expected same shape except for "
+                f"scatter dim {dim} as the source tensor: {list(tensor.shape)}"
+            )
+    total = sum(out.shape[dim] for out in out_tensors)
+    if total != tensor.shape[dim]:
+        raise RuntimeError(
+            f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim "
+            f"{dim}. Expected {tensor.shape[dim]}, but got total size {total}"
+        )
+    for out, chunk in zip(out_tensors, tensor.split([out.shape[dim] for out in out_tensors], dim), strict=True):
+        copy_into(out, chunk)
+    return out_tensors
+
+
+def resized(tensor, dim, size):
+    """The shape of `tensor`, with `size` for its size along `dim`."""
+    return [*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]
+
+
+def gather(tensors, dim, destination):
+    gpu, shape = gpu_named(destination), gathered_shape(tensors, dim)
+    last = all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+    layout = torch.channels_last if last else torch.contiguous_format
+    device = "cpu" if gpu is None else gpu.device
+    return put_together(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=layout), dim)
+
+
+def gather_out(tensors, out_tensor, dim):
+    shape = gathered_shape(tensors, dim)
+    if list(out_tensor.shape) != shape:
+        raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out_tensor.shape)}")
+    return put_together(tensors, out_tensor, dim)
+
+
+def gathered_shape(tensors, dim):
+    """The shape of `tensors` one behind the other along `dim`; PyTorch's error if they don't fit together."""
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    check_on_gpus(tensors, "input", "tensor")
+    first, dim = tensors[0], dim % tensors[0].dim()
+    for i, t in enumerate(tensors):
+        if t.dim() != first.dim():
+            raise RuntimeError(
+                f"Expected all input tensors to have the same number of dimensions, but tensor at index {i}has "
+                f"{t.dim()} dimensions, (expected {first.dim()})"
+            )
+        expected = resized(first, dim, t.shape[dim])
+        if list(t.shape) != expected:
+            raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected {expected}")
+    return resized(first, dim, sum(t.shape[dim] for t in tensors))
+
+
+def put_together(tensors, total, dim):
     for part, t in zip(total.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):
         copy_into(part, t)
     return total

@@ -6,41 +6,16 @@ checks and its error messages included, is PyTorch's own.
 
 import functools
 import sys
-import uuid
-from dataclasses import dataclass
+import warnings
 
 import torch
 
 from mgpu_lib.virtual import streams
-from mgpu_lib.virtual.errors import bad_fork
+from mgpu_lib.virtual.errors import bad_fork, no_addresses
 from mgpu_lib.virtual.memory import readable
+from mgpu_lib.virtual.patches.properties import properties_of
 from mgpu_lib.virtual.running import current, current_index, select
 from mgpu_lib.virtual.tensor import VirtualTensor
-
-
-@dataclass(frozen=True)
-class DeviceProperties:
-    """torch.cuda.get_device_properties(i), from the data sheet."""
-
-    name: str
-    major: int
-    minor: int
-    total_memory: int
-    multi_processor_count: int
-    uuid: uuid.UUID
-
-    def __repr__(self):
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
-            f"uuid={self.uuid})"
-        )
-
-
-@functools.cache
-def properties_of(spec, index):
-    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{index}")
-    return DeviceProperties(f"{spec.name} (virtual)", *spec.capability, spec.memory, spec.sm_count, identity)
 
 
 def ledger(index):
@@ -58,10 +33,10 @@ def not_imitated(what):
 
 
 NOT_IMITATED = (
-    "CUDAGraph graph make_graphed_callables MemPool FloatTensor DoubleTensor HalfTensor LongTensor IntTensor "
-    "ByteTensor BoolTensor ExternalStream caching_allocator_alloc memory_snapshot ipc_collect utilization "
-    "temperature power_draw clock_rate".split()
+    "make_graphed_callables caching_allocator_alloc memory_snapshot ipc_collect utilization temperature power_draw "
+    "clock_rate".split()
 )
+CLASSES_NOT_IMITATED = "CUDAGraph graph MemPool ExternalStream".split()
 
 
 def patches():
@@ -74,11 +49,15 @@ def patches():
     yield torch, "Event", streams.AnyEvent
     for name in NOT_IMITATED:
         yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
+    for name in CLASSES_NOT_IMITATED:  # classes stay classes, for annotations and isinstance
+        yield torch.cuda, name, type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})
     for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
         yield owner, name, dlpack(getattr(owner, name))
     for name, function in (("range_push", range_push), ("range_pop", range_pop), ("mark", lambda message: None)):
         yield torch.cuda.nvtx, name, function
-    yield torch, "compile", not_imitated("torch.compile for cuda")
+    yield torch, "compile", compile_
+    yield torch.autograd.profiler.profile, "__init__", profile
+    yield torch.profiler.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU}
     yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
     for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
         module = sys.modules[name]
@@ -95,11 +74,34 @@ def without_nccl():
         yield torch.distributed, "is_nccl_available", lambda: False
 
 
+def compile_(model=None, **options):
+    """torch.compile, also as a decorator: the function as it is, which computes the same."""
+    if model is None:
+        return functools.partial(compile_, **options)
+    warnings.warn(
+        "virtual GPUs don't compile: functions give the same values as they are, and modelled times are of these",
+        stacklevel=2,
+    )
+    return model
+
+
+def profile(self, *args, use_device=None, **kwargs):
+    """Under torch.profiler.profile: the host's part of it."""
+    if use_device is not None:
+        warnings.warn(
+            "the profiler sees what the host does for virtual GPUs; what they do, and when, is in their timeline",
+            stacklevel=3,
+        )
+    _profile(self, *args, use_device=None, **kwargs)
+
+
 def dlpack(original):
     """DLPack hands over raw pointers: for tensors on the CPU only."""
 
     def hand_over(tensor, *args, **kwargs):
-        return tensor.data_ptr() if type(tensor) is VirtualTensor else original(tensor, *args, **kwargs)
+        if isinstance(tensor, VirtualTensor):
+            raise no_addresses()
+        return original(tensor, *args, **kwargs)
 
     return hand_over
 
@@ -137,6 +139,8 @@ def c_names():
         "_cuda_setDevice": select,
         "_cuda_exchangeDevice": select,
         "_cuda_maybeExchangeDevice": select,
+        "_cuda_setStream": choose_stream,
+        "_cuda_sleep": sleep,
         "_cuda_synchronize": lambda: synchronize(current_index()),
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
         "_cuda_memoryStats": lambda index: ledger(index).stats(),
@@ -146,6 +150,7 @@ def c_names():
         "_cuda_setMemoryFraction": set_memory_fraction,
         "_cuda_getMemoryFraction": lambda index: ledger(index).fraction,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_get_accelerator": lambda *args: torch.device("cuda"),
         "_accelerator_getDeviceIndex": current_index,
         "_accelerator_setDeviceIndex": select,
         "_accelerator_exchangeDevice": select,
@@ -175,6 +180,17 @@ def range_pop():
     depth = len(ranges) - 1  # of the range that ends; NVTX, too, says something negative if there is none
     del ranges[-1:]
     return depth
+
+
+def choose_stream(stream_id, device_index, device_type):
+    """Under torch.cuda.set_stream."""
+    streams.set_stream(current().gpu(device_index).streams[stream_id])
+
+
+def sleep(cycles):
+    """torch.cuda._sleep: a kernel that does nothing for so many cycles of the GPU's clock."""
+    gpu = current().gpu(current_index())
+    gpu.clock.kernel(gpu, "sleep", cycles / gpu.spec.frequency)
 
 
 def synchronize(index):
@@ -278,4 +294,5 @@ def check_same_place(first, tensor):
         )
 
 
+_profile = torch.autograd.profiler.profile.__init__
 _init_process_group = torch.distributed.init_process_group if torch.distributed.is_available() else None

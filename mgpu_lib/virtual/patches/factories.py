@@ -15,8 +15,9 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from mgpu_lib.virtual.errors import check_generator
 from mgpu_lib.virtual.gpu import VirtualGenerator
+from mgpu_lib.virtual.patches.methods import Method
 from mgpu_lib.virtual.running import current, find
-from mgpu_lib.virtual.tensor import Base, VirtualTensor, inner_of, move, transfer, wrap
+from mgpu_lib.virtual.tensor import Base, VirtualTensor, inner_of, move, wrap
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -64,10 +65,13 @@ def public_name(function):
 
 
 def default_device():
-    """What `with torch.device(…)` or torch.set_default_device say, if anything. (torch.get_default_device would make
-    a tensor to find out, and so come back here.)"""
+    """What `with torch.device(…)`, torch.set_default_device or set_default_tensor_type say, if anything.
+
+    (torch.get_default_device would make a tensor to find out, and so come back here.)
+    """
+    default = None if current() is None else current().default_device
     modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
-    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), default)
 
 
 def placed(original, constructs=False):
@@ -76,7 +80,7 @@ def placed(original, constructs=False):
 
     @functools.wraps(original)
     def make(*args, **kwargs):
-        like = next((a for a in args if type(a) is VirtualTensor), None)
+        like = next((a for a in args if isinstance(a, VirtualTensor)), None)
         device = kwargs.get("device")
         if device is None and constructs and "out" not in kwargs:
             device = default_device()
@@ -108,7 +112,7 @@ def drawing(original):
 
     @functools.wraps(original)
     def draw(tensor, *args, **kwargs):
-        if type(tensor) is not VirtualTensor:
+        if not isinstance(tensor, VirtualTensor):
             for value in (*args, *kwargs.values()):
                 if isinstance(value, torch._C.Generator):
                     check_generator(value, None)
@@ -140,7 +144,7 @@ def from_data(original):
         if device is None:
             device = None if isinstance(data, Tensor) and not copies else default_device()
         gpu = find(device)
-        if isinstance(data, Tensor) and (gpu is not None or type(data) is VirtualTensor):
+        if isinstance(data, Tensor) and (gpu is not None or isinstance(data, VirtualTensor)):
             data = data.detach() if copies else data
             made = convert(data, device, kwargs.get("dtype"), copy=copies)
         elif gpu is None:
@@ -156,9 +160,11 @@ def from_data(original):
 
 def new(self, *args, **kwargs):
     """Tensor.new(sizes), with which old programs make a tensor like another one."""
-    if type(self) is not VirtualTensor:
+    if not isinstance(self, VirtualTensor):
         return Base.new(self, *args, **kwargs)
-    return wrap(Base.new(self.inner, *map(inner_of, args), **kwargs), self.gpu)
+    gpu = find(kwargs.pop("device", None)) or self.gpu
+    made = wrap(Base.new(self.inner, *map(inner_of, args), **kwargs), self.gpu)
+    return made if gpu is self.gpu else move(made, gpu)
 
 
 def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
@@ -171,12 +177,12 @@ def plain(data):
     """Scalars on a virtual GPU inside a list become numbers."""
     if isinstance(data, (list, tuple)):
         return [plain(d) for d in data]
-    return data.tolist() if type(data) is VirtualTensor else data
+    return data.tolist() if isinstance(data, VirtualTensor) else data
 
 
 def to(self, *args, **kwargs):
     """Tensor.to in all its forms."""
-    if current() is None and type(self) is not VirtualTensor:
+    if current() is None and not isinstance(self, VirtualTensor):
         return Base.to(self, *args, **kwargs)
     other = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
     copy = kwargs.pop("copy", False)
@@ -207,35 +213,45 @@ def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=
     target = gpu or (None if device is None else torch.device(device))
     if target in (None, getattr(x, "gpu", None) or x.device):
         return Base.to(x, copy=copy, **options)
-    if gpu is None and type(x) is not VirtualTensor:
+    if gpu is None and not isinstance(x, VirtualTensor):
         return Base.to(x, device, copy=copy, **options)
     if isinstance(x, UninitializedTensorMixin):
-        with torch._C.DisableTorchFunctionSubclass():
-            return transfer(Base.to(x, **options), gpu, non_blocking)
+        return lazy_on(x, gpu.device, options["dtype"])
     moved = move(Base.to(x, **options), gpu, non_blocking)
     if memory_format not in (None, torch.preserve_format):
         moved = moved.contiguous(memory_format=memory_format)
     return moved if gpu or target.type == "cpu" else Base.to(moved, device)
 
 
+def lazy_on(x, device, dtype):
+    """A lazy parameter or buffer like `x` that will be on `device`: there is nothing to move yet."""
+    lazy = Base._make_subclass(type(x), torch.empty(0, dtype=dtype, device="cpu"), x.requires_grad)
+    lazy.__dict__.update(vars(x), device_to_be=device)
+    return lazy
+
+
 def cuda(self, device=None, non_blocking=False, memory_format=None):
-    if current() is None and type(self) is not VirtualTensor:
+    if current() is None and not isinstance(self, VirtualTensor):
         return Base.cuda(self, device, non_blocking)
     return convert(self, "cuda" if device is None else device, memory_format=memory_format, non_blocking=non_blocking)
 
 
 def cpu(self, memory_format=torch.preserve_format):
-    if type(self) is not VirtualTensor:
+    if not isinstance(self, VirtualTensor):
         return Base.cpu(self, memory_format=memory_format)
     return convert(self, "cpu", memory_format=memory_format)
 
 
 def copy_(self, source, non_blocking=False):
     """Across devices the source moves first, so that its gradient comes back."""
-    if type(self) is VirtualTensor and not isinstance(source, Tensor):
+    if isinstance(self, VirtualTensor) and not isinstance(source, Tensor):
         return self.fill_(source)
     elsewhere = isinstance(source, Tensor) and source.device != self.device
-    if elsewhere and VirtualTensor in (type(self), type(source)) and (source.requires_grad or self.is_cpu):
+    if (
+        elsewhere
+        and (isinstance(self, VirtualTensor) or isinstance(source, VirtualTensor))
+        and (source.requires_grad or self.is_cpu)
+    ):
         # Only then: on a GPU the second copy would take room.
         source = move(source, getattr(self, "gpu", None), non_blocking)
     return Base.copy_(self, source, non_blocking)
@@ -243,15 +259,16 @@ def copy_(self, source, non_blocking=False):
 
 def type_(self, dtype=None, non_blocking=False):
     """Tensor.type: the type's name, or the tensor as another type; also by an old name, as "torch.cuda.FloatTensor"."""
-    virtual = type(self) is VirtualTensor
+    virtual = isinstance(self, VirtualTensor)
     if dtype is None:
         name = Base.type(self.inner.new_empty(0, device="cpu") if virtual else self)
         return name.replace("torch.", "torch.cuda.") if virtual else name
     if isinstance(dtype, torch.dtype):
         return self.to(dtype)
-    kind, _, name = (dtype if isinstance(dtype, str) else f"torch.{dtype.__name__}").rpartition(".")
+    full_name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    kind, _, name = full_name.rpartition(".")
     if not (virtual or kind == "torch.cuda"):
-        return Base.type(self, dtype)
+        return Base.type(self, full_name)
     if not name.endswith("Tensor") or not hasattr(torch, name):
         raise ValueError(f"invalid type: {dtype!r}")
     device = "cpu" if kind == "torch" else self.device if virtual else "cuda"
@@ -298,4 +315,5 @@ class Generator(metaclass=GeneratorType):
 
 
 # Its own: they work when the GPUs are off, too.
-VirtualTensor.to, VirtualTensor.cuda, VirtualTensor.cpu, VirtualTensor.type = to, cuda, cpu, type_
+for name, function in {"to": to, "cuda": cuda, "cpu": cpu, "type": type_}.items():
+    setattr(VirtualTensor, name, Method(getattr(Base, name), function))

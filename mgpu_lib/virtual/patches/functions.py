@@ -44,7 +44,7 @@ def of_inner(original):
 
     @functools.wraps(original)
     def call(x, *args, **kwargs):
-        if type(x) is not VirtualTensor:
+        if not isinstance(x, VirtualTensor):
             return original(x, *args, **kwargs)
         inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
         return wrap(x.gpu.run(original, *inner), x.gpu)
@@ -88,7 +88,7 @@ def quantile(original):
 
     @functools.wraps(original)
     def call(x, q, *args, **kwargs):
-        if type(x) is VirtualTensor and not isinstance(q, Tensor):
+        if isinstance(x, VirtualTensor) and not isinstance(q, Tensor):
             q = x.new_full((), q)
         return original(x, q, *args, **kwargs)
 
@@ -97,7 +97,7 @@ def quantile(original):
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
     """torch.ctc_loss: the lengths may be numbers, or lie anywhere."""
-    if type(log_probs) is VirtualTensor:
+    if isinstance(log_probs, VirtualTensor):
         device = log_probs.device
         input_lengths, target_lengths = (torch.as_tensor(n, device=device) for n in (input_lengths, target_lengths))
     return _ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
@@ -105,7 +105,7 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
 
 def dropout(input, p=0.5, training=True, inplace=False):
     """As CUDA does it: the mask that is kept for backward takes one byte an element, not four."""
-    if type(input) is VirtualTensor and training and 0 < p < 1 and not inplace:
+    if isinstance(input, VirtualTensor) and training and 0 < p < 1 and not inplace:
         return torch.native_dropout(input, p, training)[0]
     return _dropout(input, p, training, inplace)
 
@@ -113,10 +113,12 @@ def dropout(input, p=0.5, training=True, inplace=False):
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention; where is_causal stands for a mask, it is made here, and not in C++."""
     check_query(query, key, value)
+    if isinstance(query, VirtualTensor) and 0 in query.shape[:-1]:
+        return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
     if (
         is_causal
         and attn_mask is None
-        and type(query) is VirtualTensor
+        and isinstance(query, VirtualTensor)
         and not torch._fused_sdp_choice(query, key, value, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
     ):
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
@@ -132,7 +134,7 @@ def pack_padded_sequence(input, lengths, batch_first):
 
 def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
     """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
-    if not any(type(s) is VirtualTensor for s in sequences):
+    if not any(isinstance(s, VirtualTensor) for s in sequences):
         return _pad_sequence(sequences, batch_first, padding_value, padding_side)
     sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
     longest = max(len(s) for s in sequences)
@@ -146,12 +148,12 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
 
 def left_aligned(t, mask):
     """No: then nn.TransformerEncoder does without nested tensors, which virtual GPUs can't hold."""
-    return type(t) is not VirtualTensor and _left_aligned(t, mask)
+    return not isinstance(t, VirtualTensor) and _left_aligned(t, mask)
 
 
 def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
     """Under nn.utils.rnn.pad_packed_sequence; C++ would make the padded tensor on the CPU."""
-    if type(data) is not VirtualTensor:
+    if not isinstance(data, VirtualTensor):
         return _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length)
     rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
     padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)

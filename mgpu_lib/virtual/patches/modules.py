@@ -20,29 +20,24 @@ _moving = threading.local()
 def patches():
     """(owner, name, replacement), for patches.install."""
     yield Tensor, "data", property(Base.data.__get__, assign_data)
-    yield Tensor, "_make_subclass", staticmethod(make_subclass)
     yield UninitializedTensorMixin, "materialize", materialize
+    yield UninitializedTensorMixin, "device", property(device_of_lazy)
     yield torch.nn.Module, "_apply", apply_to_module
     yield torch.__future__, "get_swap_module_params_on_conversion", swaps_parameters
     yield torch.utils, "swap_tensors", swap_tensors
 
 
 def assign_data(self, value):
-    if isinstance(self, UninitializedTensorMixin) and type(value) is VirtualTensor:
-        self.device_to_be = value.device  # a lazy module was moved: there is nothing to move yet
-    elif type(value) is VirtualTensor:
+    if isinstance(self, UninitializedTensorMixin) and hasattr(value, "device_to_be"):
+        self.device_to_be = value.device_to_be  # a lazy module was moved: there is nothing to move yet
+    elif isinstance(value, VirtualTensor):
         set_data(self, value)
     else:
         Base.data.__set__(self, value)
 
 
-def make_subclass(cls, data, requires_grad=False, **kwargs):
-    """Lazy parameters made with device='cuda:i'."""
-    if type(data) is not VirtualTensor:
-        return Base._make_subclass(cls, data, requires_grad, **kwargs)
-    lazy = Base._make_subclass(cls, torch.empty(0, dtype=data.dtype, device="cpu"), requires_grad)
-    lazy.device_to_be = data.device
-    return lazy
+def device_of_lazy(self):
+    return vars(self).get("device_to_be") or Base.device.__get__(self)
 
 
 def materialize(self, shape, device=None, dtype=None):
@@ -73,7 +68,7 @@ def swap_tensors(a, b):
     """torch.utils.swap_tensors. A module that stays on its device only gets other data, and graphs stay good."""
     if getattr(_moving, "swap", None) and a.device == b.device:
         a.data = b.data
-    elif VirtualTensor in (type(a), type(b)):
+    elif isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor):
         swap(a, b)
     else:
         _swap_tensors(a, b)

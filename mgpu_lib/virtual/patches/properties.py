@@ -1,0 +1,83 @@
+"""torch.cuda.get_device_properties: what a data sheet says about a GPU, and CUDA about its kind.
+
+What differs by compute capability is from the CUDA C++ Programming Guide, "Features and Technical Specifications". A
+property that stands in neither is missing here, too: asking for it is an error.
+"""
+
+import functools
+import uuid
+from dataclasses import dataclass
+
+KIB, MIB = 2**10, 2**20
+
+# Compute capability: threads, and KiB of shared memory, of a multiprocessor; KiB that one block may ask for.
+LIMITS = {
+    (7, 0): (2048, 96, 96),
+    (7, 5): (1024, 64, 64),
+    (8, 0): (2048, 164, 163),
+    (8, 9): (1536, 100, 99),
+    (9, 0): (2048, 228, 227),
+    (10, 0): (2048, 228, 227),
+}
+# MiB of the L2 cache, from the makers' white papers: Volta, Turing, Ampere (A100), Ada and Hopper.
+L2_CACHE = {"V100": 6, "T4": 4, "A100-40": 40, "A100-80": 40, "RTX4090": 72, "H100": 50}
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """torch.cuda.get_device_properties(i), of a virtual GPU."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: uuid.UUID
+    max_threads_per_multi_processor: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_per_block_optin: int
+    clock_rate: int  # kHz
+    pci_bus_id: int
+    key: str  # of its data sheet
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 48 * KIB
+    warp_size: int = 32
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    gcnArchName: str = ""  # of GPUs of another maker
+
+    @property
+    def L2_cache_size(self):
+        if self.key not in L2_CACHE:
+            raise AttributeError(f"L2_cache_size: the data sheet of the {self.key} doesn't say it")
+        return L2_CACHE[self.key] * MIB
+
+    def __repr__(self):
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid})"
+        )
+
+
+@functools.cache
+def properties_of(spec, index):
+    """The properties of GPU `index`, whose data sheet is `spec` (a `specs.GPU`)."""
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{index}")
+    threads, shared, optin = LIMITS[spec.capability]
+    return DeviceProperties(
+        f"{spec.name} (virtual)",
+        *spec.capability,
+        spec.memory,
+        spec.sm_count,
+        identity,
+        threads,
+        shared * KIB,
+        optin * KIB,
+        round(spec.frequency / 1e3),
+        index,
+        spec.key,
+    )

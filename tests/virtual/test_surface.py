@@ -1,0 +1,357 @@
+"""What other people's programs ask of PyTorch and of CUDA: classes that stay classes, subclasses of tensors, old names,
+and code of the CPU that must not suffer."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual.patches.legacy import LEGACY
+
+GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(2) as machine:
+        yield machine
+
+
+class Marked(torch.Tensor):
+    """A subclass of tensors that keeps PyTorch's own __torch_function__."""
+
+
+# Subclasses of tensors
+
+
+def boxes():
+    return tv_tensors.BoundingBoxes([[0, 0, 2, 2]], format="XYXY", canvas_size=(10, 10))
+
+
+@pytest.mark.parametrize("where", ["cuda:1", 1, GPU1])
+def test_a_subclass_stays_one_on_a_gpu(gpus, where):
+    there = boxes().to(where)
+    assert isinstance(there, tv_tensors.BoundingBoxes) and there.device == GPU1
+    flipped = v2.functional.horizontal_flip(there)
+    assert isinstance(flipped, tv_tensors.BoundingBoxes) and flipped.device == GPU1
+    assert flipped.tolist() == v2.functional.horizontal_flip(boxes()).tolist() == [[8, 0, 10, 2]]
+    back = there.to("cpu")
+    assert type(back) is tv_tensors.BoundingBoxes and back.device.type == "cpu" and back.canvas_size == (10, 10)
+    assert type(there.cpu()) is type(boxes().cpu()) is torch.Tensor  # which torchvision wants so
+
+
+def test_a_plain_subclass_computes_and_travels(gpus):
+    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
+    y = x + 1
+    assert isinstance(y, Marked) and y.device == GPU1 and y.tolist() == [2, 2]
+    assert isinstance(torch.ones(2).as_subclass(Marked).cuda(), Marked)
+    assert type(x.cpu()) is Marked
+    assert repr(x) == "Marked([1., 1.], device='cuda:1')"
+
+
+def test_gradients_go_through_a_subclass(gpus):
+    w = torch.ones(2, device="cuda:1", requires_grad=True)
+    (w.as_subclass(Marked) * 3).sum().backward()
+    assert w.grad.tolist() == [3, 3] and w.grad.device == GPU1
+
+
+def test_copies_of_a_subclass_are_of_its_class(gpus):
+    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
+    x.note = "kept"
+    for made in (copy.copy(x), copy.deepcopy(x)):
+        assert isinstance(made, Marked) and made.device == GPU1 and made.note == "kept"
+
+
+def test_a_method_is_still_the_one_in_sets_and_tables():
+    kept = {torch.Tensor.to, torch.Tensor.cuda}
+    with virtual_gpus(1):
+        assert torch.Tensor.to in kept and torch.Tensor.cuda in kept and torch.Tensor.cpu not in kept
+
+
+def test_the_type_of_a_parameter_makes_parameters(gpus):
+    weight = nn.Linear(2, 2).cuda().weight
+    made = type(weight)(weight.data, requires_grad=False)
+    assert isinstance(made, nn.Parameter) and not made.requires_grad and made.device == GPU0
+
+
+# Inference mode
+
+
+def test_views_in_inference_mode(gpus):
+    x = torch.arange(4.0, device="cuda:1")
+    with torch.inference_mode():
+        assert x[:2].tolist() == [0, 1] and x.view(2, 2).sum().item() == 6
+        made = x + 1
+        assert made.is_inference() and made[1:].is_inference() and not x[:2].is_inference()
+    x[:2].mul_(3)  # a normal tensor still
+    assert x.tolist() == [0, 3, 2, 3]
+
+
+def test_a_transformer_in_inference_mode(gpus):
+    torch.manual_seed(0)
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
+    X = torch.randn(2, 3, 8)
+    with torch.inference_mode():
+        expected = net(X)
+        torch.testing.assert_close(net.cuda()(X.cuda()).cpu(), expected)
+
+
+# Classes and old names
+
+
+def test_classes_stay_classes(gpus):
+    for name in ("CUDAGraph", "graph", "MemPool", "ExternalStream", "Stream", "Event", "FloatTensor"):
+        assert isinstance(getattr(torch.cuda, name), type) and getattr(torch.cuda, name) | None
+    assert issubclass(torch.cuda.Stream, torch.Stream) and issubclass(torch.cuda.Event, torch.Event)
+    assert not issubclass(torch.cuda.Stream, torch.Event)
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_old_types(gpus, name):
+    on_cpu, on_gpu = getattr(torch, f"{name}Tensor"), getattr(torch.cuda, f"{name}Tensor")
+    x = on_gpu([1, 0])
+    assert x.device == GPU0 and x.dtype == on_cpu.dtype and x.tolist() == [1, 0]
+    assert isinstance(x, on_gpu) and not isinstance(x, on_cpu)
+    assert isinstance(x.cpu(), on_cpu) and not isinstance(x.cpu(), on_gpu)
+    assert on_gpu(2, 3).shape == (2, 3) and x.type(on_cpu).device.type == "cpu" and x.cpu().type(on_gpu).is_cuda
+    assert x.type() == str(on_gpu) == f"torch.cuda.{name}Tensor"
+
+
+def test_old_types_are_pytorchs_own_again():
+    own, kept = torch.FloatTensor, {torch.FloatTensor: 1}
+    with virtual_gpus(1):
+        assert torch.FloatTensor == own and kept[torch.FloatTensor] == 1
+    assert torch.FloatTensor is own
+
+
+def test_new_on_another_gpu(gpus):
+    assert torch.ones(1, device="cuda:0").new([1, 2], device=1).device == GPU1
+    assert torch.ones(1, device="cuda:1").new(2, 3).device == GPU1
+
+
+@pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
+def test_the_default_type(gpus):
+    try:
+        torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+        made = torch.ones(2), torch.tensor([1.0]), torch.empty(2)
+        assert all(x.device == GPU0 and x.dtype == torch.float64 for x in made)
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+    assert torch.ones(2).device.type == "cpu" and torch.ones(2).dtype == torch.float32
+
+
+def test_the_accelerator_is_cuda(gpus):
+    assert torch._C._get_accelerator() == torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+def test_more_properties(gpus):
+    properties = torch.cuda.get_device_properties(1)
+    assert properties.L2_cache_size == 6 * 2**20 and properties.warp_size == 32
+    assert properties.max_threads_per_multi_processor == 2048 and properties.shared_memory_per_block_optin == 96 * 1024
+    assert properties.clock_rate == pytest.approx(1.53e6, rel=0.01)
+    with virtual_gpus(1, "B200"), pytest.raises(AttributeError, match="B200"):
+        torch.cuda.get_device_properties(0).L2_cache_size  # noqa: B018
+
+
+# Streams and events
+
+
+def test_events_of_two_gpus_are_not_compared(gpus):
+    events = []
+    for device in (GPU0, GPU1):
+        with torch.cuda.device(device):
+            events.append(torch.cuda.Event(enable_timing=True))
+            assert events[-1].device is None
+            events[-1].record()
+            torch.cuda.synchronize()
+    assert [event.device for event in events] == [GPU0, GPU1]
+    with pytest.raises(torch.AcceleratorError, match="invalid resource handle"):
+        events[0].elapsed_time(events[1])
+
+
+def test_a_stream_by_its_numbers(gpus):
+    stream = torch.cuda.Stream(1)
+    assert stream.cuda_stream != torch.cuda.default_stream(1).cuda_stream == 0
+    assert torch.cuda.Stream.priority_range() == (0, -3)
+    numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+    torch._C._cuda_setStream(**numbers)
+    assert torch.cuda.current_stream(1) == stream
+
+
+def test_sleep_takes_its_cycles(gpus):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.cuda._sleep(1_533_203)
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(1, rel=0.05)  # a millisecond, at 1533 MHz
+
+
+# Code of the CPU
+
+
+def test_code_of_the_cpu_is_not_disturbed(gpus):
+    assert torch.func.jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))[1].tolist() == [1, 1]
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert scripted(torch.ones(1, 2)).shape == (1, 2)
+    traced = torch.jit.trace(lambda x: x + torch.ones(2), torch.ones(2))
+    assert traced(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_functions_are_scripted_as_without_gpus(gpus):
+    def function(x):
+        return torch.zeros(2) + F.dropout(x, 0.5, False).to(torch.float64)
+
+    assert torch.jit.script(function)(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_compile_runs_functions_as_they_are(gpus):
+    with pytest.warns(UserWarning, match="don't compile"):
+
+        @torch.compile(dynamic=True)
+        def double(x):
+            return 2 * x
+
+    assert double(torch.ones(2)).tolist() == double(torch.ones(2, device="cuda:1")).tolist() == [2, 2]
+
+
+def test_the_profiler_is_quiet():
+    """Asked of a driver that isn't there, it prints a backtrace for every operation."""
+    code = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+from mgpu_lib.virtual import virtual_gpus
+with virtual_gpus(1), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda"))
+assert "aten::" in profiler.key_averages().table()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "timeline" in done.stderr and done.stderr.count("\n") < 12, done.stderr
+
+
+# nn.parallel.comm
+
+
+def test_scatter_checks_its_arguments(gpus):
+    comm, X = torch.cuda.comm, torch.arange(6.0)
+    with pytest.raises(RuntimeError, match=r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"):
+        comm.scatter(X, (0, 1), chunk_sizes=(2, 2, 2))
+    with pytest.raises(RuntimeError, match="at least one device"):
+        comm.scatter(X, ())
+    with pytest.raises(RuntimeError, match="to sum exactly to 6"):
+        comm.scatter(X, (0, 1), chunk_sizes=(2, 2))
+    with pytest.raises(RuntimeError, match="stream at index 1"):
+        comm.scatter(X, (0, 1), streams=[None, torch.cuda.Stream(0)])
+    assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_comm_writes_to_out(gpus):
+    comm, out = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)]
+    assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
+    assert [part.tolist() for part in comm.scatter(torch.arange(4.0), out=out)] == [[0, 1], [2, 3]]
+    gathered = torch.empty(4)
+    assert comm.gather(out, out=gathered) is gathered and gathered.tolist() == [0, 1, 2, 3]
+    for wrong, words in (
+        (lambda: comm.broadcast(torch.ones(3), out=out), "same shape as the source"),
+        (lambda: comm.broadcast(torch.ones(2), out=[torch.ones(2)]), "output tensor at index 0 has device 'cpu'"),
+        (lambda: comm.scatter(torch.ones(5), out=out), "Expected 5, but got total size 4"),
+        (lambda: comm.scatter(torch.ones(4, 1), out=out), "index 0 has incorrect shape"),
+        (lambda: comm.scatter(torch.ones(4), out=[]), "at least one output"),
+        (lambda: comm.gather(out, out=torch.empty(3)), "to have shape"),
+        (lambda: comm.gather([torch.ones(2)] * 2), "tensor at index 0 has device 'cpu'"),
+        (lambda: comm.gather([out[0], out[1][None]]), "same number of dimensions"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            wrong()
+
+
+def test_gather_keeps_channels_last(gpus):
+    parts = [torch.ones(2, 3, 4, 4, device=d).to(memory_format=torch.channels_last) for d in (GPU0, GPU1)]
+    assert torch.cuda.comm.gather(parts).is_contiguous(memory_format=torch.channels_last)
+    assert torch.cuda.comm.gather([parts[0], parts[1].contiguous()]).is_contiguous()
+
+
+# Modules and operations
+
+
+def test_lazy_modules_on_a_gpu(gpus):
+    for lazy, X in ((nn.LazyConv2d(4, 3), torch.ones(1, 2, 5, 5)), (nn.LazyBatchNorm2d(), torch.ones(2, 3, 4, 4))):
+        lazy.to(GPU1)
+        assert lazy.weight.device == GPU1
+        with pytest.raises(RuntimeError, match="uninitialized parameters can't be used with `DataParallel`"):
+            nn.DataParallel(lazy, [1, 0])(X.to(GPU1))
+        lazy(X.to(GPU1))
+        assert {t.device for t in lazy.state_dict().values()} == {GPU1}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_without_biases(gpus, kind):
+    torch.manual_seed(0)
+    net, X = kind(3, 4, num_layers=2, bias=False), torch.randn(5, 2, 3)
+    expected = net(X)[0]
+    expected.sum().backward()
+    gradient = net.weight_hh_l0.grad.clone()
+    net.zero_grad()
+    output = net.cuda()(X.cuda())[0]
+    output.sum().backward()
+    torch.testing.assert_close(output.detach().cpu(), expected.detach())
+    torch.testing.assert_close(net.weight_hh_l0.grad.cpu(), gradient)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_attention_of_nothing(gpus, is_causal):
+    Q = torch.ones(0, 2, 3, 4, device=GPU1, requires_grad=True)
+    out = F.scaled_dot_product_attention(Q, Q, Q, is_causal=is_causal)
+    out.sum().backward()
+    assert out.shape == Q.shape and out.device == GPU1 and Q.grad.shape == Q.shape
+
+
+def test_bytes_are_not_interpolated(gpus):
+    X = torch.zeros(1, 3, 4, 4, dtype=torch.uint8, device=GPU1)
+    with pytest.raises(NotImplementedError, match=r"upsample_bilinear2d_out_frame.*not implemented for 'Byte'"):
+        F.interpolate(X, scale_factor=2, mode="bilinear")
+    assert F.interpolate(X, scale_factor=2, mode="nearest").shape == (1, 3, 8, 8)
+
+
+def test_storages_are_identities(gpus):
+    x, y = torch.ones(4, device=GPU1), torch.ones(1024, device=GPU1)
+    storage = x.untyped_storage()
+    assert storage == x.view(2, 2).untyped_storage() != y.untyped_storage()
+    assert hash(storage) == hash(x[1:].untyped_storage())
+    assert storage.data_ptr() == x.data_ptr() != x[1:].data_ptr()
+    assert (storage.nbytes(), storage.size(), storage.device) == (16, 16, GPU1)
+    with_y = torch.cuda.memory_allocated(1)
+    y.untyped_storage().resize_(0)
+    assert torch.cuda.memory_allocated(1) == with_y - 4096
+    y.untyped_storage().resize_(4096)
+    assert torch.cuda.memory_allocated(1) == with_y
+    with pytest.raises(torch.OutOfMemoryError):
+        y.untyped_storage().resize_(2**40)
+    assert y.untyped_storage().nbytes() == 4096
+
+
+def test_complex_parameters_in_data_parallel(gpus):
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, 10, dtype=torch.cfloat))
+
+        def forward(self, X):
+            return X + self.weight
+
+    net, X = Added(), torch.rand(4, 10, dtype=torch.cfloat)
+    out = nn.DataParallel(net.cuda())(X.cuda())
+    out.real.sum().backward()
+    assert torch.equal(X + 1, out.detach().cpu()) and net.weight.grad.tolist() == [[4] * 10]
+
+
+def test_a_subclass_is_pickled_as_such(gpus):
+    x = pickle.loads(pickle.dumps(torch.ones(2, device=GPU1).as_subclass(Marked)))
+    assert isinstance(x, Marked) and x.tolist() == [1, 1]
