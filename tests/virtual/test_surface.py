@@ -267,8 +267,11 @@ def test_comm_writes_to_out(gpus):
         (lambda: comm.gather(out, out=torch.empty(3)), "to have shape"),
         (lambda: comm.gather([torch.ones(2)] * 2), "tensor at index 0 has device 'cpu'"),
         (lambda: comm.gather([out[0], out[1][None]]), "same number of dimensions"),
+        (lambda: comm.gather(out, 1), "Dimension out of range"),
+        (lambda: comm.scatter(torch.ones(4), out=out, dim=1), "Dimension out of range"),
+        (lambda: comm.scatter(torch.ones(4), (0, 1), dim=1), "Dimension out of range"),
     ):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises((RuntimeError, IndexError), match=words):
             wrong()
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import torch
+from torch._prims_common import canonicalize_dim
 from torch.cuda import comm as cuda_comm
 from torch.nn.parallel import _functions, comm
 from torch.nn.parameter import UninitializedTensorMixin
@@ -190,7 +191,7 @@ def scatter_out(tensor, out_tensors, dim, streams):
         raise RuntimeError("Expected at least one output tensor to scatter to")
     check_on_gpus(out_tensors, "output", "output tensor")
     check_streams(streams, [out.get_device() for out in out_tensors])
-    dim %= tensor.dim()
+    dim = canonicalize_dim(tensor.dim(), dim)
     for i, out in enumerate(out_tensors):
         if out.dim() != tensor.dim() or resized(out, dim, tensor.shape[dim]) != list(tensor.shape):
             raise RuntimeError(
@@ -233,7 +234,8 @@ def gathered_shape(tensors, dim):
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     check_on_gpus(tensors, "input", "tensor")
-    first, dim = tensors[0], dim % tensors[0].dim()
+    first = tensors[0]
+    dim = canonicalize_dim(first.dim(), dim)
     for i, t in enumerate(tensors):
         if t.dim() != first.dim():
             raise RuntimeError(
