@@ -124,7 +124,7 @@ def unwrap(values, gpu):
     inner, key, misplaced = [], [], ()
     for value in values:
         kind = type(value)
-        if kind is VirtualTensor or kind in SUBCLASSES:
+        if kind is VirtualTensor:
             if gpu is None:
                 gpu = value.gpu
             elif value.gpu is not gpu:
@@ -142,6 +142,10 @@ def unwrap(values, gpu):
                 value, form, gpu, elsewhere = unwrap(value, gpu)
                 key.append(form)
                 misplaced += elsewhere
+        elif kind in SUBCLASSES:  # looked for here, because it is rare: the tensor without its class
+            [value], [form], gpu, elsewhere = unwrap([wrap(value.inner, value.gpu)], gpu)
+            key.append(form)
+            misplaced += elsewhere
         elif isinstance(value, Tensor):
             key.append(form_of(value))
             misplaced += (value,)
