@@ -44,3 +44,17 @@ def checks_of(module):
         for name in exercises.__all__
         if getattr(exercises, name).__module__ == module.__name__
     }
+
+
+# Tests of any chapter's exercises: a module with SIGNATURES, WRONG and RIGHT imports them (see tests/book/conftest.py).
+
+
+def test_a_wrong_answer_is_explained(wrong_answer, request, capsys):
+    name, body, phrase = wrong_answer
+    line = said(capsys, name, function(name, request.module.SIGNATURES[name], body))
+    assert line.startswith("not yet: ") and phrase in line, line
+
+
+def test_other_right_answers(right_answer, capsys):
+    line = said(capsys, *right_answer)
+    assert line.startswith("right: "), line

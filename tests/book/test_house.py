@@ -181,8 +181,8 @@ def test_a_notebook_that_must_not_be_stored_stays_as_it_was(tmp_path):
 # Makefile
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed; the README says how to do without")
-@pytest.mark.parametrize("target", ["book", "test", "serve", "lab", "run-notebooks", "clean"])
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("target", ["book", "test", "serve", "lab", "run-notebooks", "pictures", "clean"])
 def test_make_knows(target):
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
