@@ -70,7 +70,7 @@ class Link:
     latency_source: Source
 
 
-# FP32 cores of a multiprocessor, by compute capability (CUDA C++ Programming Guide, "Arithmetic Instructions")
+# FP32 cores of a multiprocessor, by compute capability: _ConvertSMVer2Cores in helper_cuda.h of NVIDIA's CUDA samples
 CORES_PER_SM = {
     (7, 0): 64,
     (7, 5): 64,

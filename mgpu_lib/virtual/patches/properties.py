@@ -1,7 +1,6 @@
 """torch.cuda.get_device_properties: what a data sheet says about a GPU, and CUDA about its kind.
 
-What differs by compute capability is from the CUDA C++ Programming Guide, "Features and Technical Specifications". A
-property that stands in neither is missing here, too: asking for it is an error.
+A property that stands in neither is missing here, too: asking for it is an error.
 """
 
 import functools
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 KIB, MIB = 2**10, 2**20
 
 # Compute capability: threads, and KiB of shared memory, of a multiprocessor; KiB that one block may ask for.
+# CUDA C++ Programming Guide (legacy edition), table 27, "Technical Specifications per Compute Capability". It begins
+# at 7.5: 7.0 is from arch_traits.h of NVIDIA's CCCL, whose other rows say the same as the table.
 LIMITS = {
     (7, 0): (2048, 96, 96),
     (7, 5): (1024, 64, 64),
@@ -19,7 +20,9 @@ LIMITS = {
     (9, 0): (2048, 228, 227),
     (10, 0): (2048, 228, 227),
 }
-# MiB of the L2 cache, from the makers' white papers: Volta, Turing, Ampere (A100), Ada and Hopper.
+# MiB of the L2 cache, as CUDA reports it. V100, A100 and H100: l2_cache_size in OpenXLA's device descriptions. T4:
+# deviceQuery on one, gist Terminus-IMRC/5e4b7782. RTX 4090: get_device_properties of one, GitHub chenlb/knowledge,
+# cuda-install-on-windows.md.
 L2_CACHE = {"V100": 6, "T4": 4, "A100-40": 40, "A100-80": 40, "RTX4090": 72, "H100": 50}
 
 
@@ -39,6 +42,7 @@ class DeviceProperties:
     clock_rate: int  # kHz
     pci_bus_id: int
     key: str  # of its data sheet
+    # the next four are the same for every compute capability (sources: see LIMITS)
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
     shared_memory_per_block: int = 48 * KIB
@@ -52,7 +56,7 @@ class DeviceProperties:
     @property
     def L2_cache_size(self):
         if self.key not in L2_CACHE:
-            raise AttributeError(f"L2_cache_size: the data sheet of the {self.key} doesn't say it")
+            raise AttributeError(f"L2_cache_size: the data sheet of the {self.key} has no figure for it")
         return L2_CACHE[self.key] * MIB
 
     def __repr__(self):
