@@ -5,6 +5,7 @@ import sys
 import torch
 from torch import Tensor
 
+from mgpu_lib.virtual.collectives import collective, functional
 from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.nests import tensors_in
@@ -18,13 +19,19 @@ RULES = {}  # by the operation's id: operations live for ever, and hashing one i
 
 def dispatch(cls, func, types, args=(), kwargs=None):
     """Every operation on a virtual tensor: __torch_dispatch__."""
+    if len(types) > 1 and not all(issubclass(kind, VirtualTensor) for kind in types):
+        return NotImplemented  # the other decides: a DTensor, for one
     rule = RULES.get(id(func)) or learn(func)
     return rule.handler(rule, func, args, kwargs or {})
 
 
 def learn(func):
     """The rule of an operation, found out when it is met for the first time."""
-    if is_composite(func):
+    if func.namespace == "c10d":
+        handler = collective
+    elif func.namespace == "_c10d_functional":
+        handler = functional
+    elif is_composite(func):
         handler = decompose
     elif with_generator(func) is not None:
         handler = draw
@@ -194,8 +201,8 @@ def finish(rule, inner, inner_kwargs, gpu, key, args, kwargs):
             refresh(args[0])
         return args[0]
     given = {id(t.inner): t for t in tensors_in((args, kwargs)) if isinstance(t, VirtualTensor)}
-    for position in rule.written_lists:  # autograd counts the writes to single tensors by itself
-        torch.autograd.graph.increment_version(args[position])
+    for position, name in rule.written_lists:  # autograd counts the writes to single tensors by itself
+        torch.autograd.graph.increment_version(args[position] if position < len(args) else kwargs[name])
     for tensor in given.values():
         refresh(tensor)
     return wrap_all(out, gpu, given)

@@ -25,6 +25,7 @@ class VirtualGPU:
         self.ledger = Ledger(index, machine.spec.memory)
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.chosen = [], Chosen()
+        self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
         Stream(gpu=self)  # the default one enters itself as the first
 
     def run(self, func, args, kwargs, key=None, call=None):

@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     mixes: bool  # PyTorch lets it mix devices
     mutates: bool  # writes to an argument, and returns it
     reshapes: bool  # may change that argument's sizes or strides
-    written_lists: list  # positions of lists of tensors that it writes to, as the optimizers' foreach functions do
+    written_lists: list  # (position, name) of lists of tensors that it writes to, as optimizers' foreach functions do
 
 
 def rule_of(func, handler):
@@ -31,8 +31,9 @@ def rule_of(func, handler):
     name = func.overloadpacket.__name__
     runs = with_generator(func) or func
     reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
-    written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    lists = [i for i in written if func._schema.arguments[i].type.kind() == "ListType"]
+    arguments = list(enumerate(func._schema.arguments))
+    written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    lists = [(i, a.name) for i, a in written if a.type.kind() == "ListType"]
     call = getattr(runs, "_op", runs)
     return Rule(handler, runs, call, name in MIXING, func._schema.is_mutable, reshapes, lists)
 

@@ -16,15 +16,16 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "files specs rates memory timeline nests rules running",
+    "facts": "files importing specs rates memory timeline nests rules running",
     "words and costs": "errors costs",
     "time": "clock shapes",
     "streams": "streams",
     "a GPU": "gpu",
     "a tensor": "tensor",
-    "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.factories "
-    "patches.functions patches.gradients patches.legacy patches.methods patches.modules patches.properties "
-    "patches.script",
+    "processes": "communicator collectives",
+    "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
+    "patches.dtensor patches.factories patches.functions patches.gradients patches.legacy patches.methods "
+    "patches.modules patches.properties patches.script",
     "outside": "machine launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them

@@ -198,9 +198,6 @@ REFUSED = {
     "graph": lambda: torch.cuda.graph(None),
     "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
-    "process group": lambda: torch.distributed.init_process_group(
-        "nccl", rank=0, world_size=1, store=torch.distributed.HashStore()
-    ),
     "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
 }

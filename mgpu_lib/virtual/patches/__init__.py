@@ -7,11 +7,14 @@ import types
 import torch
 from torch import Tensor
 
+from mgpu_lib.virtual.importing import AfterImport
 from mgpu_lib.virtual.patches import (
     autocast,
     checkpoint,
     comm,
     cuda,
+    distributed,
+    dtensor,
     factories,
     functions,
     gradients,
@@ -22,7 +25,20 @@ from mgpu_lib.virtual.patches import (
 )
 
 PACKAGE = __package__.rpartition(".")[0]
-REPLACING = factories, functions, methods, modules, gradients, cuda, legacy, autocast, comm, checkpoint, script
+REPLACING = (
+    factories,
+    functions,
+    methods,
+    modules,
+    gradients,
+    cuda,
+    distributed,
+    legacy,
+    autocast,
+    comm,
+    checkpoint,
+    script,
+)
 _patches = contextlib.ExitStack()
 
 
@@ -42,12 +58,19 @@ def install():
                 patch(stack, owner, name, value)
         for module, name, value in imported_before(replacements):
             patch(stack, module, name, value)
+        stack.callback(AfterImport(dtensor.MODULE, patch_dtensor).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)
         _patches.push(stack.pop_all())
+
+
+def patch_dtensor(module):
+    """What `dtensor` names is put in place when a program has imported it."""
+    for owner, name, value in dtensor.patches(module):
+        patch(_patches, owner, name, value)
 
 
 def imported_before(replacements):

@@ -66,12 +66,9 @@ def patches():
 
 
 def without_nccl():
-    """The same for NCCL: there is none."""
+    """The same for the operations of NCCL with many GPUs in one process."""
     for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
-    if torch.distributed.is_available():
-        yield torch.distributed, "init_process_group", init_process_group
-        yield torch.distributed, "is_nccl_available", lambda: False
 
 
 def compile_(model=None, **options):
@@ -196,7 +193,9 @@ def sleep(cycles):
 def synchronize(index):
     """The host waits for all streams of GPU `index`, and of no other."""
     gpu = current().gpu(index)
-    gpu.clock.synchronize(gpu, gpu.streams)
+    for communicator in gpu.communicators:
+        communicator.synchronize()
+    gpu.clock.synchronize(gpu, [*gpu.streams, *gpu.communicators])
 
 
 def no_driver():
@@ -266,12 +265,6 @@ def set_memory_fraction(fraction, index):
     ledger(index).fraction = fraction
 
 
-def init_process_group(backend=None, *args, **kwargs):
-    if backend is None or "nccl" in str(backend):
-        not_imitated("torch.distributed with NCCL")()
-    return _init_process_group(backend, *args, **kwargs)
-
-
 def group_tensors(tensorlistlist, with_indices=False):
     """Tensors by device and dtype, in order; C++ would find all of them on the CPU."""
     groups = {}
@@ -295,4 +288,3 @@ def check_same_place(first, tensor):
 
 
 _profile = torch.autograd.profiler.profile.__init__
-_init_process_group = torch.distributed.init_process_group if torch.distributed.is_available() else None

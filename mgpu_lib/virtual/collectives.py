@@ -1,0 +1,460 @@
+"""What torch.distributed's operations do on virtual GPUs: "nccl" made of gloo.
+
+PyTorch calls them by way of its dispatcher, as operations of the namespace c10d, from Python and from C++. Here each of
+them becomes an operation of a `Communicator`: what moves the values, on the memory of virtual GPUs, and how long it
+takes. What a tensor must be like, and the words for what is not, are NCCL's and those of PyTorch's ProcessGroupNCCL.
+"""
+
+import contextlib
+import functools
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import ReduceOp
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from mgpu_lib.virtual.communicator import Channel, Communicator, Pair
+from mgpu_lib.virtual.costs import collective_seconds
+from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.tensor import VirtualTensor, is_virtual, wrap
+
+NUMBERS = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
+TYPES = NUMBERS | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
+SUM, AVG, MAX, PREMUL_SUM = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM
+REDUCTIONS = SUM, AVG, MAX, PREMUL_SUM, ReduceOp.MIN, ReduceOp.PRODUCT
+FLYING = {}  # results of functional collectives that nobody has waited for, by their storage
+GROUPS = {}  # the groups whose ranks have virtual GPUs, by the name of their process group
+
+
+class Group:
+    """A process group whose ranks have virtual GPUs: its `members`, and the `name` of the process group."""
+
+    def __init__(self, members, name):
+        self.members, self.name = members, f"group {name}"
+        self.communicators = {}  # by the number of this rank's GPU: usually one
+        self.pairs, self.channels = {}, {}  # by ranks in the group
+        self.coalesced = None  # the works of a block that coalesces them, while it is open
+
+    def __len__(self):
+        return len(self.members.ranks)
+
+    def communicator(self, gpu):
+        """All ranks of the group, this one with `gpu`."""
+        if gpu.index not in self.communicators:
+            members = self.members.meeting_at(f"communicator {len(self.communicators)}")
+            self.communicators[gpu.index] = Communicator(gpu, members, self.name)
+            gpu.communicators.append(self.communicators[gpu.index])
+        return self.communicators[gpu.index]
+
+    def channel(self, gpu, source, target):
+        """From rank `source` of the group to `target`, one of which is this one."""
+        if source == target:
+            raise ValueError("Invalid point-to-point operation: a rank can't send to itself")
+        if (source, target) not in self.channels:
+            ends = min(source, target), max(source, target)
+            if ends not in self.pairs:
+                self.pairs[ends] = Pair(self.members.subset(ends), f"{self.name}, ranks {ends[0]} and {ends[1]}")
+            channel = Channel(gpu, self.pairs[ends], ends.index(source))
+            self.channels[source, target] = channel
+            gpu.communicators.append(channel)
+        return self.channels[source, target]
+
+    def close(self, seconds=None):
+        """All that was begun is done, and the communicators' threads end."""
+        for communicator in (*self.communicators.values(), *self.channels.values()):
+            communicator.close(seconds)
+
+    def issue(self, name, tensors, nbytes, transfer, outputs, what=""):
+        """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""
+        gpu = checked(tensors)
+        communicator = self.communicator(gpu)
+        seconds = collective_seconds(name, nbytes, len(self), gpu.machine.link)
+        what = f"{name} of {str(tensors[0].dtype).removeprefix('torch.')}{what}"
+        moves = transfer if gpu.machine.dry is None else None  # without values there is nothing to move
+        return self.entered(communicator.issue(name, what, nbytes, seconds, moves, outputs))
+
+    def entered(self, work):
+        if self.coalesced is not None:
+            self.coalesced.append(work)
+        return work
+
+
+def collective(rule, func, args, kwargs):
+    """An operation of c10d on virtual tensors: a handler of `dispatch`."""
+    return OPERATIONS[func.overloadpacket.__name__](*args, **kwargs)
+
+
+def functional(rule, func, args, kwargs):
+    """A functional collective: PyTorch's own, in C++, calls those of c10d, with tensors that it makes for them.
+
+    It notes which storage a work writes to. Views of a virtual tensor have others, so it is asked with the first.
+    """
+    with on_the_gpu_of(tensors_in(args), allocated=None):
+        if func.overloadpacket.__name__.startswith("wait_tensor"):
+            for tensor in tensors_in(args):
+                wait_for(tensor)
+            return args[0]
+        out = func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+    FLYING.update({tensor.untyped_storage()._cdata: tensor for tensor in tensors_in([out])})
+    return out
+
+
+def wait_for(tensor):
+    first = FLYING.pop(tensor.untyped_storage()._cdata, None)
+    if first is not None:
+        torch.ops._c10d_functional.wait_tensor.default._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, first)
+
+
+class OnTheGPU(TorchDispatchMode):
+    """Inside, what C++ takes for its own use on the device of its tensors, which it sees on the CPU, is on the GPU.
+
+    That is each `torch.empty` of one of the types `allocated` (None: of any), and what it communicates.
+    """
+
+    def __init__(self, gpu, allocated):
+        super().__init__()
+        self.gpu, self.allocated = gpu, allocated
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            args = tree_map_only(Tensor, self.on_the_gpu, args)
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format and (self.allocated is None or out.dtype in self.allocated):
+            out = self.on_the_gpu(out)
+        elif func.is_view and is_virtual(out):
+            torch._functionalize_unsafe_set(out, args[0])  # C++ compares storages, to see what is a view of what
+        return out
+
+    def on_the_gpu(self, tensor):
+        return tensor if is_virtual(tensor) else wrap(tensor, self.gpu)
+
+
+def on_the_gpu_of(tensors, allocated=()):
+    """OnTheGPU for these, if they are on one."""
+    gpu = next((tensor.gpu for tensor in tensors if is_virtual(tensor)), None)
+    return contextlib.nullcontext() if gpu is None else OnTheGPU(gpu, allocated)
+
+
+def group_of(script_object):
+    group = GROUPS.get(c10d.ProcessGroup.unbox(script_object).group_name)
+    if group is None:
+        raise RuntimeError("No backend type associated with device type cuda: the process group has no NCCL")
+    return group
+
+
+def checked(tensors):
+    """The GPU that all `tensors` are on; the errors of ProcessGroupNCCL for tensors that it does not take."""
+    for tensor in tensors:
+        if not isinstance(tensor, VirtualTensor):
+            raise ValueError("Tensors must be CUDA and dense")
+        if tensor.dtype not in TYPES:
+            kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
+        if tensor.gpu is not tensors[0].gpu:
+            raise ValueError("Expected list of tensors on the same device")
+    return tensors[0].gpu
+
+
+def numbers(tensor):
+    """The numbers of `tensor` in a row, as they lie in memory: a view."""
+    inner = tensor.inner
+    if not (
+        inner.is_contiguous() or any(inner.is_contiguous(memory_format=f) for f in CHANNELS_LAST.get(inner.dim(), []))
+    ):
+        raise ValueError("Tensors must be contiguous")
+    return inner.as_strided((inner.numel(),), (1,))
+
+
+CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
+
+
+def memory(tensor):
+    """The bytes of `tensor`, as they lie in memory: a view."""
+    return numbers(tensor).view(torch.uint8)
+
+
+# Reductions
+
+
+def reduction_of(script_object, dtype):
+    """(op, factor) of a reduction of numbers of type `dtype`; PyTorch's error for what NCCL does not do."""
+    reduction = ReduceOp.unbox(script_object)
+    op = next((op for op in REDUCTIONS if reduction.op == op), None)
+    if op is None:
+        raise ValueError(f"Cannot use ReduceOp.{str(reduction.op).rpartition('.')[2]} with NCCL")
+    if dtype in TYPES - NUMBERS:
+        raise TypeError(f"virtual GPUs can't reduce {dtype}: convert first")
+    if dtype is torch.bool and op == ReduceOp.AVG:
+        raise ValueError("Cannot use ReduceOp.AVG with Boolean inputs")
+    return op, reduction.factor if op == ReduceOp.PREMUL_SUM else None
+
+
+def reduce(reduction, call, options, values, result, size):
+    """`call(result, values, options)` of gloo, over `size` ranks. What goes in may be written to."""
+    op, factor = reduction
+    if values.dtype is torch.bool:  # which NCCL takes for bytes, and their sum for the largest
+        values, result, op = values.view(torch.uint8), result.view(torch.uint8), MAX if op == SUM else op
+    if op == PREMUL_SUM:
+        values.mul_(factor)
+    options.reduceOp = SUM if op in (AVG, PREMUL_SUM) else op
+    call(result, values, options).wait()
+    if op == AVG:
+        result.copy_(result.div(size, rounding_mode=None if result.is_floating_point() else "trunc"))
+
+
+def all_reduce(gloo, reduction, values):
+    """In place."""
+    reduce(reduction, lambda out, x, o: gloo.allreduce([x], o), c10d.AllreduceOptions(), values, values, gloo.size())
+
+
+def reduce_scatter(gloo, reduction, result, values):
+    options = c10d.ReduceScatterOptions()
+    reduce(reduction, gloo._reduce_scatter_base, options, values.clone(), result, gloo.size())
+
+
+def all_to_all(gloo, results, parts):
+    """Part i of this rank's bytes goes to rank i, which keeps it in its results: lists of a tensor for each rank."""
+    sent, received = torch.cat(parts), torch.empty(sum(map(len, results)), dtype=torch.uint8)
+    sizes = [len(x) for x in results], [len(x) for x in parts]
+    gloo.alltoall_base(received, sent, *sizes, c10d.AllToAllOptions()).wait()
+    for result, values in zip(results, received.split(sizes[0]), strict=True):
+        result.copy_(values)
+
+
+# The operations of c10d. Their arguments are those of its schemas; what they return is, too.
+
+
+def allreduce_(tensors, group, op, sparse_indices=None, async_op=True, timeout=-1):
+    work = allreduce_coalesced_(tensors, group, op)
+    return tensors, work
+
+
+def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
+    reduction, values = reduction_of(op, tensors[0].dtype), [numbers(x) for x in tensors]
+
+    def transfer(gloo):
+        for x in values:
+            all_reduce(gloo, reduction, x)
+
+    what = f"{[len(x) for x in values]}, {reduction[0].name}"
+    return group_of(group).issue("all_reduce", tensors, size_of(tensors), transfer, tensors, what).boxed()
+
+
+def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
+    values, options = [memory(x) for x in tensors], c10d.BroadcastOptions()
+    options.rootRank = root
+
+    def transfer(gloo):
+        gloo.broadcast(values, options).wait()
+
+    what = f"{sizes_of(tensors)} from rank {root}"
+    return tensors, group_of(group).issue("broadcast", tensors, size_of(tensors), transfer, tensors, what).boxed()
+
+
+def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
+    group, [values] = group_of(group), [numbers(x) for x in tensors]
+    reduction = reduction_of(op, values.dtype)
+
+    def transfer(gloo):
+        result = values.clone()  # only the root's tensor is written to
+        all_reduce(gloo, reduction, result)
+        if group.members.rank == root:
+            values.copy_(result)
+
+    what = f"{sizes_of(tensors)} to rank {root}, {reduction[0].name}"
+    return group.issue("reduce", tensors, size_of(tensors), transfer, tensors, what).boxed()
+
+
+def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
+    group, [x], [results] = group_of(group), [memory(x) for x in tensors], outputs
+    if len(results) != len(group):
+        raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
+    parts = [memory(result) for result in results]
+    even = all(len(part) == len(x) for part in parts)
+
+    def transfer(gloo):
+        if even:
+            gloo.allgather([parts], [x], c10d.AllgatherOptions()).wait()
+        else:
+            all_to_all(gloo, parts, [x] * len(group))
+
+    what = sizes_of(tensors) if even else f"{sizes_of(results)} in all"
+    return outputs, group.issue("all_gather", [*tensors, *results], size_of(results), transfer, outputs, what).boxed()
+
+
+def _allgather_base_(output, tensor, group, async_op=True, timeout=-1):
+    return output, allgather_into_tensor_coalesced_([output], [tensor], group)
+
+
+def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
+    group = group_of(group)
+    for output, x in zip(outputs, tensors, strict=True):
+        if output.dtype != x.dtype:
+            raise TypeError("output tensor must have the same type as input tensor")
+        if output.numel() != x.numel() * len(group):
+            raise ValueError("output tensor size must be equal to world_size times input tensor size")
+    pairs = [(memory(output), memory(x)) for output, x in zip(outputs, tensors, strict=True)]
+
+    def transfer(gloo):
+        for result, x in pairs:
+            gloo._allgather_base(
+                result, x.clone(), c10d.AllgatherOptions()
+            ).wait()  # in place, they are the same memory
+
+    given = [*tensors, *outputs]
+    return group.issue("all_gather", given, size_of(outputs), transfer, outputs, sizes_of(tensors)).boxed()
+
+
+def reduce_scatter_(outputs, tensors, group, op, async_op=True, timeout=-1):
+    group, [result], [parts] = group_of(group), [numbers(x) for x in outputs], tensors
+    if len(parts) != len(group):
+        raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
+    reduction, parts = reduction_of(op, result.dtype), [numbers(part) for part in parts]
+    even = all(len(part) == len(result) for part in parts)
+
+    def transfer(gloo):
+        values = torch.cat(parts)
+        if even:
+            reduce_scatter(gloo, reduction, result, values)
+        else:
+            all_reduce(gloo, reduction, values)
+            result.copy_(values.split([len(part) for part in parts])[gloo.rank()])
+
+    given, what = [*outputs, *tensors[0]], f"{sizes_of(tensors[0])}, {reduction[0].name}"
+    return outputs, group.issue("reduce_scatter", given, size_of(tensors[0]), transfer, outputs, what).boxed()
+
+
+def _reduce_scatter_base_(output, tensor, group, op, async_op=True, timeout=-1):
+    return output, reduce_scatter_tensor_coalesced_([output], [tensor], group, op)
+
+
+def reduce_scatter_tensor_coalesced_(outputs, tensors, group, op, async_op=True, timeout=-1):
+    group = group_of(group)
+    for output, x in zip(outputs, tensors, strict=True):
+        if output.dtype != x.dtype:
+            raise TypeError("input tensor must be the same type as the output tensor.")
+        if x.numel() != output.numel() * len(group):
+            raise ValueError("input tensor must be the same size as output size times world size")
+    reduction = reduction_of(op, tensors[0].dtype)
+    pairs = [(numbers(output), numbers(x)) for output, x in zip(outputs, tensors, strict=True)]
+
+    def transfer(gloo):
+        for result, x in pairs:
+            reduce_scatter(gloo, reduction, result, x)
+
+    given, what = [*tensors, *outputs], f"{sizes_of(tensors)}, {reduction[0].name}"
+    return group.issue("reduce_scatter", given, size_of(tensors), transfer, outputs, what).boxed()
+
+
+def alltoall_(outputs, tensors, group, async_op=True, timeout=-1):
+    group = group_of(group)
+    if not len(outputs) == len(tensors) == len(group):
+        raise ValueError("Number of tensor lists must match the number of ranks")
+    return outputs, exchange(group, "all_to_all", outputs, tensors, outputs)
+
+
+def alltoall_base_(output, tensor, group, output_splits, input_splits, async_op=True, timeout=-1):
+    group = group_of(group)
+    results, parts = split(output, output_splits, len(group)), split(tensor, input_splits, len(group))
+    return exchange(group, "all_to_all", results, parts, [output], [output, tensor])
+
+
+def gather_(outputs, tensors, group, root, async_op=True, timeout=-1):
+    group, nothing = group_of(group), tensors[0][:0]
+    at_root = group.members.rank == root
+    if len(tensors) != 1 or (at_root and len(outputs[0]) != len(group)):
+        raise ValueError(f"Incorrect output list size {len(outputs[0])}. Output list size should be {len(group)}")
+    results = outputs[0] if at_root else [nothing] * len(group)
+    parts = [tensors[0] if rank == root else nothing for rank in range(len(group))]
+    return exchange(group, "gather", results, parts, outputs, what=f" to rank {root}")
+
+
+def gather_into_tensor_(output, tensor, group, root, async_op=True, timeout=-1):
+    parts = [*output.chunk(len(group_of(group)))] if group_of(group).members.rank == root else []
+    return output, gather_([parts], [tensor], group, root)
+
+
+def scatter_(outputs, tensors, group, root, async_op=True, timeout=-1):
+    group, nothing = group_of(group), outputs[0][:0]
+    at_root = group.members.rank == root
+    if at_root and len(tensors[0]) != len(group):
+        raise ValueError(f"Incorrect input list size {len(tensors[0])}. Input list size should be {len(group)}")
+    results = [outputs[0] if rank == root else nothing for rank in range(len(group))]
+    parts = tensors[0] if at_root else [nothing] * len(group)
+    return outputs, exchange(group, "scatter", results, parts, outputs, what=f" from rank {root}")
+
+
+def send(tensors, group, target, tag):
+    """`tag` is not looked at, as with NCCL."""
+    return point_to_point(tensors, group_of(group), True, target)
+
+
+def recv_(tensors, group, source, tag):
+    return point_to_point(tensors, group_of(group), False, source)
+
+
+def recv_any_source_(tensors, group, tag):
+    raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
+
+
+def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
+    return group_of(group).issue("barrier", [tensor], 0, None, []).boxed()
+
+
+OPERATIONS = {
+    function.__name__: function
+    for function in (
+        *(allreduce_, allreduce_coalesced_, broadcast_, reduce_, allgather_, _allgather_base_),
+        *(allgather_into_tensor_coalesced_, reduce_scatter_, _reduce_scatter_base_, reduce_scatter_tensor_coalesced_),
+        *(alltoall_, alltoall_base_, gather_, gather_into_tensor_, scatter_, send, recv_, recv_any_source_, barrier),
+    )
+}
+
+
+# What they share
+
+
+def exchange(group, name, results, parts, outputs, given=None, what=""):
+    """Part i of each rank goes to rank i. The ranks need not agree on sizes; where two don't, gloo says so."""
+    given = [*results, *parts] if given is None else given
+    results, parts = [memory(x) for x in results], [memory(x) for x in parts]
+    nbytes = max(sum(map(len, results)), sum(map(len, parts)))
+    transfer = functools.partial(all_to_all, results=results, parts=parts)
+    return group.issue(name, given, nbytes, transfer, outputs, what).boxed()
+
+
+def split(tensor, sizes, n):
+    """`tensor` in `n` parts of these `sizes` along its first dimension; none: of equal sizes."""
+    if not sizes and len(tensor) % n:
+        raise ValueError("Tensor's dim 0 does not divide equally across group size")
+    if sizes and sum(sizes) != len(tensor):
+        raise ValueError("Split sizes doesn't match total dim 0 size")
+    numbers(tensor)  # it must be contiguous
+    return tensor.split(sizes or len(tensor) // n) if len(tensor) else [tensor] * n
+
+
+def point_to_point(tensors, group, sends, other):
+    """A message from or to rank `other`."""
+    [x], gpu = [memory(x) for x in tensors], checked(tensors)
+    source, target = (group.members.rank, other) if sends else (other, group.members.rank)
+    channel = group.channel(gpu, source, target)
+
+    def transfer(gloo):
+        move = gloo.send if sends else gloo.recv
+        move([x], 1 - gloo.rank(), channel.direction).wait()
+
+    seconds = collective_seconds("send", len(x), 2, gpu.machine.link)
+    what = f"message of {tensors[0].dtype}{sizes_of(tensors)}"
+    moves = transfer if gpu.machine.dry is None else None
+    return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, moves, tensors)).boxed()
+
+
+def sizes_of(tensors):
+    return str([x.numel() for x in tensors])
+
+
+def size_of(tensors):
+    """Bytes of all `tensors`."""
+    return sum(x.nbytes for x in tensors)

@@ -1,0 +1,350 @@
+"""The ranks of a process group, and one GPU of each: what NCCL calls a communicator.
+
+The values travel by gloo. Before them travels what each rank says when it comes to an operation: the time on its clock,
+and what it calls. So all ranks know when the last of them was ready, which is when the operation starts, and that they
+call the same. A thread of each communicator does this, one operation after the other, while the program goes on as it
+would with NCCL: no program waits for a time unless it waits for the values.
+"""
+
+import contextlib
+import os
+import queue
+import struct
+import threading
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
+
+from mgpu_lib.virtual.clock import current_stream_of
+from mgpu_lib.virtual.rates import HOST_COPY
+from mgpu_lib.virtual.streams import Stream
+from mgpu_lib.virtual.tensor import VirtualTensor, wrap
+from mgpu_lib.virtual.timeline import Event
+
+RECORD = 256  # bytes of what a rank says
+PATIENCE = 0.25  # part of the time limit after which a rank that waits leaves word of where
+GONE = "Connection closed", "Connection reset", "Broken pipe", "onnect"  # in what gloo says of a rank that is gone
+
+
+class Call(NamedTuple):
+    """What a rank says when it comes to an operation."""
+
+    ready: float  # seconds on its clock, when its GPU could begin
+    what: str  # the operation, its type and size: the same on all ranks
+
+    def packed(self):
+        data = struct.pack("d", self.ready) + self.what.encode()[: RECORD - 8]
+        return torch.frombuffer(bytearray(data.ljust(RECORD, b"\0")), dtype=torch.uint8)
+
+    @classmethod
+    def unpacked(cls, record):
+        data = bytes(record.tolist())
+        return cls(*struct.unpack("d", data[:8]), data[8:].rstrip(b"\0").decode(errors="replace"))
+
+
+class Members(NamedTuple):
+    """Ranks that communicate: where they meet, which of them this one is, and how long they wait for each other."""
+
+    store: object
+    rank: int
+    ranks: list  # their numbers in the whole program
+    timeout: timedelta
+
+    @property
+    def this(self):
+        """The number of this rank in the whole program."""
+        return self.ranks[self.rank]
+
+    def meeting_at(self, name):
+        """The same ranks, in another place."""
+        return self._replace(store=dist.PrefixStore(name, self.store))
+
+    def subset(self, numbers):
+        """Those with these `numbers`, one of which is this rank's."""
+        name, ranks = f"ranks {numbers}", [self.ranks[number] for number in numbers]
+        return self.meeting_at(name)._replace(rank=numbers.index(self.rank), ranks=ranks)
+
+    def gloo(self, name):
+        """A gloo group of them, on this computer unless GLOO_SOCKET_IFNAME names an interface to others."""
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout, options._threads = self.timeout, 1
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, self.store), self.rank, len(self.ranks), options)
+
+    def leave_word(self, word):
+        """Let the other ranks know where this one waits, for the case that somebody runs out of time."""
+        with contextlib.suppress(RuntimeError):  # the store may have gone, with the rank that kept it
+            self.board().set(str(self.this), word)
+
+    def words_of(self, rank):
+        """What `rank` has left word of; nothing if it does not wait."""
+        with contextlib.suppress(RuntimeError):
+            if self.board().check([str(rank)]):
+                return self.board().get(str(rank)).decode()
+        return ""
+
+    def board(self):
+        return dist.PrefixStore("where ranks wait", dist.distributed_c10d._get_default_store())
+
+
+class Work(torch._C._distributed_c10d.Work):
+    """An operation that a communicator was given: what torch.distributed hands out for async_op=True."""
+
+    def __init__(self, communicator, call, seconds, transfer, outputs):
+        super().__init__()
+        self.communicator, self.call, self.seconds = communicator, call, seconds
+        self.transfer, self.outputs, self.booked = transfer, outputs, None
+        self.number, self.done, self.error = communicator.issued, threading.Event(), None
+
+    def wait(self, timeout=timedelta(0)):
+        """The GPU's current stream waits for the operation; in real time, the program does."""
+        self.settle(timeout.total_seconds())
+        stream = current_stream_of(self.communicator.gpu)
+        stream.free = max(stream.free, self.end)
+        return True
+
+    def synchronize(self):
+        self.wait()
+
+    def block_current_stream(self):
+        self.wait()
+
+    def settle(self, seconds=0.0):
+        """Wait, in real time, until the values are there; the first time it is entered in the timeline."""
+        communicator = self.communicator
+        if not self.done.wait(PATIENCE * (seconds or communicator.members.timeout.total_seconds())):
+            communicator.members.leave_word(
+                f"waits in {self.call.what}, operation {self.number} of {communicator.name}"
+            )
+            self.done.wait()  # the communicator's thread keeps the time limit
+            communicator.members.leave_word("")
+        communicator.pending.pop(self.number, None)
+        if self.error is not None:
+            raise self.error
+        if self.booked is not None:
+            name, called, launched, thread, phase, nbytes = self.booked
+            row, times = communicator.name, (self.start, self.end, called, launched)
+            communicator.gpu.clock.events.append(
+                (Event, name, "collective", communicator.gpu.index, row, *times, thread, phase, nbytes, 0, "link")
+            )
+            self.booked = None
+
+    def is_completed(self):
+        """Whether the values are there. That is decided in real time, so what follows from it may differ next time."""
+        self.communicator.gpu.clock.reproducible = False
+        return self.done.is_set()
+
+    def is_success(self):
+        return self.done.is_set() and self.error is None
+
+    def exception(self):
+        return self.error
+
+    def result(self):
+        self.wait()
+        return self.outputs
+
+    def get_future(self):
+        return Future(self)
+
+
+class Communicator:
+    """The `members` of a group, each with a GPU of its own; this rank's is `gpu`."""
+
+    def __init__(self, gpu, members, name):
+        self.gpu, self.members, self.name = gpu, members, name
+        self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
+        self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped
+        self.queue = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
+        self.thread.start()
+
+    def issue(self, name, what, nbytes, seconds, transfer, outputs):
+        """Hand an operation over: a Work. `transfer(gloo)` moves the values, in the communicator's thread.
+
+        It starts when the streams of all ranks have come to it, and takes `seconds` from there. `what` is what all of
+        them must call, and `outputs` what the work hands out.
+        """
+        if self.broken is not None:
+            raise self.broken
+        gpu, host = self.gpu, self.gpu.clock.host()
+        called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
+        ready = max(launched, current_stream_of(gpu).free)
+        self.issued += 1
+        work = Work(self, Call(ready, what), seconds, transfer, outputs)
+        if not host.off:
+            work.booked = name, called, launched, host.thread, host.phase, nbytes
+        self.pending[work.number] = work
+        self.queue.put(work)
+        return work
+
+    def serve(self):
+        """What the communicator's thread does: connect, and one operation after the other, until one fails."""
+        connection = None
+        while (work := self.queue.get()) is not None:
+            try:
+                if self.broken is None:
+                    connection = connection or self.connect()
+                    self.run(work, *connection)
+            except BaseException as error:
+                self.broken = self.explained(error, work)
+            work.error = self.broken
+            work.done.set()
+
+    def connect(self):
+        """(records, values): gloo groups for what the ranks say, and for what they send."""
+        records, values = self.members.gloo("records"), self.members.gloo("values")
+        own = f"GPU {self.gpu.index} of node {os.environ.get('GROUP_RANK', 0)}"
+        check_gpus([call.what for call in gathered(records, Call(0.0, own))], self.members.ranks)
+        return records, values
+
+    def run(self, work, records, values):
+        calls = self.exchange(records, work.call)
+        if len({call.what for call in calls}) > 1:
+            raise dist.DistBackendError(self.disagreement(calls))
+        work.start = max(self.free, *(call.ready for call in calls))
+        work.end = self.free = work.start + work.seconds
+        if work.transfer is not None:
+            with torch.inference_mode():  # which may write to tensors of both kinds
+                work.transfer(values)
+
+    def exchange(self, records, call):
+        """What all ranks say, this one `call`."""
+        return gathered(records, call)
+
+    def synchronize(self):
+        """All that it was given is done."""
+        for work in list(self.pending.values()):
+            work.settle()
+
+    def close(self, seconds=None):
+        """The same, and there will be no more. Waits no longer than so many `seconds`, unless that is None."""
+        self.queue.put(None)
+        self.thread.join(seconds)
+
+    # What goes wrong
+
+    def disagreement(self, calls):
+        said = "".join(f"\n  rank {rank}: {call.what}" for rank, call in zip(self.members.ranks, calls, strict=True))
+        return f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{said}"
+
+    def explained(self, error, work):
+        """`error`, met in `work`, as one that says who waits for whom, where that is what it is about."""
+        head = f"rank {self.members.this}, {work.call.what} ({self.name})"
+        if any(words in str(error) for words in GONE):
+            return dist.DistBackendError(f"{head}: another rank has gone ({error})")
+        if "imed out" in str(error) or "imeout" in str(error):
+            seconds = f"{self.members.timeout.total_seconds():g} s"
+            return dist.DistBackendError(f"{head}: not all ranks came within {seconds}{self.whereabouts(work)}")
+        return error
+
+    def whereabouts(self, work):
+        """Of each rank, where it waits, in words."""
+        lines = []
+        for rank in self.members.ranks:
+            if rank == self.members.this:
+                word = f"waits in {work.call.what}, operation {work.number} of {self.name}"
+            else:
+                word = self.members.words_of(rank) or "waits nowhere: it computes, or has left"
+            lines.append(f"\n  rank {rank} {word}")
+        return "".join(lines)
+
+
+class Channel(Communicator):
+    """From one of two ranks to the other. `pair`: the Pair of them; `direction`: the sender's number in it."""
+
+    def __init__(self, gpu, pair, direction):
+        self.pair, self.direction = pair, direction
+        super().__init__(gpu, pair.members, pair.name)
+
+    def connect(self):
+        return self.pair.connected(super().connect)
+
+    def exchange(self, records, call):
+        there, theirs = 1 - self.members.rank, torch.empty(RECORD, dtype=torch.uint8)
+        works = records.send([call.packed()], there, self.direction), records.recv([theirs], there, self.direction)
+        for work in works:
+            work.wait()
+        return [call, Call.unpacked(theirs)]
+
+
+class Pair:
+    """Two ranks that send to each other: both directions share a connection, and else nothing."""
+
+    def __init__(self, members, name):
+        self.members, self.name = members, name
+        self.lock, self.connection = threading.Lock(), None
+
+    def connected(self, connect):
+        with self.lock:
+            self.connection = self.connection or connect()
+        return self.connection
+
+
+def gathered(records, call):
+    """What all ranks say, by rank."""
+    size = records.size()
+    said = torch.empty(size * RECORD, dtype=torch.uint8)
+    records._allgather_base(said, call.packed()).wait()
+    return [Call.unpacked(record) for record in said.view(size, RECORD)]
+
+
+def check_gpus(owned, ranks):
+    """NCCL's error if two ranks use one GPU; `owned` are the GPUs of the `ranks`."""
+    for rank, gpu in zip(ranks, owned, strict=True):
+        first = ranks[owned.index(gpu)]
+        if first != rank:
+            raise dist.DistBackendError(
+                f"NCCL error: invalid usage\nDuplicate GPU detected : rank {rank} and rank {first} both on {gpu}. "
+                "Each rank needs a GPU of its own: torch.cuda.set_device(local_rank) before its first tensor"
+            )
+
+
+class Awaited(VirtualTensor):
+    """A result that may still be on its way: whatever is done with it waits for it first, in the current stream."""
+
+    @classmethod
+    def of(cls, tensor, source):
+        """The values of `tensor`, as soon as `source.wait()` is done."""
+        made = wrap(tensor.inner, tensor.gpu)
+        torch._functionalize_unsafe_set(made, tensor)  # C++ compares storages, to see what is a view of what
+        made.__class__, made.source = cls, source
+        return made
+
+    def arrived(self):
+        self.source.wait()
+        made = wrap(self.inner, self.gpu)
+        torch._functionalize_unsafe_set(made, self)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Awaited, Awaited.arrived, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        if func.is_view:
+            torch._functionalize_unsafe_set(out, args[0])
+        return out
+
+
+class Future(torch.futures.Future):
+    """What Work.get_future() hands out. As with NCCL it is complete at once, and its tensors are waited for on the GPU:
+    what `then` adds is called at once, in a stream of its own."""
+
+    def __init__(self, source, outputs=None):
+        super().__init__()
+        outputs = source.outputs if outputs is None else outputs
+        self.set_result(tree_map_only(VirtualTensor, lambda tensor: Awaited.of(tensor, source), outputs))
+
+    def wait(self):
+        return tree_map_only(Awaited, Awaited.arrived, super().wait())
+
+    def then(self, callback):
+        stream = Stream()
+        with stream:
+            outputs = callback(self)
+        return Future(stream.record_event(), outputs)

@@ -1,0 +1,138 @@
+"""torch.distributed with "nccl": process groups whose ranks have virtual GPUs.
+
+The groups, what they are called and who belongs to them stay PyTorch's own, as does all of DistributedDataParallel.
+Only where PyTorch would make a backend of NCCL's is one made that leads to `collectives`; and what C++ allocates for
+itself, it takes from a virtual GPU.
+"""
+
+import atexit
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
+from mgpu_lib.virtual.communicator import Members
+from mgpu_lib.virtual.running import current_index
+
+ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
+_barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+_Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
+
+LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    plugin = Backend._BackendPlugin(create, extended_api=True)
+    yield Backend, "_plugins", Backend._plugins | dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), plugin)
+    for owner in (dist, distributed_c10d):
+        yield owner, "is_nccl_available", lambda: True
+        yield owner, "destroy_process_group", destroy_process_group
+    if not hasattr(
+        distributed_c10d, "ProcessGroupNCCL"
+    ):  # in a build without CUDA; PyTorch asks whether groups are such
+        yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
+    yield ProcessGroup, "barrier", barrier
+    yield ProcessGroup, "_start_coalescing", start_coalescing
+    yield ProcessGroup, "_end_coalescing", end_coalescing
+    yield dist, "Reducer", Reducer
+    yield dist, "_verify_params_across_processes", verify
+
+
+def create(options, backend_options):
+    """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
+    if not hasattr(dist.ReduceOp, "unbox"):
+        raise RuntimeError("virtual GPUs in many processes need PyTorch 2.12 or newer")
+    ranks = options.global_ranks_in_group or list(range(options.group_size))
+    members = Members(options.store, options.group_rank, list(ranks), options.timeout)
+    GROUPS[options.group_id] = Group(members, options.group_id)
+    refusing = c10d.FakeProcessGroup.Options()
+    refusing.error_on_collective = True
+    return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, refusing)
+
+
+def destroy_process_group(group=None):
+    """torch.distributed's. What was begun is done first, as NCCL does it."""
+    name = None if group is None or group == dist.GroupMember.WORLD else group.group_name
+    for ended in list(GROUPS) if name is None else [name]:
+        if ended in GROUPS:
+            GROUPS.pop(ended).close()
+    _destroy(group)
+
+
+@atexit.register
+def leave():
+    """A program that ends without destroy_process_group: its threads must not come back to a Python that is gone."""
+    for group in GROUPS.values():
+        group.close(LEAVING)
+
+
+def virtual_group(group):
+    """The Group of a process group, or None: it has no virtual GPUs."""
+    return GROUPS.get(group.group_name)
+
+
+def barrier(self, opts=None, **options):
+    """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
+    opts = opts or c10d.BarrierOptions()
+    if virtual_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
+        return _barrier(self, opts, **options)
+    index = opts.device_ids[0] if opts.device_ids else current_index()
+    flag = torch.zeros(1, device=torch.device("cuda", index))
+    work = torch.ops.c10d.barrier(flag, self.boxed(), [index])
+    work = c10d.Work.unbox(work)
+    if not opts.asyncOp:
+        work.wait()
+        flag.gpu.clock.synchronize(flag.gpu, [flag.gpu.streams[0]])
+    return work
+
+
+def start_coalescing(self, device):
+    if virtual_group(self) is None:
+        return _start(self, device)
+    virtual_group(self).coalesced = []
+
+
+def end_coalescing(self, device):
+    """One work for all that the block was given."""
+    group = virtual_group(self)
+    if group is None:
+        return _end(self, device)
+    works, group.coalesced = group.coalesced, None
+    return Works(works)
+
+
+class Works(c10d.Work):
+    """Several works as one."""
+
+    def __init__(self, works):
+        super().__init__()
+        self.works = works
+
+    def wait(self, timeout=None):
+        for work in self.works:
+            work.wait()
+        return True
+
+    def is_completed(self):
+        return all([work.is_completed() for work in self.works])
+
+
+class Reducer(_Reducer):
+    """What DistributedDataParallel leaves to C++: its buckets lie on the GPU."""
+
+    def __init__(self, parameters, *args, **kwargs):
+        self.parameters, self.types = parameters, {parameter.dtype for parameter in parameters}
+        with on_the_gpu_of(parameters, self.types | {torch.int32}):  # its map of the parameters that were used
+            super().__init__(parameters, *args, **kwargs)
+
+    def _rebuild_buckets(self):
+        with on_the_gpu_of(self.parameters, self.types):
+            return super()._rebuild_buckets()
+
+
+def verify(group, tensors, *args):
+    with on_the_gpu_of(tensors):
+        return _verify(group, tensors, *args)

@@ -1,0 +1,70 @@
+"""DTensor: a tensor whose parts lie on the GPUs of many processes. To this one it is where its own part is."""
+
+import contextlib
+
+from torch import Tensor
+
+from mgpu_lib.virtual.patches.factories import WRAPPERS
+from mgpu_lib.virtual.patches.methods import Method
+from mgpu_lib.virtual.rules import Base
+from mgpu_lib.virtual.running import current, current_index
+
+MODULE = "torch.distributed.tensor"  # imported by the programs that need it: it takes its time
+
+
+def patches(module):
+    """(owner, name, replacement), for patches.install, as soon as the module has been imported."""
+    DTensor = module.DTensor
+    for name in ("device", "is_cuda", "is_cpu"):
+        yield DTensor, name, property(lambda self, name=name: getattr(self._local_tensor, name))
+    yield DTensor, "get_device", lambda self: self._local_tensor.get_device()
+    for name, value in vars(Tensor).items():
+        if isinstance(value, Method) and name not in vars(DTensor):
+            yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
+    WRAPPERS[DTensor] = make_of_parts
+    yield module._random, "OffsetBasedRNGTracker", tracker(module._random.OffsetBasedRNGTracker)
+
+
+def of_parts(method):
+    """A method of DTensor that may move it to another device."""
+
+    def move(self, *args, **kwargs):
+        return make_of_parts(method, self, *args, **kwargs)
+
+    return move
+
+
+def make_of_parts(make, x, *args, **kwargs):
+    """A DTensor like `x`, with make(the local part of x, …) as its own."""
+    local = make(x.to_local(), *args, **kwargs)
+    shape = {"shape": x.shape, "stride": x.stride()}
+    return type(x).from_local(local, x.device_mesh, x.placements, run_check=False, **shape)
+
+
+def tracker(original):
+    """PyTorch's tracker of random numbers, for generators whose state is not one of Philox, with an offset to set."""
+
+    class Tracker(original):
+        def __init__(self, device_mesh, run_state_sync=True):
+            super().__init__(device_mesh, run_state_sync=False)
+
+        @contextlib.contextmanager
+        def _distribute_region(self, spec, generator=None):
+            """Inside, ranks with the same part of a DTensor draw the same numbers, and others draw others. Afterwards
+            the generators of all are where they would be had each drawn one number."""
+            generator = generator or current().gpu(current_index()).generator
+            seed = int(Base.random_(Tensor(1).long(), generator=generator))
+            after = generator.get_state()
+            generator.manual_seed((seed + hash(part_of(spec))) % 2**63)
+            try:
+                yield
+            finally:
+                generator.set_state(after)
+
+    return Tracker
+
+
+def part_of(spec):
+    """Which part of a DTensor this rank has: a number for each dimension of the mesh."""
+    where = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
+    return tuple(number if placement.is_shard() else 0 for number, placement in where)

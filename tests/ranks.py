@@ -1,0 +1,15 @@
+"""Programs of many processes: torchrun, on virtual GPUs."""
+
+import os
+import subprocess
+import sys
+
+
+def torchrun(n, program, *arguments, options=(), check=True, seconds=240):
+    """Run `program`, a path, on `n` ranks with as many virtual GPUs; a CompletedProcess with its text."""
+    launcher = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)
+    command = [sys.executable, *launcher, "-m", "mgpu_lib.virtual", *options, str(program), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0 or not check, done.stderr
+    return done

@@ -1,0 +1,40 @@
+"""torch.distributed on virtual GPUs: programs of many processes that know nothing of the library, run by torchrun."""
+
+import re
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from mgpu_lib.virtual import virtual_gpus
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def checks(program):
+    """The names of the checks in a program."""
+    return re.findall(r"@check\ndef (\w+)", (PROGRAMS / program).read_text())
+
+
+@pytest.fixture(scope="module")
+def passed():
+    """The names of the checks that passed, on groups of 1 to 4 ranks."""
+    done = ranks.torchrun(4, PROGRAMS / "collectives.py", check=False)
+    print(done.stderr)
+    return re.findall(r"^ok (\w+)$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("name", checks("collectives.py"))
+def test_values_are_those_of_nccl(name, passed):
+    assert name in passed
+
+
+def test_one_process_can_be_a_group():
+    with virtual_gpus(2):
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        x = torch.ones(3, device="cuda:1")
+        dist.all_reduce(x)
+        assert x.tolist() == [1, 1, 1] and dist.get_backend() == "nccl"
+        dist.destroy_process_group()
