@@ -95,6 +95,7 @@ class Clock:
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
         self.ports = {}  # (a link's key, GPU, "copy in" or "copy out") -> when it is free
         self.shared = Host("host")
+        self.reproducible = True  # False once the program has asked what only real time decides
 
     def host(self):
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""

@@ -71,7 +71,7 @@ class Group:
         gpu = checked(tensors)
         communicator = self.communicator(gpu)
         seconds = collective_seconds(name, nbytes, len(self), gpu.machine.link)
-        what = f"{name} of {str(tensors[0].dtype).removeprefix('torch.')}{what}"
+        what = f"{name} of {name_of(tensors[0].dtype)}{what}"
         moves = transfer if gpu.machine.dry is None else None  # without values there is nothing to move
         return self.entered(communicator.issue(name, what, nbytes, seconds, moves, outputs))
 
@@ -446,9 +446,13 @@ def point_to_point(tensors, group, sends, other):
         move([x], 1 - gloo.rank(), channel.direction).wait()
 
     seconds = collective_seconds("send", len(x), 2, gpu.machine.link)
-    what = f"message of {tensors[0].dtype}{sizes_of(tensors)}"
+    what = f"message of {name_of(tensors[0].dtype)}{sizes_of(tensors)}"
     moves = transfer if gpu.machine.dry is None else None
     return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, moves, tensors)).boxed()
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
 
 
 def sizes_of(tensors):

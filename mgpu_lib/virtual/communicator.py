@@ -122,7 +122,8 @@ class Work(torch._C._distributed_c10d.Work):
                 f"waits in {self.call.what}, operation {self.number} of {communicator.name}"
             )
             self.done.wait()  # the communicator's thread keeps the time limit
-            communicator.members.leave_word("")
+            if self.error is None:
+                communicator.members.leave_word("")
         communicator.pending.pop(self.number, None)
         if self.error is not None:
             raise self.error
@@ -270,7 +271,8 @@ class Channel(Communicator):
         works = records.send([call.packed()], there, self.direction), records.recv([theirs], there, self.direction)
         for work in works:
             work.wait()
-        return [call, Call.unpacked(theirs)]
+        said = {self.members.rank: call, there: Call.unpacked(theirs)}
+        return [said[0], said[1]]
 
 
 class Pair:
