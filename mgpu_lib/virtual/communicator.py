@@ -74,7 +74,8 @@ class Members(NamedTuple):
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
         options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-        return dist.ProcessGroupGloo(dist.PrefixStore(name, self.store), self.rank, len(self.ranks), options)
+        store = dist.PrefixStore(name, self.store.clone())  # while one waits for the others, its connection is taken
+        return dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
 
     def leave_word(self, word):
         """Let the other ranks know where this one waits, for the case that somebody runs out of time."""
