@@ -1,20 +1,20 @@
 """How long a training step would take on GPUs that nobody has here: a dry run on virtual GPUs that hold shapes only."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedTensorMixin
 
-from mgpu_lib.collectives import buckets
 from mgpu_lib.parallel import allreduce
-from mgpu_lib.virtual import Timeline, pipeline_seconds, ring_seconds, virtual_gpus
+from mgpu_lib.virtual import Timeline, virtual_gpus
 
 PRECISIONS = ("fp32", "tf32", "amp")
-BUCKET = 25 * 2**20  # bytes: DistributedDataParallel's default, bucket_cap_mb=25
+SETTLED = {"ddp": 3}  # steps until all are alike; others than these make the optimizer's state in the first
 
 
 class Prediction(NamedTuple):
@@ -39,8 +39,8 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link      names as `virtual_gpus` takes them
     strategy       "manual": as `train_batch` does it, one process, a star all-reduce for each parameter;
-                   "data_parallel": the real nn.DataParallel; "ddp": a process per GPU, ring all-reduces of 25 MiB of
-                   gradients each, which run during the backward pass, as DistributedDataParallel does it
+                   "data_parallel": the real nn.DataParallel; "ddp": the real DistributedDataParallel, as rank 0
+                   of `n_gpus` processes, the others of which do the same at the same time
     precision      "fp32", "tf32" (convolutions and matrix products), or "amp" (autocast to FP16)
     training       False: the forward pass only, in eval mode and without gradients
 
@@ -55,9 +55,11 @@ def predict(model, example_batch, gpu="V100", n_gpus=1, strategy="manual", preci
         machine.clock.tf32 = (precision == "tf32",) * 2
         casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
         X = torch.empty_like(example_batch, device="meta", requires_grad=False)
-        step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting)
-        with torch.set_grad_enabled(training):
-            step()  # the first step makes the optimizer's state
+        group = process_group(n_gpus) if strategy == "ddp" else nullcontext()
+        with torch.set_grad_enabled(training), group:
+            step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting)
+            for _ in range(SETTLED.get(strategy, 1)):
+                step()
             start = synchronized(machine)
             step()
         seconds = synchronized(machine) - start
@@ -176,69 +178,32 @@ def ddp(net, X, machine, casting):
     X, optimizer = torch.empty_like(X.tensor_split(k)[0], device=device), optimizer_of(net)
     if k == 1 or not net.training:
         return lambda: one_process(net, X, optimizer, casting)
-    reducer = Reducer([p for p in net.parameters() if p.requires_grad], machine)
-    buffers = sum(b.nbytes for b in net.buffers())
-
-    def step():
-        if buffers:  # rank 0's batch statistics hold for all
-            reducer.collective("broadcast buffers", buffers, pipeline_seconds(buffers, k, machine.link))
-        one_process(net, X, optimizer, casting)
-
-    optimizer.register_step_pre_hook(lambda *args: reducer.finish())
-    return step
+    optimizer.register_step_pre_hook(lambda *args: check_gradients(net))
+    wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[device])
+    return lambda: one_process(wrapped, X, optimizer, casting)
 
 
-class Reducer:
-    """DistributedDataParallel's reducer on one rank: gradients are gathered in buckets while the backward pass runs.
+@contextmanager
+def process_group(k):
+    """Inside, this process is rank 0 of `k`, as far as torch.distributed knows. RuntimeError if it is one of others."""
+    if dist.is_initialized():
+        raise RuntimeError('strategy="ddp" sets up a process group: call predict before yours, or destroy that first')
+    dist.init_process_group("nccl", rank=0, world_size=k, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
-    A full bucket is all-reduced in a stream of its own, so that the backward pass goes on meanwhile.
-    """
 
-    def __init__(self, params, machine):
-        self.params, self.machine = params, machine
-        self.stream = torch.cuda.Stream(params[0].device)
-        self.places = buckets(params, BUCKET)
-        self.flat = [
-            torch.empty(sum(params[i].numel() for i in places), dtype=params[places[0]].dtype, device=params[0].device)
-            for places in self.places
-        ]
-        self.views = {}
-        for places, flat in zip(self.places, self.flat):
-            pieces = flat.split([params[i].numel() for i in places])
-            self.views.update({i: piece.view_as(params[i]) for i, piece in zip(places, pieces)})
-        self.missing = [len(places) for places in self.places]
-        for bucket, places in enumerate(self.places):
-            for i in places:
-                params[i].register_post_accumulate_grad_hook(lambda p, i=i, bucket=bucket: self.ready(p, i, bucket))
-
-    def ready(self, p, i, bucket):
-        """The gradient of parameter `i` is there."""
-        self.views[i].copy_(p.grad)
-        self.missing[bucket] -= 1
-        if self.missing[bucket] == 0:
-            self.missing[bucket] = len(self.places[bucket])
-            self.stream.wait_stream(torch.cuda.current_stream(p.device))
-            nbytes = self.flat[bucket].nbytes
-            with torch.cuda.stream(self.stream):
-                self.collective("all-reduce", nbytes, ring_seconds(nbytes, len(self.machine.gpus), self.machine.link))
-
-    def collective(self, name, nbytes, seconds):
-        self.machine.clock.collective(name, self.machine.gpus[:1], nbytes, seconds)
-
-    def finish(self):
-        """Before the update: all sums are there, and are copied back into the gradients.
-
-        ValueError if a parameter has no gradient: DistributedDataParallel would complain, too, or wait for ever.
-        """
-        without = sum(p.grad is None for p in self.params)
-        if without:
-            raise ValueError(
-                f"{without} of the model's {len(self.params)} parameters got no gradient; "
-                "DistributedDataParallel needs all. Use them, or freeze them (requires_grad_(False))"
-            )
-        torch.cuda.current_stream(self.params[0].device).wait_stream(self.stream)
-        with torch.no_grad():
-            torch._foreach_copy_([p.grad for p in self.params], [self.views[i] for i in range(len(self.params))])
+def check_gradients(net):
+    """ValueError if a parameter has none: DistributedDataParallel would complain in the next step, or wait for ever."""
+    params = [p for p in net.parameters() if p.requires_grad]
+    without = sum(p.grad is None for p in params)
+    if without:
+        raise ValueError(
+            f"{without} of the model's {len(params)} parameters got no gradient; DistributedDataParallel needs all. "
+            "Use them, or freeze them (requires_grad_(False))"
+        )
 
 
 def on_every_rank(timeline, k):

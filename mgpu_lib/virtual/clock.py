@@ -19,6 +19,7 @@ from mgpu_lib.virtual.timeline import Event
 
 NO_TF32 = False, False
 PREFETCH = 2  # DataLoader's prefetch_factor
+PYTHON_CALLS, CPP_CALLS = (costs.Price._fields.index(name) for name in ("forward", "backward"))
 LIMIT = 200_000  # events that are kept; older ones are forgotten
 SYNCHRONIZING = set(
     "nonzero masked_select _unique2 unique_dim unique_consecutive equal allclose bincount repeat_interleave".split()
@@ -35,6 +36,7 @@ class Host:
         self.thread, self.now, self.slowdown = name, now, slowdown
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
         self.ranges = []  # names of the NVTX ranges that are open
+        self.caller = PYTHON_CALLS  # who calls operations: an index of Price
         self.off = False  # while True nothing is booked: somebody else says what it takes
         self.children = 0  # threads that share Python's lock, see ReplicaThread
 
@@ -113,7 +115,7 @@ class Clock:
         if spec.tf32 is not None:
             key = key, self.tf32 or costs.tf32_allowed()
         price, waits = self.prices.get(key) or self.price(spec, func, args, kwargs, out, key)
-        called, launched = host.spend(price.forward if host.engine is None else price.backward, gpu.index)
+        called, launched = host.spend(price[host.caller], gpu.index)
         if price.seconds:
             streams = gpu.streams
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
@@ -263,9 +265,20 @@ class Clock:
             return
         host.engine, thread, host.thread = {}, host.thread, f"{host.thread}, backward"
         try:
-            yield
+            with self.in_cpp():
+                yield
         finally:
             host.now, host.engine, host.thread = max([host.now, *host.engine.values()]), None, thread
+
+    @contextlib.contextmanager
+    def in_cpp(self):
+        """Inside, C++ calls the operations, which takes less of the host's time than a call from Python."""
+        host = self.host()
+        before, host.caller = host.caller, CPP_CALLS
+        try:
+            yield
+        finally:
+            host.caller = before
 
 
 class ReplicaThread(threading.Thread):

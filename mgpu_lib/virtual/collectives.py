@@ -29,10 +29,10 @@ GROUPS = {}  # the groups whose ranks have virtual GPUs, by the name of their pr
 
 
 class Group:
-    """A process group whose ranks have virtual GPUs: its `members`, and the `name` of the process group."""
+    """A `process_group` of PyTorch's whose ranks have virtual GPUs; `name` is what PyTorch calls it."""
 
-    def __init__(self, members, name):
-        self.members, self.name = members, f"group {name}"
+    def __init__(self, process_group, members, name):
+        self.process_group, self.members, self.name = process_group, members, f"group {name}"
         self.communicators = {}  # by the number of this rank's GPU: usually one
         self.pairs, self.channels = {}, {}  # by ranks in the group
         self.coalesced = None  # the works of a block that coalesces them, while it is open
@@ -44,9 +44,15 @@ class Group:
         """All ranks of the group, this one with `gpu`."""
         if gpu.index not in self.communicators:
             members = self.members.meeting_at(f"communicator {len(self.communicators)}")
-            self.communicators[gpu.index] = Communicator(gpu, members, self.name)
+            self.communicators[gpu.index] = Communicator(gpu, members, self.name, self.row)
             gpu.communicators.append(self.communicators[gpu.index])
         return self.communicators[gpu.index]
+
+    @property
+    def row(self):
+        """The row of its operations in a timeline: groups that the program has named, as meshes do, have their own."""
+        named = self.process_group.group_desc.removeprefix("mesh_")
+        return "collective" if named in ("default_pg", "undefined", "") else f"collective, {named}"
 
     def channel(self, gpu, source, target):
         """From rank `source` of the group to `target`, one of which is this one."""
@@ -72,8 +78,7 @@ class Group:
         communicator = self.communicator(gpu)
         seconds = collective_seconds(name, nbytes, len(self), gpu.machine.link)
         what = f"{name} of {name_of(tensors[0].dtype)}{what}"
-        moves = transfer if gpu.machine.dry is None else None  # without values there is nothing to move
-        return self.entered(communicator.issue(name, what, nbytes, seconds, moves, outputs))
+        return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs))
 
     def entered(self, work):
         if self.coalesced is not None:
@@ -118,14 +123,18 @@ class OnTheGPU(TorchDispatchMode):
         self.gpu, self.allocated = gpu, allocated
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.empty.memory_format and self.allocates(kwargs.get("dtype")):
+            return wrap(func(*args, **kwargs | {"device": self.gpu.backing}), self.gpu)
         if func.namespace == "c10d":
             args = tree_map_only(Tensor, self.on_the_gpu, args)
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.empty.memory_format and (self.allocated is None or out.dtype in self.allocated):
-            out = self.on_the_gpu(out)
-        elif func.is_view and is_virtual(out):
+        out = func(*args, **kwargs)
+        if func.is_view and is_virtual(out):
             torch._functionalize_unsafe_set(out, args[0])  # C++ compares storages, to see what is a view of what
         return out
+
+    def allocates(self, dtype):
+        return self.allocated is None or (dtype or torch.get_default_dtype()) in self.allocated
 
     def on_the_gpu(self, tensor):
         return tensor if is_virtual(tensor) else wrap(tensor, self.gpu)
@@ -400,7 +409,7 @@ def recv_any_source_(tensors, group, tag):
 
 
 def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
-    return group_of(group).issue("barrier", [tensor], 0, None, []).boxed()
+    return group_of(group).issue("barrier", [tensor], 0, lambda gloo: None, []).boxed()
 
 
 OPERATIONS = {
@@ -447,8 +456,7 @@ def point_to_point(tensors, group, sends, other):
 
     seconds = collective_seconds("send", len(x), 2, gpu.machine.link)
     what = f"message of {name_of(tensors[0].dtype)}{sizes_of(tensors)}"
-    moves = transfer if gpu.machine.dry is None else None
-    return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, moves, tensors)).boxed()
+    return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, transfer, tensors)).boxed()
 
 
 def name_of(dtype):

@@ -130,7 +130,7 @@ class Work(torch._C._distributed_c10d.Work):
             raise self.error
         if self.booked is not None:
             name, called, launched, thread, phase, nbytes = self.booked
-            row, times = communicator.name, (self.start, self.end, called, launched)
+            row, times = communicator.row, (self.start, self.end, called, launched)
             communicator.gpu.clock.events.append(
                 (Event, name, "collective", communicator.gpu.index, row, *times, thread, phase, nbytes, 0, "link")
             )
@@ -156,15 +156,20 @@ class Work(torch._C._distributed_c10d.Work):
 
 
 class Communicator:
-    """The `members` of a group, each with a GPU of its own; this rank's is `gpu`."""
+    """The `members` of a group, each with a GPU of its own; this rank's is `gpu`.
 
-    def __init__(self, gpu, members, name):
-        self.gpu, self.members, self.name = gpu, members, name
+    In a dry run there are no others: what they would do is what this one does, at the same time.
+    """
+
+    def __init__(self, gpu, members, name, row):
+        self.gpu, self.members = gpu, members
+        self.name, self.row = name, row  # what errors call it, and the timeline
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
         self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped
         self.queue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
-        self.thread.start()
+        if gpu.machine.dry is None:
+            self.thread.start()
 
     def issue(self, name, what, nbytes, seconds, transfer, outputs):
         """Hand an operation over: a Work. `transfer(gloo)` moves the values, in the communicator's thread.
@@ -182,7 +187,11 @@ class Communicator:
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
         self.pending[work.number] = work
-        self.queue.put(work)
+        if self.thread.is_alive():
+            self.queue.put(work)
+        else:
+            self.schedule(work, [work.call])
+            work.done.set()
         return work
 
     def serve(self):
@@ -209,11 +218,14 @@ class Communicator:
         calls = self.exchange(records, work.call)
         if len({call.what for call in calls}) > 1:
             raise dist.DistBackendError(self.disagreement(calls))
-        work.start = max(self.free, *(call.ready for call in calls))
+        self.schedule(work, calls)
+        with torch.inference_mode():  # which may write to tensors of both kinds
+            work.transfer(values)
+
+    def schedule(self, work, calls):
+        """From when to when an operation runs that the ranks have come to with these `calls`."""
+        work.start = max([self.free, *(call.ready for call in calls)])
         work.end = self.free = work.start + work.seconds
-        if work.transfer is not None:
-            with torch.inference_mode():  # which may write to tensors of both kinds
-                work.transfer(values)
 
     def exchange(self, records, call):
         """What all ranks say, this one `call`."""
@@ -227,7 +239,8 @@ class Communicator:
     def close(self, seconds=None):
         """The same, and there will be no more. Waits no longer than so many `seconds`, unless that is None."""
         self.queue.put(None)
-        self.thread.join(seconds)
+        if self.thread.is_alive():
+            self.thread.join(seconds)
 
     # What goes wrong
 
@@ -262,7 +275,7 @@ class Channel(Communicator):
 
     def __init__(self, gpu, pair, direction):
         self.pair, self.direction = pair, direction
-        super().__init__(gpu, pair.members, pair.name)
+        super().__init__(gpu, pair.members, pair.name, "messages")
 
     def connect(self):
         return self.pair.connected(super().connect)

@@ -37,7 +37,7 @@ class Price(NamedTuple):
     seconds: float  # of its kernels
     bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
     forward: float  # of the host's time, called by Python
-    backward: float  # the same, called by autograd's engine
+    backward: float  # the same, called by autograd's engine, or by other C++
 
 
 NOTHING_RUNS = set(

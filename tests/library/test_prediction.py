@@ -3,14 +3,39 @@
 import re
 
 import pytest
+import ranks
 import torch
 import torchvision
 from torch import nn
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
-from mgpu_lib.prediction import BUCKET, Reducer, bare
+from mgpu_lib.prediction import bare
 from mgpu_lib.virtual.costs import ring_seconds
+
+STEP = """
+import os
+import torch
+import torchvision
+from torch.nn.functional import cross_entropy
+from mgpu_lib.virtual import current
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("nccl")
+net = torch.nn.parallel.DistributedDataParallel(torchvision.models.resnet50().cuda(), device_ids=[rank])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+X, y = torch.randn(4, 3, 224, 224, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda")
+for _ in range(4):
+    torch.cuda.synchronize()
+    start = current().elapsed()
+    output = net(X)
+    optimizer.zero_grad()
+    cross_entropy(output, y, reduction="sum").backward()
+    optimizer.step()
+torch.cuda.synchronize()
+print(f"{current().elapsed() - start}\\n", end="", flush=True)
+torch.distributed.destroy_process_group()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -103,26 +128,27 @@ def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
 
 def test_ddp_all_reduces_every_gradient_once(resnet50):
     made = mgpu.predict(resnet50, images(16, 64), n_gpus=2, strategy="ddp")
-    reduced = [e for e in made.timeline.on(0) if e.name == "all-reduce"]
-    total = sum(p.nbytes for p in resnet50.parameters())
-    assert sum(e.nbytes for e in reduced) == total and len(reduced) >= total // BUCKET
-    assert next(e for e in made.timeline.on(1) if e.name == "all-reduce").nbytes == reduced[0].nbytes
+    reduced = [e for e in made.timeline.on(0) if e.name == "all_reduce"]
+    total, bucket = sum(p.nbytes for p in resnet50.parameters()), 25 * 2**20  # DistributedDataParallel's default
+    assert sum(e.nbytes for e in reduced) == total and len(reduced) >= total // bucket
+    assert next(e for e in made.timeline.on(1) if e.name == "all_reduce").nbytes == reduced[0].nbytes
 
 
-def test_the_reducer_gives_the_gradients_back_unchanged():
-    """What is modelled is the time of the all-reduce; with one rank's values nothing else may change."""
-    torch.manual_seed(0)
-    X = torch.rand(8, 1, 28, 28)
-    plain, reduced = small(), small()
-    reduced.load_state_dict(plain.state_dict())
-    plain(X).sum().backward()
-    with mgpu.virtual_gpus(2) as machine:
-        reduced.to("cuda:0")
-        reducer = Reducer(list(reduced.parameters()), machine)
-        reduced(X.to("cuda:0")).sum().backward()
-        reducer.finish()
-        for p, q in zip(plain.parameters(), reduced.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad.cpu())
+@pytest.mark.slow
+def test_ddp_takes_what_eight_processes_with_values_take(resnet50, tmp_path):
+    program = tmp_path / "step.py"
+    program.write_text(STEP)
+    seconds = [float(line) for line in ranks.torchrun(8, program, seconds=550).stdout.split()]
+    predicted = mgpu.predict(resnet50, images(32), n_gpus=8, strategy="ddp").seconds
+    assert len(seconds) == 8 and seconds == pytest.approx([predicted] * 8, rel=0.02)
+
+
+def test_ddp_needs_a_process_group_of_its_own():
+    with mgpu.virtual_gpus(1):
+        torch.distributed.init_process_group("nccl", rank=0, world_size=1, store=torch.distributed.HashStore())
+        with pytest.raises(RuntimeError, match="sets up a process group"):
+            mgpu.predict(small(), torch.empty(4, 1, 28, 28), n_gpus=2, strategy="ddp")
+        torch.distributed.destroy_process_group()
 
 
 def test_precisions(resnet50):

@@ -14,11 +14,12 @@ from torch.distributed import distributed_c10d
 
 from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
 from mgpu_lib.virtual.communicator import Members
-from mgpu_lib.virtual.running import current_index
+from mgpu_lib.virtual.running import current, current_index
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
 _Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
+_broadcast_coalesced = dist._broadcast_coalesced
 
 LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
 
@@ -39,6 +40,7 @@ def patches():
     yield ProcessGroup, "_end_coalescing", end_coalescing
     yield dist, "Reducer", Reducer
     yield dist, "_verify_params_across_processes", verify
+    yield dist, "_broadcast_coalesced", broadcast_coalesced
 
 
 def create(options, backend_options):
@@ -47,7 +49,7 @@ def create(options, backend_options):
         raise RuntimeError("virtual GPUs in many processes need PyTorch 2.12 or newer")
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
-    GROUPS[options.group_id] = Group(members, options.group_id)
+    GROUPS[options.group_id] = Group(options.process_group, members, options.group_id)
     refusing = c10d.FakeProcessGroup.Options()
     refusing.error_on_collective = True
     return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, refusing)
@@ -133,6 +135,14 @@ class Reducer(_Reducer):
             return super()._rebuild_buckets()
 
 
+def broadcast_coalesced(*args):
+    with current().clock.in_cpp():
+        return _broadcast_coalesced(*args)
+
+
 def verify(group, tensors, *args):
+    """Whether all ranks have the same parameters; in a dry run there is one rank."""
+    if any(tensor.is_meta or getattr(tensor, "inner", tensor).is_meta for tensor in tensors):
+        return None
     with on_the_gpu_of(tensors):
         return _verify(group, tensors, *args)
