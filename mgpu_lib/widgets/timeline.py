@@ -84,4 +84,4 @@ def compact(timeline):
 def place(row):
     """Where a row (GPU, name) stands: the host first; of a GPU the streams, then copies, then collectives."""
     gpu, name = row
-    return gpu, name == "collective", name.startswith("copy"), name
+    return gpu, name.startswith(("collective", "messages")), name.startswith("copy"), name
