@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("mgpu_lib", "experiments")
 VIRTUAL = "mgpu_lib.virtual"
 # The parts of virtual GPUs that set times, where no study names them: the machine comes to them by itself.
-CLOCK = tuple(f"{VIRTUAL}.{name}" for name in ("clock.Clock", "streams.Stream", "patches.comm", "communicator", "collectives"))
+CLOCK = tuple(
+    f"{VIRTUAL}.{name}" for name in ("clock.Clock", "streams.Stream", "patches.comm", "communicator", "collectives")
+)
 # The parts that imitate PyTorch. What they do to times is seen by tests that model some of the recorded steps anew.
 IMITATION = tuple(f"{VIRTUAL}.{name}" for name in ("machine", "dispatch", "tensor", "gpu", "patches"))
 

@@ -102,7 +102,7 @@ class Machine:
     @property
     def timeline(self):
         """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
-        return Timeline(self.clock.since(self.started), self.spec, self.link)
+        return Timeline(self.clock.since(self.started), self.spec, self.link, self.clock.reproducible)
 
     def loading(self, batches, seconds, workers=0):
         """Iterate over `batches`, each of which costs the host `seconds` of modelled time to prepare.

@@ -44,11 +44,13 @@ class Timeline:
     """Events (see `Event`), in order of their start. Plain data: iterate, index and take its length.
 
     `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 200,000 events.
+    Another run gives the same times unless the program asked what only real time decides, such as whether a collective
+    operation of several processes is done already: then `reproducible` is False.
     """
 
-    def __init__(self, events, spec, link):
+    def __init__(self, events, spec, link, reproducible=True):
         self.events = sorted(events, key=lambda e: (e.start, e.end, -1 if e.gpu is None else e.gpu, e.row, e.name))
-        self.spec, self.link = spec, link
+        self.spec, self.link, self.reproducible = spec, link, reproducible
 
     def __len__(self):
         return len(self.events)
@@ -60,9 +62,10 @@ class Timeline:
         return self.events[index]
 
     def __repr__(self):
+        often = "" if self.reproducible else ", not the same in every run"
         return (
             f"<Timeline: {len(self)} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
-            f"{self.link.name})>"
+            f"{self.link.name}{often})>"
         )
 
     @property
@@ -80,7 +83,8 @@ class Timeline:
 
     def since(self, start, end=float("inf")):
         """The events asked for at `start` (seconds of machine.elapsed()) or later, and before `end`."""
-        return Timeline([e for e in self.events if start <= e.called < end], self.spec, self.link)
+        events = [e for e in self.events if start <= e.called < end]
+        return Timeline(events, self.spec, self.link, self.reproducible)
 
     def on(self, gpu):
         """The events on one GPU; None: those of the host."""

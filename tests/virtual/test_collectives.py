@@ -32,9 +32,13 @@ def test_values_are_those_of_nccl(name, passed):
 
 
 def test_one_process_can_be_a_group():
-    with virtual_gpus(2):
+    with virtual_gpus(2) as machine:
         dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
         x = torch.ones(3, device="cuda:1")
         dist.all_reduce(x)
         assert x.tolist() == [1, 1, 1] and dist.get_backend() == "nccl"
+        work = dist.all_reduce(x, async_op=True)
+        assert machine.timeline.reproducible and "every run" not in repr(machine.timeline)
+        work.is_completed()  # may be true, or not yet
+        assert not machine.timeline.reproducible and "not the same in every run" in repr(machine.timeline)
         dist.destroy_process_group()
