@@ -93,7 +93,7 @@ def on_a_rank():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    for name, make, pairs in (("ResNet-18, 64 images a rank", resnet, 30), ("GPT, 4 x 256 tokens a rank", gpt, 15)):
+    for name, make, pairs in (("ResNet-18, 64 images a rank", resnet, 20), ("GPT, 4 x 256 tokens a rank", gpt, 10)):
         median = statistics.median(ratios(rank, make, pairs))
         if rank == 0:
             print(f"{name}: {median:.3f} (bound {BOUND})", flush=True)

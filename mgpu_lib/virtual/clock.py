@@ -29,11 +29,12 @@ SYNCHRONIZING = set(
 class Host:
     """One thread of the program, and in a backward pass autograd's threads beside it, one for each GPU.
 
-    `slowdown`: how much longer its calls take, because other threads hold Python's lock.
+    `factor`: how long its calls take, 1 on the servers that the clock was fitted to. `slowdown`: how much longer that
+    is because other threads hold Python's lock.
     """
 
-    def __init__(self, name, now=0.0, slowdown=1.0):
-        self.thread, self.now, self.slowdown = name, now, slowdown
+    def __init__(self, name, now=0.0, factor=1.0, slowdown=1.0):
+        self.thread, self.now, self.factor, self.slowdown = name, now, factor, slowdown
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
         self.ranges = []  # names of the NVTX ranges that are open
         self.caller = PYTHON_CALLS  # who calls operations: an index of Price
@@ -52,7 +53,7 @@ class Host:
 
     def spend(self, seconds, index):
         """Work for `seconds` on behalf of GPU `index`: from when to when."""
-        engine = self.engine
+        engine, seconds = self.engine, seconds * self.factor
         if engine is None:
             start = self.now
             self.now = end = start + seconds * self.slowdown
@@ -91,12 +92,12 @@ def off_the_clock():
 class Clock:
     """The times of one machine's hosts and streams, and what happened when."""
 
-    def __init__(self):
+    def __init__(self, factor=1.0):
         self.events = deque(maxlen=LIMIT)  # what makes an Event, and its arguments: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
         self.ports = {}  # (a link's key, GPU, "copy in" or "copy out") -> when it is free
-        self.shared = Host("host")
+        self.shared = Host("host", factor=factor)
         self.reproducible = True  # False once the program has asked what only real time decides
 
     def host(self):
@@ -291,7 +292,8 @@ class ReplicaThread(threading.Thread):
 
     def start(self):
         self.parent.spend(THREAD, None)
-        self.host = Host(f"replica {self.number}", self.parent.now, max(1.0, self.parent.children * PYTHON))
+        slowdown = max(1.0, self.parent.children * PYTHON)
+        self.host = Host(f"replica {self.number}", self.parent.now, self.parent.factor, slowdown)
         self.host.ranges = list(self.parent.ranges)
         super().start()
 

@@ -33,6 +33,7 @@ def parse(arguments):
     parser.add_argument("--gpus", type=int, help="how many (default: 4; under torchrun as many as local ranks)")
     parser.add_argument("--gpu", help=f"which: {', '.join(GPUS)}")
     parser.add_argument("--link", help=f"what joins them: {', '.join(LINKS)} (default: the best they have)")
+    parser.add_argument("--host", type=float, help="how long the host takes for a call (default: 1, a server of 2020)")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
     parser.add_argument("--account", action="store_true", help="at the end, say what the GPUs did, on standard error")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
@@ -41,7 +42,7 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.gpus is None:
         options.gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4))
-    options.machine = {name: value for name in ("gpu", "link") if (value := getattr(options, name)) is not None}
+    options.machine = {name: value for name in ("gpu", "link", "host") if (value := getattr(options, name)) is not None}
     try:
         Machine(options.gpus, **options.machine)
     except ValueError as error:

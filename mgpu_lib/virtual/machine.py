@@ -24,7 +24,9 @@ class Machine:
 
     n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
     that the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta"
-    (no values, only shapes: a dry run of a network of any size). ValueError for anything else.
+    (no values, only shapes: a dry run of a network of any size). host: how long the host takes for a call, 1 being the
+    servers of 2018 to 2022 that the clock was fitted to; a fast processor of today may need a third. ValueError for
+    anything else.
 
     spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
     backing           the torch.device that the values are on
@@ -35,14 +37,16 @@ class Machine:
                       read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
     """
 
-    def __init__(self, n, gpu="V100", link=None, backing="cpu"):
+    def __init__(self, n, gpu="V100", link=None, backing="cpu", host=1.0):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
+        if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
+            raise ValueError(f"host={host!r}: how long a call takes must be a number above 0; 1 for a server of 2020")
         self.spec = find_gpu(gpu)
         self.link, self.pcie = find_link(link, self.spec), LINKS[self.spec.pcie]
         self.backing = find_backing(backing)
         self.dry = Shapes() if self.backing.type == "meta" else None  # calls operations without values
-        self.clock, self.started = Clock(), 0.0
+        self.clock, self.started = Clock(host), 0.0
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.default_device = None  # what torch.set_default_tensor_type has made of it

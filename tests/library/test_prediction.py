@@ -151,6 +151,11 @@ def test_ddp_needs_a_process_group_of_its_own():
         torch.distributed.destroy_process_group()
 
 
+def test_a_faster_host_helps_where_it_sets_the_pace(resnet50):
+    one, many = ([mgpu.predict(resnet50, images(n), host=host).seconds for host in (1, 1 / 3)] for n in (1, 64))
+    assert one[1] < 0.7 * one[0] and 0.9 * many[0] < many[1] <= many[0]
+
+
 def test_precisions(resnet50):
     full, tf32, amp = (
         mgpu.predict(resnet50, images(64), gpu="A100-40", precision=p).seconds for p in ("fp32", "tf32", "amp")

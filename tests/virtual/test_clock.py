@@ -286,6 +286,29 @@ def test_the_host_is_the_limit_for_small_operations_and_the_gpu_for_large_ones(d
     assert waiting(16) > 0.5 and waiting(4096) < 0.05
 
 
+def test_a_faster_host_takes_its_part_of_the_time_for_every_call():
+    def times(host, size):
+        with mgpu.virtual_gpus(1, backing="meta", host=host) as machine:
+            x = torch.zeros(size, device="cuda", requires_grad=True)
+            for _ in range(100):
+                x = x + 1
+            x.sum().backward()
+            launched = machine.elapsed()
+            torch.cuda.synchronize()
+            return launched, machine.elapsed()
+
+    slow, fast = times(1, 10), times(1 / 3, 10)
+    assert fast[0] == pytest.approx(slow[0] / 3) and fast[1] < 0.4 * slow[1]  # the host sets the pace
+    slow, fast = times(1, 10**7), times(1 / 3, 10**7)
+    assert fast[0] == pytest.approx(slow[0] / 3) and fast[1] > 0.9 * slow[1]  # the GPU does
+
+
+@pytest.mark.parametrize("host", [0, -1, float("inf"), "fast"])
+def test_a_host_that_makes_no_sense_is_refused(host):
+    with pytest.raises(ValueError, match=f"host={host!r}"):
+        mgpu.virtual_gpus(1, host=host)
+
+
 def test_backward_has_a_thread_for_each_gpu(dry):
     """One backward pass over two GPUs launches on both at the same time, two passes one after the other."""
 
