@@ -132,6 +132,15 @@ class Reducer(_Reducer):
         with on_the_gpu_of(self.parameters, self.types):
             return super()._rebuild_buckets()
 
+    def _set_static_graph(self):
+        with on_the_gpu_of(self.parameters, {torch.int32}):
+            super()._set_static_graph()
+
+    def _set_forward_pass_work_handle(self, work, *args):
+        """C++ asks the work for its future, which only an object that Python still has can give."""
+        self.forward_work = work
+        super()._set_forward_pass_work_handle(work, *args)
+
 
 def verify(group, tensors, *args):
     with on_the_gpu_of(tensors):
