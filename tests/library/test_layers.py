@@ -24,7 +24,7 @@ LAYERS = {
     "a tensor": "tensor",
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
-    "patches.dtensor patches.factories patches.functions patches.gradients patches.legacy patches.methods "
+    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy patches.methods "
     "patches.modules patches.properties patches.script",
     "outside": "machine launch __main__",
 }

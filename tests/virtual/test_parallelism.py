@@ -7,7 +7,7 @@ import pytest
 import ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
-CHECKS = ("replicated.py",)
+CHECKS = "replicated.py", "sharded.py"
 
 
 def names():

@@ -16,9 +16,9 @@ def check(function):
     return function
 
 
-def network():
+def network(hidden=9):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
 def batches(rows=8, steps=STEPS, shape=(5,), classes=3):

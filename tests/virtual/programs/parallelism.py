@@ -8,6 +8,7 @@ import traceback
 from datetime import timedelta
 
 import replicated  # noqa: F401, its checks enter themselves, and so do those of the others
+import sharded  # noqa: F401
 import torch
 import torch.distributed as dist
 from checking import CHECKS
