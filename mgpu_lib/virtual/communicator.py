@@ -152,7 +152,7 @@ class Work(torch._C._distributed_c10d.Work):
         return self.outputs
 
     def get_future(self):
-        return Future(self)
+        return Future(self, self.outputs, self.communicator.gpu)
 
 
 class Communicator:
@@ -348,19 +348,23 @@ class Awaited(VirtualTensor):
 
 
 class Future(torch.futures.Future):
-    """What Work.get_future() hands out. As with NCCL it is complete at once, and its tensors are waited for on the GPU:
-    what `then` adds is called at once, in a stream of its own."""
+    """What Work.get_future() hands out. As with NCCL it is complete at once, and its tensors are waited for on the GPU.
 
-    def __init__(self, source, outputs=None):
+    What `then` adds runs in a stream of its own. It may look at whatever the operation wrote to, so in real time, too,
+    it comes after it.
+    """
+
+    def __init__(self, source, outputs, gpu):
         super().__init__()
-        outputs = source.outputs if outputs is None else outputs
+        self.source, self.gpu = source, gpu
         self.set_result(tree_map_only(VirtualTensor, lambda tensor: Awaited.of(tensor, source), outputs))
 
     def wait(self):
         return tree_map_only(Awaited, Awaited.arrived, super().wait())
 
     def then(self, callback):
-        stream = Stream()
+        self.gpu.callbacks = stream = self.gpu.callbacks or Stream(gpu=self.gpu)
         with stream:
-            outputs = callback(self)
-        return Future(stream.record_event(), outputs)
+            self.source.wait()
+            outputs = tree_map_only(Awaited, Awaited.arrived, callback(self))
+        return Future(stream.record_event(), outputs, self.gpu)

@@ -46,7 +46,8 @@ NOTHING_RUNS = set(
 )
 KINDS = {
     "matmul": "mm addmm bmm baddbmm addmv mv dot _scaled_mm",
-    "norm": "native_batch_norm native_batch_norm_backward _native_batch_norm_legit",
+    "norm": "native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_stats batch_norm_elemt "
+    "batch_norm_backward_reduce batch_norm_backward_elemt",
     "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
     "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any "

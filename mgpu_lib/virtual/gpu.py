@@ -26,6 +26,7 @@ class VirtualGPU:
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.chosen = [], Chosen()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
+        self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
 
     def run(self, func, args, kwargs, key=None, call=None):

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from mgpu_lib.virtual import batch_norm
+
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
 MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
@@ -29,7 +31,7 @@ class Rule(NamedTuple):
 def rule_of(func, handler):
     """The rule of the operation `func`, which `handler` takes care of."""
     name = func.overloadpacket.__name__
-    runs = with_generator(func) or func
+    runs = batch_norm.OPERATIONS.get(func) or with_generator(func) or func
     reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
     arguments = list(enumerate(func._schema.arguments))
     written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]

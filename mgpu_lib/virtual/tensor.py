@@ -54,6 +54,22 @@ class VirtualStorage:
         return self
 
 
+class VirtualTypedStorage:
+    """What x._typed_storage() is, by which FSDP frees memory and takes it again: the same, counted in numbers."""
+
+    def __init__(self, untyped, itemsize):
+        self.untyped, self.itemsize = untyped, itemsize
+
+    def _size(self):
+        return self.untyped.nbytes() // self.itemsize
+
+    def _resize_(self, size):
+        self.untyped.resize_(size * self.itemsize)
+
+    def _data_ptr(self):
+        return self.untyped.data_ptr()
+
+
 class VirtualTensor(Tensor):
     """Values in `inner`, of this `form` (see `shapes.form_of`), on the GPU `gpu` (a `gpu.VirtualGPU`)."""
 
@@ -141,6 +157,9 @@ class VirtualTensor(Tensor):
 
     def untyped_storage(self):
         return VirtualStorage(self.inner.untyped_storage(), self.gpu)
+
+    def _typed_storage(self):
+        return VirtualTypedStorage(self.untyped_storage(), self.element_size())
 
     def storage(self):
         raise RuntimeError("virtual GPUs have no typed storages: use untyped_storage()")
@@ -383,7 +402,15 @@ def set_data(tensor, value):
     else:  # the object changes its kind, and keeps its identity
         fresh = value.detach()
         fresh = Parameter(fresh) if isinstance(tensor, Parameter) else fresh
-        swap(tensor, fresh.requires_grad_(tensor.requires_grad))
+        become(tensor, fresh.requires_grad_(tensor.requires_grad))
+
+
+def become(tensor, fresh):
+    """`tensor` gets what `fresh` is, on another device; it stays the same object, with what people have noted on it."""
+    notes = notes_of(tensor)
+    notes.pop("_is_param", None)  # PyTorch's own, on Parameters of other classes: `fresh` has it where it must
+    swap(tensor, fresh)
+    tensor.__dict__.update(notes)
 
 
 def swap(a, b):
@@ -404,5 +431,6 @@ def swap(a, b):
 def stale_graph(grads):
     raise RuntimeError(
         "this graph was made before its parameters moved to another device: backward can't reach them "
-        "any more. Move first, then run forward and backward."
+        "any more. Move first, then run forward and backward. (FullyShardedDataParallel moves them itself if it is given "
+        "cpu_offload: fully_shard with a CPUOffloadPolicy does the same, and works.)"
     )

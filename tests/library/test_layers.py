@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "files importing specs rates memory timeline nests rules running",
+    "facts": "batch_norm files importing specs rates memory timeline nests rules running",
     "words and costs": "errors costs",
     "time": "clock shapes",
     "streams": "streams",
@@ -24,7 +24,7 @@ LAYERS = {
     "a tensor": "tensor",
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
-    "patches.dtensor patches.factories patches.functions patches.gradients patches.legacy patches.methods "
+    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy patches.methods "
     "patches.modules patches.properties patches.script",
     "outside": "machine launch __main__",
 }

@@ -389,6 +389,17 @@ def test_gradients_move_with_their_module(gpus):
     ]
 
 
+def test_what_people_note_on_a_parameter_stays_when_its_module_moves(gpus):
+    net = nn.Linear(2, 1)
+    net.weight.decays = False
+    for device in ("cuda:0", "cuda:1", "cpu"):
+        net.to(device)
+        assert net.weight.decays is False
+    assert vars(net.weight) == {"decays": False}
+    net.weight.data = net.weight.data.cuda()
+    assert net.weight.decays is False and isinstance(net.weight, nn.Parameter)
+
+
 def test_a_module_moved_between_forward_and_backward(gpus):
     net = nn.Linear(2, 1).to("cuda:0")
     loss = net(torch.ones(1, 2, device="cuda:0")).sum()

@@ -1,6 +1,7 @@
 """Replacing what PyTorch answers, and putting it back."""
 
 import contextlib
+import functools
 import sys
 import types
 
@@ -16,6 +17,7 @@ from mgpu_lib.virtual.patches import (
     distributed,
     dtensor,
     factories,
+    functional,
     functions,
     gradients,
     legacy,
@@ -58,7 +60,8 @@ def install():
                 patch(stack, owner, name, value)
         for module, name, value in imported_before(replacements):
             patch(stack, module, name, value)
-        stack.callback(AfterImport(dtensor.MODULE, patch_dtensor).cancel)
+        for module in (dtensor, functional):
+            stack.callback(AfterImport(module.MODULE, functools.partial(patch_imported, module)).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
@@ -67,9 +70,9 @@ def install():
         _patches.push(stack.pop_all())
 
 
-def patch_dtensor(module):
-    """What `dtensor` names is put in place when a program has imported it."""
-    for owner, name, value in dtensor.patches(module):
+def patch_imported(patches, module):
+    """What the module `patches` names is put in place when a program has imported PyTorch's `module`."""
+    for owner, name, value in patches.patches(module):
         patch(_patches, owner, name, value)
 
 

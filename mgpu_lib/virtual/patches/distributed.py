@@ -134,6 +134,15 @@ class Reducer(_Reducer):
         with on_the_gpu_of(self.parameters, self.types):
             return super()._rebuild_buckets()
 
+    def _set_static_graph(self):
+        with on_the_gpu_of(self.parameters, {torch.int32}):
+            super()._set_static_graph()
+
+    def _set_forward_pass_work_handle(self, work, *args):
+        """C++ asks the work for its future, which only an object that Python still has can give."""
+        self.forward_work = work
+        super()._set_forward_pass_work_handle(work, *args)
+
 
 def broadcast_coalesced(*args):
     with current().clock.in_cpp():

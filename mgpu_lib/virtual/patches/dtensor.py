@@ -1,6 +1,7 @@
 """DTensor: a tensor whose parts lie on the GPUs of many processes. To this one it is where its own part is."""
 
 import contextlib
+import sys
 
 from torch import Tensor
 
@@ -35,10 +36,10 @@ def of_parts(method):
 
 
 def make_of_parts(make, x, *args, **kwargs):
-    """A DTensor like `x`, with make(the local part of x, …) as its own."""
-    local = make(x.to_local(), *args, **kwargs)
-    shape = {"shape": x.shape, "stride": x.stride()}
-    return type(x).from_local(local, x.device_mesh, x.placements, run_check=False, **shape)
+    """A DTensor like `x`, with make(the local part of x, …) as its own, wherever that is. (DTensor.from_local would
+    move it to where the mesh is.)"""
+    local, from_local = make(x.to_local(), *args, **kwargs), sys.modules[MODULE]._api._FromTorchTensor.apply
+    return from_local(local, x.device_mesh, x.placements, False, x.shape, x.stride())
 
 
 def tracker(original):

@@ -30,7 +30,7 @@ DRAWS = {
     Tensor: "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal_ random_ uniform_",
     torch: "bernoulli multinomial poisson",
 }
-WRAPPERS = {}  # {class of tensors made of others: wrapper(make, x, …), which makes one like x}
+WRAPPERS = {}  # {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
 _randperm = torch.utils.data.dataset.randperm  # which PyTorch itself has imported, for random_split
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
@@ -82,7 +82,8 @@ def placed(original, constructs=False):
     @functools.wraps(original)
     def make(*args, **kwargs):
         if args and type(args[0]) in WRAPPERS:
-            return WRAPPERS[type(args[0])](make, *args, **kwargs)
+            elsewhere = kwargs.get("device") is not None
+            return WRAPPERS[type(args[0])](make, *args, **kwargs) if elsewhere else original(*args, **kwargs)
         like = next((a for a in args if isinstance(a, VirtualTensor)), None)
         device = kwargs.get("device")
         if device is None and constructs and "out" not in kwargs:

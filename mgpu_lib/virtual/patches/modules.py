@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.virtual.running import find
-from mgpu_lib.virtual.tensor import Base, VirtualTensor, set_data, swap, transfer
+from mgpu_lib.virtual.tensor import Base, VirtualTensor, become, set_data, swap, transfer
 
 # The originals, taken before anything is patched.
 _apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
@@ -68,6 +68,8 @@ def swap_tensors(a, b):
     """torch.utils.swap_tensors. A module that stays on its device only gets other data, and graphs stay good."""
     if getattr(_moving, "swap", None) and a.device == b.device:
         a.data = b.data
+    elif getattr(_moving, "swap", None) and (isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor)):
+        become(a, b)
     elif isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor):
         swap(a, b)
     else:

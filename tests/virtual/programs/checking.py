@@ -1,0 +1,92 @@
+"""What the programs of checks share: a network, batches, and the network trained alone, on the CPU, as the oracle."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+CHECKS = []
+STEPS = 3
+
+
+def check(function):
+    """A function of (rank, n), which all n ranks call."""
+    CHECKS.append(function)
+    return function
+
+
+def network(hidden=9):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def batches(rows=8, steps=STEPS, shape=(5,), classes=3):
+    """Whole batches: each rank takes its part of every one of them."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        X = torch.randn(rows, *shape, dtype=torch.float64, generator=generator)
+        yield X, torch.randint(classes, (rows,), generator=generator)
+
+
+def part(tensor, rank, n):
+    return tensor.chunk(n)[rank].cuda()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def train(net, data, optimizer=sgd, loss=nn.functional.cross_entropy):
+    """The network, after a step with each of the (X, y) of `data`."""
+    optimizer = optimizer(net.parameters()) if callable(optimizer) else optimizer
+    for X, y in data:
+        optimizer.zero_grad()
+        loss(net(X), y).backward()
+        optimizer.step()
+    return net
+
+
+def trained_alone(net, optimizer=sgd, data=None, **options):
+    """A copy of `net` after the whole batches, on the CPU."""
+    return train(copy.deepcopy(net), data or batches(), optimizer, **options)
+
+
+def parts(rank, n, data=None):
+    """This rank's parts of the batches."""
+    for X, y in data or batches():
+        yield part(X, rank, n), part(y, rank, n)
+
+
+def whole(tensor):
+    """All of a DTensor or another tensor, on the CPU."""
+    tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.detach().cpu()
+
+
+def same(tensor, expected, tolerance=1e-9):
+    assert tensor.device.type == "cuda" and tensor.dtype == expected.dtype, (tensor.device, tensor.dtype)
+    torch.testing.assert_close(whole(tensor), expected.detach(), rtol=tolerance, atol=tolerance)
+
+
+def same_networks(net, expected, tolerance=1e-9):
+    """Parameters and buffers of `net`, on this rank's GPU, are those of `expected`, by name."""
+    found, wanted = net.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
+    for name in wanted:
+        same(found[name], wanted[name], tolerance)
+
+
+def raises(kind, words, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert words in str(error), error
+        return
+    raise AssertionError(f"nothing was raised that says {words!r}")
+
+
+def equal_on_all_ranks(tensor):
+    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, tensor.detach().contiguous())
+    return all(torch.equal(tensor, other) for other in everybody)

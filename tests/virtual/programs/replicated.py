@@ -1,0 +1,323 @@
+"""DistributedDataParallel with all its options, ZeRO, and batch norm over all ranks."""
+
+import contextlib
+import copy
+from datetime import timedelta
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from checking import (
+    batches,
+    check,
+    equal_on_all_ranks,
+    network,
+    part,
+    parts,
+    raises,
+    same,
+    same_networks,
+    sgd,
+    train,
+    trained_alone,
+)
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging import averagers
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+F = nn.functional
+SMALL = 2e-4  # MiB: a bucket of two or three tensors
+
+
+def replica(net, rank, **options):
+    return DDP(copy.deepcopy(net).cuda(), device_ids=[rank], **options)
+
+
+@check
+def ddp_buckets(rank, n):
+    net = network()
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+        ddp = train(replica(net, rank, bucket_cap_mb=SMALL, **options), parts(rank, n))
+        same_networks(ddp.module, trained_alone(net))
+
+
+class Branches(nn.Module):
+    """The first branch for even numbers, the second for odd ones; a third for nobody."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(5, 4).double()
+        self.branches = nn.ModuleList([nn.Linear(4, 3).double() for _ in range(3)])
+
+    def forward(self, X, number):
+        return self.branches[number % 2](torch.tanh(self.trunk(X)))
+
+
+@check
+def ddp_unused_parameters(rank, n):
+    """Other ones on other ranks, and in other steps."""
+    net, alone = replica(Branches(), rank, find_unused_parameters=True, bucket_cap_mb=SMALL), Branches()
+    optimizers = sgd(net.parameters()), sgd(alone.parameters())
+    for step, (X, y) in enumerate(batches()):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        used = [step + r * (step > 0) for r in range(n)]  # in the first step the same on all ranks
+        F.cross_entropy(net(part(X, rank, n), used[rank]), part(y, rank, n)).backward()
+        losses = [F.cross_entropy(alone(x, i), t) for x, t, i in zip(X.chunk(n), y.chunk(n), used, strict=True)]
+        (sum(losses) / n).backward()
+        for found, expected in zip(net.module.parameters(), alone.parameters(), strict=True):
+            assert (found.grad is None) == (expected.grad is None)
+        for optimizer in optimizers:
+            optimizer.step()
+    same_networks(net.module, alone)
+
+
+@check
+def ddp_unfinished_reduction(rank, n):
+    ddp, X = replica(Branches(), rank), torch.ones(2, 5, dtype=torch.float64, device="cuda")
+    ddp(X, 0).sum().backward()
+    raises(RuntimeError, "Expected to have finished reduction in the prior iteration", ddp, X, 0)
+
+
+@check
+def ddp_other_parameters(rank, n):
+    """Ranks that don't have what rank 0 has say so, while it waits for them."""
+    raises(RuntimeError, "DDP expects same model across all ranks", DDP, nn.Linear(5, 3, bias=rank > 0).cuda())
+    group, net = dist.new_group(timeout=timedelta(seconds=2)), nn.Linear(5, 4 if rank else 3).cuda()
+    words = "params[0] in this process with sizes [4, 5] appears not to match" if rank else "not all ranks came within"
+    raises(RuntimeError, words, DDP, net, process_group=group)
+
+
+@check
+def ddp_hooks(rank, n):
+    net, numbers = network(), set()
+
+    def doubled(state, bucket):
+        numbers.add(bucket.index())
+        assert bucket.buffer().is_cuda and all(gradient.is_cuda for gradient in bucket.gradients())
+        work = dist.all_reduce(bucket.buffer().div_(2 * n), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0] * 2)
+
+    def in_place(state, bucket):
+        work = dist.all_reduce(bucket.buffer().div_(2 * n), async_op=True)
+        return work.get_future().then(lambda future: bucket.buffer() * 1.0).then(lambda future: future.value().mul_(2))
+
+    for hook, tolerance in (
+        (default_hooks.allreduce_hook, 1e-9),
+        (doubled, 1e-9),
+        (in_place, 1e-9),
+        (default_hooks.fp16_compress_hook, 1e-2),
+        (default_hooks.bf16_compress_hook, 5e-2),
+        (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), 1e-2),
+    ):
+        ddp = replica(net, rank, bucket_cap_mb=SMALL)
+        ddp.register_comm_hook(None, hook)
+        same_networks(train(ddp, parts(rank, n)).module, trained_alone(net), tolerance)
+        assert equal_on_all_ranks(ddp.module[0].weight)
+    assert len(numbers) > 1  # the buckets are as small as was asked for
+
+
+@check
+def ddp_power_sgd(rank, n):
+    """As the same hook does it among CPUs."""
+    net, gloo = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 3)).double(), dist.new_group(backend="gloo")
+    nets = []
+    for group in (None, gloo):
+        torch.manual_seed(3)
+        ddp = DDP(copy.deepcopy(net), process_group=group) if group else replica(net, rank)
+        state = powerSGD_hook.PowerSGDState(group, 2, start_powerSGD_iter=2, min_compression_rate=0.5)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        data = parts(rank, n, batches(steps=5))
+        with mock.patch("torch.cuda.synchronize") if group else contextlib.nullcontext():  # called for CPUs, too
+            nets.append(train(ddp, [(X.cpu(), y.cpu()) for X, y in data] if group else data).module)
+    same_networks(*nets)
+
+
+@check
+def ddp_accumulation(rank, n):
+    """Two micro-batches a step, and gradients travel with the second."""
+    net, data = network(), list(batches(16))
+    ddp = replica(net, rank, gradient_as_bucket_view=True)
+    optimizer = sgd(ddp.parameters())
+    for X, y in data:
+        optimizer.zero_grad()
+        first, second = zip(part(X, rank, n).chunk(2), part(y, rank, n).chunk(2), strict=True)
+        with ddp.no_sync():
+            (F.cross_entropy(ddp(first[0]), first[1]) / 2).backward()
+        assert not equal_on_all_ranks(ddp.module[0].weight.grad)
+        (F.cross_entropy(ddp(second[0]), second[1]) / 2).backward()
+        optimizer.step()
+    same_networks(ddp.module, trained_alone(net, data=data))
+
+
+@check
+def ddp_uneven_inputs(rank, n):
+    """Rank r has r + 1 batches; who has none left sends zeros, and the sum is divided by those who have some."""
+    net, data = network(), [list(batches(2, n)) for _ in range(n)]
+    for throw, divide in ((False, False), (False, True)):
+        ddp, alone = replica(net, rank), copy.deepcopy(net)
+        optimizer, oracle = sgd(ddp.parameters()), sgd(alone.parameters())
+        with Join([ddp], enable=True, throw_on_early_termination=throw, divide_by_initial_world_size=divide):
+            for X, y in data[rank][: rank + 1]:
+                optimizer.zero_grad()
+                F.cross_entropy(ddp(X.cuda() + rank), y.cuda()).backward()
+                optimizer.step()
+        for step in range(n):
+            oracle.zero_grad()
+            there = range(step, n)
+            losses = [F.cross_entropy(alone(data[r][step][0] + r), data[r][step][1]) for r in there]
+            (sum(losses) / (n if divide else len(there))).backward()
+            oracle.step()
+        same_networks(ddp.module, alone)
+
+
+@check
+def ddp_buffers(rank, n):
+    """Each rank normalizes its part by itself, and the first one's statistics are everybody's in the next step."""
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    torch.manual_seed(0)
+    alone = copy.deepcopy(net)
+    optimizer, norm = sgd(alone.parameters()), alone[1]
+    for X, y in batches(12):
+        optimizer.zero_grad()
+        before, after = copy.deepcopy(norm.state_dict()), []
+        for x, t in zip(X.chunk(n), y.chunk(n), strict=True):
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                getattr(norm, name).copy_(before[name])
+            (F.cross_entropy(alone(x), t) / n).backward()
+            after.append(copy.deepcopy(list(norm.buffers())))
+        optimizer.step()
+        for buffer, value in zip(norm.buffers(), after[0], strict=True):
+            buffer.copy_(value)
+    ddp = train(replica(net, rank), parts(rank, n, batches(12)))
+    for found, expected in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+        same(found, expected)
+    for found, expected in zip(ddp.module[1].buffers(), after[rank], strict=True):
+        same(found, expected)
+
+
+@check
+def ddp_tied_and_frozen_parameters(rank, n):
+    net = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+    net.double()[2].weight = net[0].weight
+    net[4].requires_grad_(False)
+    ddp = replica(net, rank)
+    assert ddp.module[2].weight is ddp.module[0].weight
+    same_networks(train(ddp, parts(rank, n)).module, trained_alone(net))
+
+
+@check
+def ddp_local_sgd(rank, n):
+    """Each rank steps alone, and after every second step parameters are averaged."""
+    net, averager = network(), averagers.PeriodicModelAverager(period=2, warmup_steps=0)
+    ddp = replica(net, rank)
+    ddp.register_comm_hook(
+        post_localSGD_hook.PostLocalSGDState(None, None, 0, False), post_localSGD_hook.post_localSGD_hook
+    )
+    train(ddp, parts(rank, n), PostLocalSGDOptimizer(sgd(ddp.parameters()), averager))
+    nets = [copy.deepcopy(net) for _ in range(n)]
+    optimizers = [sgd(net.parameters()) for net in nets]
+    for step, (X, y) in enumerate(batches()):
+        for net, optimizer, x, t in zip(nets, optimizers, X.chunk(n), y.chunk(n), strict=True):
+            train(net, [(x, t)], optimizer)
+        if step % 2 == 0:
+            for same_parameters in zip(*(net.parameters() for net in nets), strict=True):
+                mean = sum(same_parameters).detach() / n
+                for parameter in same_parameters:
+                    parameter.data.copy_(mean)
+    same_networks(ddp.module, nets[rank])
+
+
+@check
+def zero(rank, n):
+    """Each rank has the optimizer's state of some parameters; rank 0 can gather it."""
+    net = network()
+    for options in ({}, {"parameters_as_bucket_view": True}):
+        ddp = replica(net, rank)
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01, **options)
+        train(ddp, parts(rank, n), optimizer)
+        alone = copy.deepcopy(net)
+        oracle = torch.optim.Adam(alone.parameters(), lr=0.01)
+        same_networks(ddp.module, train(alone, batches(), oracle))
+        assert len(optimizer.optim.state) < len(list(net.parameters()))
+        optimizer.consolidate_state_dict(to=0)
+        if rank == 0:
+            states = optimizer.state_dict()["state"]
+            for i, state in oracle.state_dict()["state"].items():
+                torch.testing.assert_close(states[i]["exp_avg"].cpu(), state["exp_avg"])
+
+
+@check
+def zero_in_backward(rank, n):
+    """The hook that steps with a bucket as soon as it has been reduced."""
+    net = network()
+    ddp = replica(net, rank, gradient_as_bucket_view=True)
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.01)
+    hook = hook_with_zero_step(default_hooks.allreduce_hook, ddp, optimizer)
+    ddp.register_comm_hook(None, hook)
+    data = list(batches(steps=5))
+    for X, y in parts(rank, n, data):
+        ddp.zero_grad()
+        F.cross_entropy(ddp(X), y).backward()
+    alone = copy.deepcopy(net)
+    train(alone, data[2:], torch.optim.Adam(alone.parameters(), lr=0.01))  # the first steps find the buckets out
+    same_networks(ddp.module, alone)
+
+
+def normalized():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6)
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@check
+def batch_norm_of_the_whole_batch(rank, n):
+    net, data = normalized(), list(batches(12, shape=(2, 6, 6)))
+    ddp = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).cuda(), device_ids=[rank])
+    train(ddp, parts(rank, n, data))
+    alone = trained_alone(net, data=data)
+    same_networks(ddp.module, alone)
+    ddp.eval(), alone.eval()
+    same(ddp(data[0][0].cuda()), alone(data[0][0]))
+
+
+@check
+def batch_norm_of_uneven_parts(rank, n):
+    """Rank r has r + 1 examples, one has none; losses are sums, which DDP divides by the number of ranks."""
+    net, data, sizes = normalized(), list(batches(sum(range(n)), shape=(2, 6, 6))), list(range(n))
+    ddp = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).cuda(), device_ids=[rank])
+    own = [(X.split(sizes)[rank].cuda(), y.split(sizes)[rank].cuda()) for X, y in data]
+    train(ddp, own, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum"))
+    alone = trained_alone(net, data=data, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum") / n)
+    same_networks(ddp.module, alone)
+
+
+@check
+def batch_norm_options(rank, n):
+    """Without weights, without running statistics, with a cumulative average, in half precision, channels last."""
+    X = next(batches(12, shape=(4, 6, 6)))[0]
+    for options in ({"affine": False}, {"track_running_stats": False}, {"momentum": None}):
+        alone = nn.BatchNorm2d(4, **options).double()
+        norm = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).cuda()
+        x, whole = part(X, rank, n).requires_grad_(), X.clone().requires_grad_()
+        for _ in range(2):
+            out, expected = norm(x), alone(whole)
+            same(out, expected.chunk(n)[rank])
+        out.pow(3).sum().backward()
+        expected.pow(3).sum().backward()
+        same(x.grad, whole.grad.chunk(n)[rank])
+        same_networks(norm, alone)
+    alone, x = nn.BatchNorm2d(4), X.float()
+    norm = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).cuda()
+    out = norm(part(x.half(), rank, n).to(memory_format=torch.channels_last))
+    assert out.dtype is torch.float16 and out.is_contiguous(memory_format=torch.channels_last)
+    same(out.float(), alone(x).chunk(n)[rank], 1e-2)
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        norm = nn.SyncBatchNorm(4, process_group=group).cuda()
+        same(norm(part(X[:6].float(), rank, 2)), nn.BatchNorm2d(4)(X[:6].float()).chunk(2)[rank], 1e-5)

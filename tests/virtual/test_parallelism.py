@@ -1,0 +1,27 @@
+"""Ways to train on many GPUs, on virtual ones: programs that know nothing of the library, run by torchrun."""
+
+import re
+from pathlib import Path
+
+import pytest
+import ranks
+
+PROGRAMS = Path(__file__).parent / "programs"
+CHECKS = "replicated.py", "sharded.py"
+
+
+def names():
+    return [name for file in CHECKS for name in re.findall(r"@check\ndef (\w+)", (PROGRAMS / file).read_text())]
+
+
+@pytest.fixture(scope="module")
+def passed():
+    """The names of the checks that passed on 4 ranks."""
+    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", check=False)
+    print(done.stderr)
+    return re.findall(r"^ok (\w+)$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("name", names())
+def test_as_on_one_device(name, passed):
+    assert name in passed
