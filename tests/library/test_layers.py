@@ -25,8 +25,8 @@ LAYERS = {
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
     "patches.dtensor patches.factories patches.functions patches.gradients patches.legacy patches.methods "
-    "patches.modules patches.properties patches.script",
-    "outside": "machine launch __main__",
+    "patches.modules patches.properties patches.script patches.sharing",
+    "outside": "machine reporting inheriting launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 

@@ -22,6 +22,7 @@ from mgpu_lib.virtual.patches import (
     methods,
     modules,
     script,
+    sharing,
 )
 
 PACKAGE = __package__.rpartition(".")[0]
@@ -38,6 +39,7 @@ REPLACING = (
     comm,
     checkpoint,
     script,
+    sharing,
 )
 _patches = contextlib.ExitStack()
 
@@ -61,6 +63,7 @@ def install():
         stack.callback(AfterImport(dtensor.MODULE, patch_dtensor).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
+        sharing.register_collate(stack)
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
 from mgpu_lib.virtual.communicator import Members
-from mgpu_lib.virtual.running import current_index
+from mgpu_lib.virtual.running import current, current_index
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
@@ -47,6 +47,8 @@ def create(options, backend_options):
         raise RuntimeError("virtual GPUs in many processes need PyTorch 2.12 or newer")
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
+    if current().rank is None:  # the first group is that of all ranks
+        current().rank, current().ranks = members.this, len(ranks)
     GROUPS[options.group_id] = Group(members, options.group_id)
     refusing = c10d.FakeProcessGroup.Options()
     refusing.error_on_collective = True
