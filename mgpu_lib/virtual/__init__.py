@@ -6,7 +6,7 @@ This is its public face: nobody outside imports from the modules below, except t
 from mgpu_lib.virtual.clock import off_the_clock
 from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.files import replacing
-from mgpu_lib.virtual.inheriting import handed_down
+from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.machine import Machine
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.reporting import gather_timeline
@@ -21,6 +21,7 @@ __all__ = [
     "GPUS",
     "LINKS",
     "Machine",
+    "Setup",
     "Timeline",
     "current",
     "find_gpu",
