@@ -5,6 +5,7 @@ import importlib
 from mgpu_lib.data import batches, load_fashion_mnist
 from mgpu_lib.devices import gpu_table, try_all_gpus, try_gpu, use_gpus
 from mgpu_lib.footprint import footprint
+from mgpu_lib.launching import launch
 from mgpu_lib.models import SimpleCNN, lenet, lenet_module, lenet_params, resnet18
 from mgpu_lib.parallel import allreduce, get_params, max_divergence, sgd, split_batch, train_batch
 from mgpu_lib.prediction import predict
@@ -27,6 +28,7 @@ __all__ = [
     "footprint",
     "get_params",
     "gpu_table",
+    "launch",
     "lenet",
     "lenet_module",
     "lenet_params",

@@ -32,7 +32,7 @@ def use_gpus(n, gpu="V100"):
     """
     global _started
     wanted = virtual_gpus(n, gpu)
-    if current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= torch.cuda.device_count():
+    if enough_real_gpus(n):
         print(f"Using {n} real GPU{'s' * (n > 1)}: {', '.join(torch.cuda.get_device_name(i) for i in range(n))}.")
         return [torch.device("cuda", i) for i in range(n)]
     if current() is not None and current() is _started and _started.spec is not wanted.spec:
@@ -44,6 +44,11 @@ def use_gpus(n, gpu="V100"):
     kind = "GPU" if n == 1 else "GPUs"
     print(f"Using {n} virtual {kind} ({machine.spec.key}), made of this computer's memory.")
     return machine.devices[:n]
+
+
+def enough_real_gpus(n):
+    """Whether `n` GPUs are real ones: there are so many, none are virtual, and MGPU_VIRTUAL isn't set."""
+    return current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= torch.cuda.device_count()
 
 
 def gpu_table():

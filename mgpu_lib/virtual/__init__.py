@@ -6,8 +6,10 @@ This is its public face: nobody outside imports from the modules below, except t
 from mgpu_lib.virtual.clock import off_the_clock
 from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.files import replacing
+from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.machine import Machine
 from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.reporting import gather_timeline
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.specs import GPUS, LINKS, find_gpu, find_link
 from mgpu_lib.virtual.tensor import is_virtual
@@ -19,10 +21,13 @@ __all__ = [
     "GPUS",
     "LINKS",
     "Machine",
+    "Setup",
     "Timeline",
     "current",
     "find_gpu",
     "find_link",
+    "gather_timeline",
+    "handed_down",
     "is_virtual",
     "off_the_clock",
     "pipeline_seconds",

@@ -1,6 +1,6 @@
-"""Doing something as soon as a module has been imported, which may be later or never."""
+"""Doing something as soon as a module has been imported, which may be later or never. Imports nothing of the library:
+`startup/sitecustomize.py` takes it by its path."""
 
-import importlib.util
 import sys
 
 
@@ -15,16 +15,17 @@ class AfterImport:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path=None, target=None):
-        """What Python asks before it looks for a module itself."""
+        """What Python asks before it looks for a module itself, be it only to say whether there is one."""
         if name != self.name:
             return None
-        self.cancel()
-        spec = importlib.util.find_spec(name)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
         if spec is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
+                self.cancel()
                 self.action(module)
 
             spec.loader.exec_module = exec_module

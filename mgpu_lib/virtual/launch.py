@@ -2,29 +2,28 @@
 
     python -m mgpu_lib.virtual [options] script.py [arguments]
     python -m mgpu_lib.virtual [options] -m module [arguments]
+    torchrun --nproc-per-node 4 -m mgpu_lib.virtual [options] script.py [arguments]
 
 The program is the same as on a machine with that many GPUs: its arguments, its exit status and its errors are its own.
+Processes that it starts have virtual GPUs like it: see `inheriting`.
 """
 
 import argparse
-import contextlib
-import itertools
 import os
 import runpy
-import statistics
 import sys
+import uuid
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from mgpu_lib.virtual.machine import Machine
-from mgpu_lib.virtual.memory import readable
+from mgpu_lib.virtual.inheriting import Setup, handed_down
+from mgpu_lib.virtual.reporting import reporting
 from mgpu_lib.virtual.specs import GPUS, LINKS
 
 
 def main(arguments=None):
     """Run the program that the command line names; returns nothing, or raises what the program does."""
     options = parse(arguments)
-    with Machine(options.gpus, **options.machine) as machine, reporting(machine, options):
+    setup = options.setup
+    with handed_down(setup), setup.make() as machine, reporting(machine, setup):
         run(options.program, options.arguments, options.module)
 
 
@@ -40,16 +39,25 @@ def parse(arguments):
     parser.add_argument("program", help="a script, or with -m the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
     options = parser.parse_args(arguments)
-    if options.gpus is None:
-        options.gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4))
-    options.machine = {name: value for name in ("gpu", "link", "host") if (value := getattr(options, name)) is not None}
+    machine = {name: value for name in ("gpu", "link", "host") if (value := getattr(options, name)) is not None}
+    trace = options.trace and os.path.abspath(options.trace)  # the program may go to another folder
+    options.setup = Setup(options.gpus, machine, trace, options.account, run_id())
     try:
-        Machine(options.gpus, **options.machine)
+        options.setup.make()
     except ValueError as error:
         parser.error(str(error))
     if not options.module and not os.path.exists(options.program):
         parser.error(f"there is no file {options.program!r}")
     return options
+
+
+def run_id():
+    """What tells this run of the program from others: the same for all ranks that torchrun starts."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return uuid.uuid4().hex
+    known = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    one_computer = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return " ".join(known + [str(os.getppid())] * one_computer)
 
 
 def run(program, arguments, is_module):
@@ -61,34 +69,3 @@ def run(program, arguments, is_module):
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(program))
         runpy.run_path(program, run_name="__main__")
-
-
-@contextlib.contextmanager
-def reporting(machine, options):
-    """Around a program: what `options` want to know of it, also where it fails."""
-    steps = []
-    hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
-    try:
-        yield
-    finally:
-        hook.remove()
-        if options.trace:
-            machine.timeline.to_chrome_trace(options.trace)
-        if options.account:
-            print(account(machine, steps), file=sys.stderr)
-
-
-def account(machine, steps):
-    """What the GPUs of `machine` did, in words; `steps` are the times at which an optimizer had stepped."""
-    lines = [f"{len(machine.gpus)} virtual {machine.spec.key}, {machine.link.name} (all times are modelled)"]
-    if len(steps) > 1:
-        between = [after - before for before, after in itertools.pairwise(steps)]
-        lines.append(f"{1e3 * statistics.median(between):.3f} ms from one optimizer step to the next (median)")
-    timeline = machine.timeline
-    whole, overlap = timeline.end - timeline.start, timeline.overlap()
-    for gpu in timeline.gpus:
-        share = timeline.communication(gpu) / whole
-        hidden = f", {overlap[gpu]:.0%} of it behind kernels" if share else ""
-        peak = readable(machine.ledgers[gpu].peak)
-        lines.append(f"cuda:{gpu}: at most {peak}, {share:.0%} of the time in copies and collectives{hidden}")
-    return "\n".join(lines)

@@ -35,6 +35,7 @@ class Machine:
                       `traffic.clear()` counts anew, `bytes_moved()` adds up
     clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
                       read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
+    rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
     """
 
     def __init__(self, n, gpu="V100", link=None, backing="cpu", host=1.0):
@@ -49,6 +50,7 @@ class Machine:
         self.clock, self.started = Clock(host), 0.0
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
+        self.rank, self.ranks = None, 1
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.forked = False  # whether this process is a copy, made by os.fork(), of the one that started the machine
         self.gpus = []

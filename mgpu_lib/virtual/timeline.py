@@ -176,12 +176,19 @@ class Timeline:
             new.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self.trace_events())}))
         return Path(path)
 
-    def trace_events(self):
-        """Complete events ("ph": "X") in microseconds: a process for the host and each GPU, a thread for each row."""
+    def trace_events(self, origin=None, owner="", first=0):
+        """Complete events ("ph": "X") in microseconds: a process for the host and each GPU, a thread for each row.
+
+        The times count from `origin` (None: the first event), the processes from `first`; `owner`, such as "rank 0, ",
+        stands before their names.
+        """
+        origin = self.start if origin is None else origin
         for tid, (label, events) in enumerate(self.rows().items()):
-            pid = 0 if events[0].gpu is None else events[0].gpu + 1
-            process = "host" if pid == 0 else f"cuda:{pid - 1} (virtual {self.spec.key})"
+            gpu = events[0].gpu
+            pid = first + (0 if gpu is None else gpu + 1)
+            process = owner + ("host" if gpu is None else f"cuda:{gpu} (virtual {self.spec.key})")
             yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": label}}
             for e in events:
                 yield {
@@ -190,7 +197,7 @@ class Timeline:
                     "cat": e.kind,
                     "pid": pid,
                     "tid": tid,
-                    "ts": 1e6 * (e.start - self.start),
+                    "ts": 1e6 * (e.start - origin),
                     "dur": 1e6 * (e.end - e.start),
                     "args": {"phase": e.phase, "bytes": e.nbytes, "flops": e.flops, "bound by": e.bound},
                 }

@@ -24,9 +24,9 @@ LAYERS = {
     "a tensor": "tensor",
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
-    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy patches.methods "
-    "patches.modules patches.properties patches.script",
-    "outside": "machine launch __main__",
+    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy "
+    "patches.methods patches.modules patches.properties patches.script patches.sharing",
+    "outside": "machine reporting inheriting launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 
@@ -34,7 +34,7 @@ FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 ROWS = [
     "__init__",  # the public names
     "widgets exercises",
-    "training tuning prediction timing footprint traffic checks checkpoints plots evidence",
+    "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching",
     "parallel primitives splitting collectives models data",
     "devices table arguments recorded",
     "virtual",

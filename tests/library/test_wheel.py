@@ -34,6 +34,22 @@ assert "<img" in widgets.WhySlower().static_html(), "the pictures for pages with
 print(json.dumps({"figures": shown, "results": sorted(path.name for path in recorded.RESULTS.glob("*.json"))}))
 """
 
+TESTS = """
+import sys
+import pytest
+
+def test_other_tests_pay_nothing():
+    assert not {"torch", "mgpu_lib"} & sys.modules.keys()
+
+@pytest.mark.virtual_gpus(3, gpu="T4")
+def test_gpus():
+    import mgpu_lib, torch
+    assert mgpu_lib.__file__.startswith(sys.prefix), mgpu_lib.__file__
+    assert torch.cuda.device_count() == 3
+"""
+CHILD = (
+    "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import torch; torch.ones(2).cuda(2)']))"
+)
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which names this checkout
 
@@ -50,7 +66,7 @@ def source(tmp_path_factory):
     """A copy of what the wheel is made of, since that leaves files there, with a study that is still being recorded."""
     source = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "mgpu_lib", source / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pytest_virtual_gpus.py"):
         shutil.copy(ROOT / name, source)
     (source / RESULTS.relative_to(ROOT) / "some.unfinished.json").write_text("{}")
     return source
@@ -82,3 +98,11 @@ def test_every_figure_shows_outside_of_the_checkout(python, tmp_path):
     assert "right: batch 32" in said
     assert found["figures"].keys() == {*widgets.__all__} and min(found["figures"].values()) > 1000
     assert found["results"] == sorted(path.name for path in RESULTS.glob("*.json") if "unfinished" not in path.name)
+
+
+@pytest.mark.slow
+def test_the_pytest_plugin_and_what_processes_inherit_come_along(python, tmp_path):
+    (tmp_path / "test_gpus.py").write_text(TESTS)
+    (tmp_path / "child.py").write_text(CHILD)
+    run(python, "-m", "pytest", "--strict-markers", "-W", "error", tmp_path, cwd=tmp_path)
+    run(python, "-m", "mgpu_lib.virtual", "child.py", cwd=tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mgpu_lib.virtual import replacing
+from mgpu_lib.virtual.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,3 +58,16 @@ def test_there_is_one_writer():
     programs = [path for folder in ("mgpu_lib", "experiments", "scripts") for path in (ROOT / folder).rglob("*.py")]
     found = {path.relative_to(ROOT).as_posix() for path in programs if "os.replace(" in path.read_text("utf-8")}
     assert found == {"mgpu_lib/virtual/files.py", "mgpu_lib/data.py"}
+
+
+def test_only_one_at_a_time_has_the_lock(tmp_path):
+    path = tmp_path / "folder" / "file"
+    with locked(path):
+        path.write_text("mine")
+        with pytest.raises(TimeoutError, match=r"another process has kept .*file\.lock for 0 s"), locked(path, 0.02):
+            pass
+    with pytest.raises(ZeroDivisionError), locked(path):
+        1 / 0  # noqa: B018
+    with locked(path):
+        assert [p.name for p in sorted(path.parent.iterdir())] == ["file", "file.lock"]
+    assert [p.name for p in path.parent.iterdir()] == ["file"]

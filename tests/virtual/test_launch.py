@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mgpu_lib.virtual import launch, virtual_gpus
+from mgpu_lib.virtual import launch
 
 SCRIPT = """
 import sys
@@ -76,11 +76,15 @@ def test_what_makes_no_sense_is_refused(folder, arguments, words, monkeypatch, c
 
 def test_under_torchrun_there_are_as_many_gpus_as_local_ranks(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert launch.parse(["script.py"]).gpus == 4
+    assert len(launch.parse(["script.py"]).setup.make().gpus) == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert launch.parse(["script.py"]).gpus == 2 and launch.parse(["--gpus", "3", "script.py"]).gpus == 3
+    assert len(launch.parse(["script.py"]).setup.make().gpus) == 2
+    assert len(launch.parse(["--gpus", "3", "script.py"]).setup.make().gpus) == 3
 
 
-def test_an_account_of_nothing():
-    with virtual_gpus(2) as machine:
-        assert launch.account(machine, []) == f"2 virtual V100, {machine.link.name} (all times are modelled)"
+def test_ranks_of_one_run_know_each_other(monkeypatch):
+    assert launch.run_id() != launch.run_id()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    several_computers = launch.run_id()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert several_computers.startswith("none") and several_computers != launch.run_id() == launch.run_id()

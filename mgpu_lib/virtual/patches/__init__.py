@@ -24,6 +24,7 @@ from mgpu_lib.virtual.patches import (
     methods,
     modules,
     script,
+    sharing,
 )
 
 PACKAGE = __package__.rpartition(".")[0]
@@ -40,6 +41,7 @@ REPLACING = (
     comm,
     checkpoint,
     script,
+    sharing,
 )
 _patches = contextlib.ExitStack()
 
@@ -64,6 +66,7 @@ def install():
             stack.callback(AfterImport(module.MODULE, functools.partial(patch_imported, module)).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
+        sharing.register_collate(stack)
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)

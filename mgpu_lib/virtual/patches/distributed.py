@@ -49,6 +49,8 @@ def create(options, backend_options):
         raise RuntimeError("virtual GPUs in many processes need PyTorch 2.12 or newer")
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
+    if current().rank is None:  # the first group is that of all ranks
+        current().rank, current().ranks = members.this, len(ranks)
     GROUPS[options.group_id] = Group(options.process_group, members, options.group_id)
     refusing = c10d.FakeProcessGroup.Options()
     refusing.error_on_collective = True

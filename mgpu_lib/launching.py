@@ -1,0 +1,129 @@
+"""Running a script in many processes from a notebook: torchrun, with what its ranks print in order."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from mgpu_lib.devices import enough_real_gpus
+from mgpu_lib.virtual import find_gpu
+
+TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3"
+GRACE = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
+EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")  # in what torchrun says of a failure
+FRAME = re.compile(r' *File "(.+?)", line \d+')
+TRACEBACK = re.compile(r'^(Traceback \(most recent call last\):| *File ".+", line \d+)$', re.MULTILINE)
+LOGGED = re.compile(r"\[?[IWEF]\d{4} \d\d:")  # a line with a time stamp, from C++
+BY_TORCHRUN = -signal.SIGTERM  # the exit status of a rank that torchrun ended because another one failed
+
+
+class Output(NamedTuple):
+    """What a rank has written."""
+
+    stdout: str
+    stderr: str  # without the traceback
+    traceback: str  # of the program's own frames; "" without an error
+    written: int  # when it wrote last to stderr, in nanoseconds
+
+
+def launch(script, ranks, *arguments, gpu="V100", seconds=300):
+    """Run `script` with torchrun in so many processes, and print what they print: rank 0 first, nothing else between.
+
+    Each rank has a GPU: real ones if there are enough and the environment variable MGPU_VIRTUAL isn't set, otherwise
+    virtual ones named `gpu`. If one fails, RuntimeError with its traceback; if they aren't done after so many
+    `seconds`, they are ended, and TimeoutError. ValueError for less than one rank, FileNotFoundError without a script.
+    """
+    script = Path(script)
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise ValueError(f"launch(ranks={ranks!r}): the number of ranks must be a whole number, at least 1")
+    if not script.is_file():
+        raise FileNotFoundError(f"launch({str(script)!r}): there is no such file in {os.getcwd()}")
+    virtual = [] if enough_real_gpus(ranks) else ["-m", "mgpu_lib.virtual", "--gpu", find_gpu(gpu).key]
+    with tempfile.TemporaryDirectory() as folder:
+        options = "--nproc-per-node", str(ranks), "--log-dir", folder
+        status, said = run([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
+        outputs = [read(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
+    for rank, output in enumerate(outputs):
+        for text, stream in ((output.stdout, sys.stdout), (output.stderr, sys.stderr)):
+            print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
+    if status is None:
+        raise TimeoutError(f"{script.name} was still running on {ranks} ranks after {seconds} s, and was ended")
+    if status:
+        raise RuntimeError(what_failed(said, outputs))
+
+
+def run(command, folder, seconds):
+    """The exit status of `command` (None: it took too long), and what it said. None of its processes is left."""
+    with Path(folder, "torchrun.log").open("w+") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(process)
+        log.seek(0)
+        return status, log.read()
+
+
+def end(process):
+    """Have torchrun end its ranks, and itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def read(folder, rank, home):
+    """The Output of `rank`; `home` is the folder of the script."""
+    texts, written = {"stdout": "", "stderr": ""}, 0
+    for path in folder.glob(f"*/attempt_0/{rank}/std*.log"):
+        texts[path.stem] = path.read_text(errors="replace")
+        written = path.stat().st_mtime_ns if path.stem == "stderr" else written
+    lines = (line.removeprefix(f"[rank{rank}]: ") for line in texts["stderr"].splitlines())
+    stderr = "\n".join(anywhere(line, home) for line in lines if not LOGGED.match(line))
+    found = TRACEBACK.search(stderr)
+    start = len(stderr) if found is None else found.start()
+    return Output(texts["stdout"], stderr[:start], own_frames(stderr[start:]), written)
+
+
+def anywhere(line, home):
+    """`line` as it is on every computer: files of the script's folder, or of a package, without what leads there."""
+    line = line.replace(f"{home}{os.sep}", "")
+    return re.sub(r"[^\s\"']*(site|dist)-packages/", "<packages>/", line)
+
+
+def own_frames(traceback):
+    """A traceback without the frames of Python, of packages, and of this library."""
+    kept, keep = [], True
+    for line in traceback.splitlines():
+        frame = FRAME.match(line)
+        if frame is not None:
+            path = frame.group(1)
+            keep = not (os.path.isabs(path) or path.startswith("<"))
+        elif not line.startswith("  "):  # the error itself
+            keep = True
+        kept += [line] * keep
+    return "\n".join(kept)
+
+
+def what_failed(said, outputs):
+    """The error of the rank that failed first, in words; the others fail because of it, or torchrun ends them."""
+    statuses = {int(rank): int(status) for rank, status in EXIT.findall(said)}
+    if not statuses:
+        return f"torchrun failed before its ranks ran:\n{said}"
+    killed = [rank for rank, status in statuses.items() if status < 0 and status != BY_TORCHRUN]
+    failed = sorted((rank for rank in statuses if outputs[rank].traceback), key=lambda rank: outputs[rank].written)
+    rank = [*killed, *failed, *reversed(statuses)][0]  # torchrun names the one that it noticed first at the end
+    if rank in killed:
+        return f"rank {rank} was ended by signal {-statuses[rank]} ({signal.Signals(-statuses[rank]).name})"
+    if rank in failed:
+        return f"rank {rank} failed\n{outputs[rank].traceback}"
+    return f"rank {rank} ended with exit status {statuses[rank]}"

@@ -1,0 +1,54 @@
+"""Tensors that go to another process through multiprocessing's queues and pipes: CUDA's shared memory (IPC)."""
+
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+from torch.nn.parameter import Parameter
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from mgpu_lib.virtual.memory import Block
+from mgpu_lib.virtual.running import current
+from mgpu_lib.virtual.tensor import VirtualTensor, notes_of, plain_class, virtual_class, wrap
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield ForkingPickler, "reducer_override", reducer_override
+
+
+def register_collate(stack):
+    """A worker of a DataLoader makes a batch of tensors on GPUs; PyTorch would put it into memory of the CPU."""
+    default_collate_fn_map[VirtualTensor] = lambda batch, *, collate_fn_map=None: torch.stack(batch)
+    stack.callback(default_collate_fn_map.pop, VirtualTensor)
+
+
+def reducer_override(self, value):
+    """What Python asks before it looks for another way to pickle `value`."""
+    if not isinstance(value, VirtualTensor):
+        return NotImplemented
+    if value.requires_grad and not value.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+            "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor before "
+            "serializing (e.g., putting it on the queue)."
+        )
+    kind = Parameter if isinstance(value, Parameter) else plain_class(type(value))
+    return received, (value.inner.detach(), value.gpu.index, kind, notes_of(value), value.requires_grad)
+
+
+def received(inner, index, kind, notes, requires_grad):
+    """The tensor in the other process: on the GPU of the same number, in the memory that it has in the first."""
+    if current() is None:
+        raise RuntimeError(
+            f"a tensor on the virtual GPU cuda:{index} was sent to a process that has no virtual GPUs. In a program "
+            "started with python -m mgpu_lib.virtual all processes have them"
+        )
+    gpu = current().gpu(index)
+    inner.untyped_storage().block = Block(gpu.ledger, 0)  # entered where it was made
+    made = wrap(inner, gpu)
+    if kind is Parameter:
+        made = Parameter(made, requires_grad)
+    else:
+        made.__class__ = virtual_class(kind)
+    made.__dict__.update(notes)
+    return made.requires_grad_(requires_grad)

@@ -1,0 +1,126 @@
+"""mgpu.launch: torchrun from a notebook, with everything in order, and nothing left behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import mgpu_lib as mgpu
+from mgpu_lib import launching
+
+PRINTS = """
+import sys, time, warnings
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+total = torch.tensor(rank + 1.0, device="cuda")
+dist.all_reduce(total)
+time.sleep(0.2 * (rank == 0))  # rank 1 speaks first
+print(rank, total.item(), torch.cuda.get_device_name(), sys.argv[1:])
+print("a second line", file=sys.stderr)
+dist.destroy_process_group()
+"""
+FAILS = """
+import torch, torch.distributed as dist
+import beside
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+print("rank", rank, "starts", flush=True)
+if rank == 1:
+    beside.step(torch.ones(4, device="cuda"))
+dist.all_reduce(torch.ones(4, device="cuda"))
+torch.cuda.synchronize()
+"""
+HANGS = """
+import os, pathlib, signal, time
+rank = os.environ["RANK"]
+pathlib.Path(__file__).with_name(f"pid {rank}").write_text(str(os.getpid()))
+print("rank", rank, "starts", flush=True)
+if rank == "1":
+    time.sleep(600)
+"""
+ERROR = """\
+rank 1 failed
+Traceback (most recent call last):
+  File "script.py", line 9, in <module>
+    beside.step(torch.ones(4, device="cuda"))
+  File "beside.py", line 2, in step
+    return x.view(7)
+           ^^^^^^^^^
+RuntimeError: shape '[7]' is invalid for input of size 4"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("def step(x):\n    return x.view(7)\n")
+    return tmp_path / "script.py"
+
+
+def without_marks(text):
+    """A traceback as Python 3.10 writes it, too."""
+    return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))
+
+
+def test_what_ranks_print_comes_in_order(script, capsys):
+    script.write_text(PRINTS)
+    mgpu.launch("script.py", 2, "--epochs", 3, gpu="T4")
+    said = capsys.readouterr()
+    assert said.out == "".join(f"[rank{r}]: {r} 3.0 Tesla T4 (virtual) ['--epochs', '3']\n" for r in range(2))
+    assert said.err == "[rank0]: a second line\n[rank1]: a second line\n"
+
+
+def test_an_error_is_the_programs_own(script, capsys):
+    script.write_text(FAILS)
+    with pytest.raises(RuntimeError) as raised:
+        mgpu.launch(script, 2)
+    assert without_marks(str(raised.value)) == without_marks(ERROR)
+    assert capsys.readouterr() == ("[rank0]: rank 0 starts\n[rank1]: rank 1 starts\n", "")
+
+
+@pytest.mark.slow
+def test_what_hangs_is_ended(script, capsys):
+    script.write_text(HANGS)
+    with pytest.raises(TimeoutError, match=r"script\.py was still running on 2 ranks after 45 s, and was ended"):
+        mgpu.launch(script, 2, seconds=45)
+    assert capsys.readouterr().out == "[rank0]: rank 0 starts\n[rank1]: rank 1 starts\n"
+    for path in script.parent.glob("pid *"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", r"^rank 1 was ended by signal 9 \(SIGKILL\)$"),
+        ("os._exit(3)", "^rank 1 ended with exit status 3$"),
+    ],
+)
+def test_a_rank_that_dies_without_a_word(script, what, words):
+    script.write_text(f"import os, time\nif os.environ['RANK'] == '1':\n    {what}\ntime.sleep(600)\n")
+    with pytest.raises(RuntimeError, match=words):
+        mgpu.launch(script, 2)
+
+
+def test_who_failed_first():
+    said = "\n".join(
+        f"  rank : {r} (local_rank: {r})\n  exitcode : {code} (pid: 5)" for r, code in [(2, 1), (0, 1), (1, -9)]
+    )
+    first, second = (launching.Output("", "", f"Traceback {n}", n) for n in (1, 2))
+    assert launching.what_failed(said, [second, first, first]) == "rank 1 was ended by signal 9 (SIGKILL)"
+    assert launching.what_failed(said.replace("-9", "-15"), [second, first, second]) == "rank 1 failed\nTraceback 1"
+    assert launching.what_failed("no port is free", []) == "torchrun failed before its ranks ran:\nno port is free"
+
+
+def test_what_makes_no_sense_is_refused(script):
+    for ranks in (0, 2.0, True):
+        with pytest.raises(ValueError, match="the number of ranks must be a whole number, at least 1"):
+            mgpu.launch(__file__, ranks)
+    with pytest.raises(FileNotFoundError, match=r"launch\('script.py'\): there is no such file in "):
+        mgpu.launch("script.py", 2)
+    with pytest.raises(ValueError, match="V101"):
+        mgpu.launch(Path(__file__), 2, gpu="V101")

@@ -1,0 +1,111 @@
+"""Processes that a program starts have virtual GPUs, too, and what the ranks report comes together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import torchrun
+
+from mgpu_lib.virtual import current, handed_down, inheriting, virtual_gpus
+from mgpu_lib.virtual.inheriting import STARTUP, VARIABLE, Setup, inherit
+
+PROGRAMS = Path(__file__).parent / "programs"
+SETUP = Setup(3, {"gpu": "T4"})
+
+
+def launched(*arguments, **options):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mgpu_lib.virtual", *map(str, arguments)]
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 240, **options}
+    done = subprocess.run(command, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def names_in(trace):
+    """The processes that a trace names."""
+    return {e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"}
+
+
+def test_processes_of_every_kind_have_the_gpus(tmp_path):
+    done = launched("--gpu", "T4", "--account", "--trace", tmp_path / "trace.json", PROGRAMS / "spawning.py", tmp_path)
+    assert done.stdout == "ok\n"
+    assert "2 processes, 4 virtual T4, PCIe 3.0 x16 (all times are modelled)\nrank 0, cuda:0: at most" in done.stderr
+    assert {f"rank {r}, cuda:{r} (virtual T4)" for r in range(2)} <= names_in(tmp_path / "trace.json")
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def check_reports(done, trace):
+    """What two ranks of ddp_steps.py say, once and in order."""
+    words = done.stderr[done.stderr.index("2 processes, 2 virtual A100-80") :].splitlines()
+    assert done.stdout == "2 NVIDIA A100-SXM4-80GB (virtual) [[0], [1]]\n" and len(words) == 5
+    for rank in range(2):
+        assert words[1 + 2 * rank].startswith(f"rank {rank}: ") and words[1 + 2 * rank].endswith("(median)")
+        assert words[2 + 2 * rank].startswith(f"rank {rank}, cuda:{rank}: at most 3.8")
+    assert words[1].split(": ")[1] == words[3].split(": ")[1], "they step together"
+    expected = {f"rank {r}, {what}" for r in range(2) for what in ("host", f"cuda:{r} (virtual A100-80)")}
+    assert names_in(trace) == expected
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "collective"]
+    assert len({e["pid"] for e in events}) == 2 and len(events) == 2 * len({e["ts"] for e in events}), "on one clock"
+
+
+def test_torchrun_inside_and_outside(tmp_path):
+    trace, program = tmp_path / "trace.json", PROGRAMS / "ddp_steps.py"
+    options = "--gpu", "A100-80", "--account", "--trace", trace
+    inner = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    check_reports(launched(*options, *inner, program), trace)
+    check_reports(
+        torchrun(2, program, options=list(map(str, options))), trace
+    )  # the file of the run before is replaced
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_what_it_did():
+    failing = torchrun(2, PROGRAMS / "ddp_steps.py", "fail", options=["--account"], check=False)
+    assert failing.returncode == 1 and "rank 1, cuda:1: at most" in failing.stderr
+
+
+SAYS = "import sys; print(*[name in sys.modules for name in ('torch', 'mgpu_lib', 'beside')], sys.path.count({!r}))"
+
+
+@pytest.mark.parametrize("value", [None, "{}"])
+def test_a_process_that_imports_no_torch_is_as_it_was(tmp_path, value):
+    """Also with the variable, that is; and the sitecustomize of the environment runs."""
+    (tmp_path / "sitecustomize.py").write_text("import beside\n")
+    (tmp_path / "beside.py").touch()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
+    environment |= {VARIABLE: value} if value else {}
+    command = [sys.executable, "-c", SAYS.format(str(STARTUP))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False False True 0\n" and not done.stderr
+
+
+def test_the_environment_is_as_it_was_afterwards(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    before = dict(os.environ)
+    with handed_down(SETUP):
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(STARTUP), "somewhere"]
+        with handed_down(Setup(2, {})):
+            assert json.loads(os.environ[VARIABLE])["gpus"] == 2
+        assert Setup(**json.loads(os.environ[VARIABLE])) == SETUP
+    assert dict(os.environ) == before
+
+
+def test_inheriting(monkeypatch):
+    registered = []
+    monkeypatch.setattr(inheriting.atexit, "register", registered.append)
+    with handed_down(SETUP), virtual_gpus(1):  # around it, so that it is taken off at the end
+        inherit()
+        assert repr(current()) == "<3 virtual T4, PCIe 3.0 x16, on>"
+        (at_the_end,) = registered
+        at_the_end()
+
+
+@pytest.mark.parametrize("value", ["four", '{"gpus": 4}', '{"gpus": 0, "machine": {}}', "[1]"])
+def test_a_variable_that_makes_no_sense_is_refused(monkeypatch, value):
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(ValueError, match=r"the environment variable MGPU_VIRTUAL_GPUS=.* names no virtual GPUs: "):
+        inherit()
