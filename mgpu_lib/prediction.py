@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.collectives import buckets
 from mgpu_lib.parallel import allreduce
-from mgpu_lib.virtual import Timeline, pipeline_seconds, ring_seconds, virtual_gpus
+from mgpu_lib.virtual import Timeline, collective_seconds, virtual_gpus
 
 PRECISIONS = ("fp32", "tf32", "amp")
 BUCKET = 25 * 2**20  # bytes: DistributedDataParallel's default, bucket_cap_mb=25
@@ -181,7 +181,8 @@ def ddp(net, X, machine, casting):
 
     def step():
         if buffers:  # rank 0's batch statistics hold for all
-            reducer.collective("broadcast buffers", buffers, pipeline_seconds(buffers, k, machine.link))
+            seconds = collective_seconds("broadcast", buffers, range(k), machine.topology)
+            reducer.collective("broadcast buffers", buffers, seconds)
         one_process(net, X, optimizer, casting)
 
     optimizer.register_step_pre_hook(lambda *args: reducer.finish())
@@ -218,9 +219,10 @@ class Reducer:
         if self.missing[bucket] == 0:
             self.missing[bucket] = len(self.places[bucket])
             self.stream.wait_stream(torch.cuda.current_stream(p.device))
-            nbytes = self.flat[bucket].nbytes
+            nbytes, gpus = self.flat[bucket].nbytes, range(len(self.machine.gpus))
+            seconds = collective_seconds("all_reduce", nbytes, gpus, self.machine.topology)
             with torch.cuda.stream(self.stream):
-                self.collective("all-reduce", nbytes, ring_seconds(nbytes, len(self.machine.gpus), self.machine.link))
+                self.collective("all-reduce", nbytes, seconds)
 
     def collective(self, name, nbytes, seconds):
         self.machine.clock.collective(name, self.machine.gpus[:1], nbytes, seconds)

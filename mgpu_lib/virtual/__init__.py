@@ -7,6 +7,7 @@ from mgpu_lib.virtual.clock import off_the_clock
 from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.files import replacing
 from mgpu_lib.virtual.machine import Machine
+from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.specs import GPUS, LINKS, find_gpu, find_link
@@ -20,6 +21,7 @@ __all__ = [
     "LINKS",
     "Machine",
     "Timeline",
+    "collective_seconds",
     "current",
     "find_gpu",
     "find_link",

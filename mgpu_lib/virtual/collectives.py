@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mgpu_lib.virtual.communicator import Channel, Communicator, Pair
-from mgpu_lib.virtual.costs import collective_seconds
+from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.tensor import VirtualTensor, is_virtual, wrap
 
@@ -69,8 +69,8 @@ class Group:
     def issue(self, name, tensors, nbytes, transfer, outputs, what=""):
         """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""
         gpu = checked(tensors)
-        communicator = self.communicator(gpu)
-        seconds = collective_seconds(name, nbytes, len(self), gpu.machine.link)
+        communicator, topology = self.communicator(gpu), gpu.machine.topology
+        seconds = collective_seconds(name, nbytes, topology.gpus_of(self.members.ranks), topology)
         what = f"{name} of {str(tensors[0].dtype).removeprefix('torch.')}{what}"
         moves = transfer if gpu.machine.dry is None else None  # without values there is nothing to move
         return self.entered(communicator.issue(name, what, nbytes, seconds, moves, outputs))
@@ -445,7 +445,8 @@ def point_to_point(tensors, group, sends, other):
         move = gloo.send if sends else gloo.recv
         move([x], 1 - gloo.rank(), channel.direction).wait()
 
-    seconds = collective_seconds("send", len(x), 2, gpu.machine.link)
+    topology, ends = gpu.machine.topology, [group.members.ranks[source], group.members.ranks[target]]
+    seconds = collective_seconds("send", len(x), topology.gpus_of(ends), topology)
     what = f"message of {tensors[0].dtype}{sizes_of(tensors)}"
     moves = transfer if gpu.machine.dry is None else None
     return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, moves, tensors)).boxed()
