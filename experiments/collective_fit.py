@@ -26,9 +26,11 @@ SPREAD = 0.15  # how far a good prediction may be off, as a factor e**s
 LINKS, KINDS = ("nvlink2", "nvlink3", "nvlink4", "pcie"), ("RDMA", "EFA", "Slingshot", "TCP")
 START = {
     **{("link", link): (0.76 if link == "pcie" else 0.8, 0.2) for link in LINKS},
+    **{("begin", link): (1.0, 0.7) for link in LINKS},
     **{("step", link): (1.0, 0.5) for link in LINKS},
     **{("tree", link): (0.92, 0.2) for link in LINKS},
     ("switch",): (1.0, 0.2),
+    ("piece",): (2e6, 0.7),
     **{("network", kind): (0.9, 0.2) for kind in KINDS},
     **{("hop", kind): (1.0, 0.7) for kind in KINDS},
 }

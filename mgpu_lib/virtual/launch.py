@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mgpu_lib.virtual.machine import Machine
 from mgpu_lib.virtual.memory import readable
 from mgpu_lib.virtual.specs import GPUS, LINKS
+from mgpu_lib.virtual.topology import MACHINES, NETWORKS
 
 
 def main(arguments=None):
@@ -32,7 +33,9 @@ def parse(arguments):
     parser = argparse.ArgumentParser("python -m mgpu_lib.virtual", description="Run a program on virtual GPUs.")
     parser.add_argument("--gpus", type=int, help="how many (default: 4; under torchrun as many as local ranks)")
     parser.add_argument("--gpu", help=f"which: {', '.join(GPUS)}")
-    parser.add_argument("--link", help=f"what joins them: {', '.join(LINKS)} (default: the best they have)")
+    links = ", ".join([*LINKS, *MACHINES])
+    parser.add_argument("--link", help=f"what joins them, or a machine type: {links} (default: the best they have)")
+    parser.add_argument("--network", help=f"what joins machines of a type: {', '.join(NETWORKS)}")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
     parser.add_argument("--account", action="store_true", help="at the end, say what the GPUs did, on standard error")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
@@ -41,7 +44,9 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.gpus is None:
         options.gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4))
-    options.machine = {name: value for name in ("gpu", "link") if (value := getattr(options, name)) is not None}
+    options.machine = {
+        name: value for name in ("gpu", "link", "network") if (value := getattr(options, name)) is not None
+    }
     try:
         Machine(options.gpus, **options.machine)
     except ValueError as error:

@@ -28,6 +28,12 @@ WAYS = {
     ("tree", "Simple"): (1.0, 8.4, 4.0, 4.0, 14.0),
     ("switch", "Simple"): (1.0, 0.0, 25.0, math.inf, 20.9),
 }
+# Tenths of a tree's bandwidth that are left for messages of medium size, of 64 bytes (first), 128 bytes, ... to 256 MiB
+TREE_TENTHS = {
+    "LL": (10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10),
+    "LL128": (10, 10, 10, 10, 10, 9, 8, 8, 8, 7, 6, 6, 6, 6, 6, 6, 8, 9, 9, 9, 9, 10, 10),
+    "Simple": (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9),
+}
 LL_MOST = {"nvlink2": 39e9, "nvlink3": 87.7e9, "nvlink4": 141e9}  # bytes per second that the protocol LL reaches
 SWITCH_FROM = 5  # GPUs of a node from which on NCCL lets NVSwitch add: measured on H200, see topology's "networks"
 
@@ -108,7 +114,7 @@ def way_seconds(way, protocol, name, nbytes, route, fitted):
         return math.inf
     part, begin, *step = WAYS[way, protocol]
     steps, hops, share = path(way, name, route)
-    latency = fitted["step"][route.link] * (begin + steps * step[route.link == "pcie"])
+    latency = fitted["begin"][route.link] * begin + fitted["step"][route.link] * steps * step[route.link == "pcie"]
     inside, outside = route.inside * fitted["link"][route.link], math.inf
     if way == "tree":
         inside *= fitted["tree"][route.link]
@@ -120,8 +126,13 @@ def way_seconds(way, protocol, name, nbytes, route, fitted):
         if way != "ring":  # with two nodes each sends every byte once; around a ring, or up and down a tree, twice
             outside *= fitted["tree"][route.link] * (2 if route.nodes == 2 else 1)
     rate = min(inside, outside) * part
+    size = int(math.log2(max(nbytes, 64) / 64))
+    if way == "tree" and size < len(TREE_TENTHS[protocol]):
+        rate *= TREE_TENTHS[protocol][size] / 10
     if protocol == "LL":
         rate = min(rate, LL_MOST.get(route.link, rate))
+    if name in ("broadcast", "reduce") and not route.alike:  # the last GPU waits for the first piece
+        latency += (route.gpus - 2) * min(nbytes, fitted["piece"]) / rate * 1e6
     return latency * 1e-6 + share * nbytes / rate
 
 
@@ -134,8 +145,8 @@ def path(way, name, route):
         return 1, 2 * math.log2(nodes), 2 * (k - 1) / k
     if name == "all_reduce":
         return 2 * (k - 1) - 2 * (nodes - 1), 2 * (nodes - 1), 2 * (k - 1) / k
-    if name in ("broadcast", "reduce", "send"):  # cut fine: with rings that are alike, the pieces follow each other
-        return 1 if route.alike else k, nodes - 1, 1
+    if name in ("broadcast", "reduce", "send"):
+        return 1 if route.alike else k - nodes, nodes - 1, 1
     return k - nodes, nodes - 1, (k - 1) / k
 
 
@@ -143,7 +154,8 @@ def exchange_seconds(name, nbytes, route, fitted):
     """Seconds in which every GPU, or only one of them, sends a part of `nbytes` to each of the others."""
     k, here = route.gpus, route.in_a_node
     _, begin, nvlink, pcie, network = WAYS["ring", "Simple"]
-    latency = fitted["step"][route.link] * (begin + (pcie if route.link == "pcie" else nvlink))
+    step = fitted["step"][route.link] * (pcie if route.link == "pcie" else nvlink)
+    latency = fitted["begin"][route.link] * begin + step
     seconds = nbytes * (k - 1) / k / (route.inside * fitted["link"][route.link])
     if route.nodes > 1:
         latency += fitted["hop"][route.kind] * network
