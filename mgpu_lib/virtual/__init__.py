@@ -8,6 +8,7 @@ from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.files import replacing
 from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.machine import Machine
+from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.reporting import gather_timeline
 from mgpu_lib.virtual.running import current
@@ -23,6 +24,7 @@ __all__ = [
     "Machine",
     "Setup",
     "Timeline",
+    "collective_seconds",
     "current",
     "find_gpu",
     "find_link",

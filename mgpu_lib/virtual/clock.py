@@ -96,7 +96,7 @@ class Clock:
         self.events = deque(maxlen=LIMIT)  # what makes an Event, and its arguments: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
-        self.ports = {}  # (a link's key, GPU, "copy in" or "copy out") -> when it is free
+        self.ports = {}  # (what a copy occupies, see Topology.port, "copy in" or "copy out") -> when it is free
         self.shared = Host("host", factor=factor)
         self.reproducible = True  # False once the program has asked what only real time decides
 
@@ -167,19 +167,19 @@ class Clock:
         if host.off:
             return
         ends = [
-            (gpu, row, current_stream_of(gpu))
-            for gpu, row in ((source, "copy out"), (target, "copy in"))
+            (gpu, row, current_stream_of(gpu), other and other.index)
+            for gpu, row, other in ((source, "copy out", target), (target, "copy in", source))
             if gpu is not None
         ]
         first, machine = ends[0][0], ends[0][0].machine
         called, launched = host.spend(HOST_COPY, first.index)
         if len(ends) == 2:
-            link, kind = machine.link, "peer"
+            link, kind = machine.topology.joint(source.index, target.index), "peer"
         else:
             link, kind = machine.pcie, "pinned" if pinned else "pageable"
-        start, end = self.occupy(ends, link, launched, costs.link_seconds(nbytes, link, kind))
+        start, end = self.occupy(ends, launched, costs.link_seconds(nbytes, link, kind))
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
-        for gpu, row, _ in ends:
+        for gpu, row, *_ in ends:
             times = start, end, called, launched
             self.events.append((Event, name, "copy", gpu.index, row, *times, host.thread, phase, nbytes, 0, "link"))
         if len(ends) == 1 and not (pinned and non_blocking):
@@ -187,13 +187,14 @@ class Clock:
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)
 
-    def occupy(self, ends, link, start, seconds):
+    def occupy(self, ends, start, seconds):
         """A copy takes the streams and ports of its `ends`, at `start` or when they are free: from when to when."""
-        for gpu, row, stream in ends:
-            start = max(start, stream.free, self.ports.get((link.key, gpu.index, row), 0.0))
+        ports = [(gpu.machine.topology.port(gpu.index, other), row) for gpu, row, _, other in ends]
+        for (_, _, stream, _), port in zip(ends, ports, strict=True):
+            start = max(start, stream.free, self.ports.get(port, 0.0))
         end = start + seconds
-        for gpu, row, stream in ends:
-            stream.free = self.ports[link.key, gpu.index, row] = end
+        for (_, _, stream, _), port in zip(ends, ports, strict=True):
+            stream.free = self.ports[port] = end
         return start, end
 
     def kernel(self, gpu, name, seconds):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mgpu_lib.virtual.communicator import Channel, Communicator, Pair
-from mgpu_lib.virtual.costs import collective_seconds
+from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.tensor import VirtualTensor, is_virtual, wrap
 
@@ -75,8 +75,8 @@ class Group:
     def issue(self, name, tensors, nbytes, transfer, outputs, what=""):
         """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""
         gpu = checked(tensors)
-        communicator = self.communicator(gpu)
-        seconds = collective_seconds(name, nbytes, len(self), gpu.machine.link)
+        communicator, topology = self.communicator(gpu), gpu.machine.topology
+        seconds = collective_seconds(name, nbytes, topology.gpus_of(self.members.ranks), topology)
         what = f"{name} of {name_of(tensors[0].dtype)}{what}"
         return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs))
 
@@ -454,7 +454,8 @@ def point_to_point(tensors, group, sends, other):
         move = gloo.send if sends else gloo.recv
         move([x], 1 - gloo.rank(), channel.direction).wait()
 
-    seconds = collective_seconds("send", len(x), 2, gpu.machine.link)
+    topology, ends = gpu.machine.topology, [group.members.ranks[source], group.members.ranks[target]]
+    seconds = collective_seconds("send", len(x), topology.gpus_of(ends), topology)
     what = f"message of {name_of(tensors[0].dtype)}{sizes_of(tensors)}"
     return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, transfer, tensors)).boxed()
 

@@ -250,22 +250,6 @@ def pipeline_seconds(nbytes, k, link):
     return (k - 2) * ROUND + round_seconds(nbytes, link) if k > 1 else 0.0
 
 
-def collective_seconds(name, nbytes, k, link):
-    """Seconds of a collective operation of torch.distributed among `k` GPUs.
-
-    `nbytes` are those of the larger side, of one GPU: what all_gather gives, and what reduce_scatter takes.
-    """
-    if k == 1:
-        return ROUND
-    if name == "all_reduce":
-        return ring_seconds(nbytes, k, link)
-    if name in ("broadcast", "reduce"):
-        return pipeline_seconds(nbytes, k, link)
-    if name == "send":
-        return link_seconds(nbytes, link, "peer")
-    return (k - 1) * round_seconds(nbytes / k, link)
-
-
 def packing_seconds(nbytes, spec):
     """Seconds to copy tensors into one buffer on a GPU: every byte is read and written."""
     return 2 * nbytes / bandwidth("pointwise", spec)

@@ -17,6 +17,7 @@ import uuid
 from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.reporting import reporting
 from mgpu_lib.virtual.specs import GPUS, LINKS
+from mgpu_lib.virtual.topology import MACHINES, NETWORKS
 
 
 def main(arguments=None):
@@ -31,7 +32,9 @@ def parse(arguments):
     parser = argparse.ArgumentParser("python -m mgpu_lib.virtual", description="Run a program on virtual GPUs.")
     parser.add_argument("--gpus", type=int, help="how many (default: 4; under torchrun as many as local ranks)")
     parser.add_argument("--gpu", help=f"which: {', '.join(GPUS)}")
-    parser.add_argument("--link", help=f"what joins them: {', '.join(LINKS)} (default: the best they have)")
+    links = ", ".join([*LINKS, *MACHINES])
+    parser.add_argument("--link", help=f"what joins them, or a machine type: {links} (default: the best they have)")
+    parser.add_argument("--network", help=f"what joins machines of a type: {', '.join(NETWORKS)}")
     parser.add_argument("--host", type=float, help="how long the host takes for a call (default: 1, a server of 2020)")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
     parser.add_argument("--account", action="store_true", help="at the end, say what the GPUs did, on standard error")
@@ -39,7 +42,8 @@ def parse(arguments):
     parser.add_argument("program", help="a script, or with -m the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
     options = parser.parse_args(arguments)
-    machine = {name: value for name in ("gpu", "link", "host") if (value := getattr(options, name)) is not None}
+    named = {name: getattr(options, name) for name in ("gpu", "link", "network", "host")}
+    machine = {name: value for name, value in named.items() if value is not None}
     trace = options.trace and os.path.abspath(options.trace)  # the program may go to another folder
     options.setup = Setup(options.gpus, machine, trace, options.account, run_id())
     try:

@@ -13,22 +13,26 @@ from mgpu_lib.virtual.gpu import VirtualGPU
 from mgpu_lib.virtual.rules import Base
 from mgpu_lib.virtual.running import RUNNING, current
 from mgpu_lib.virtual.shapes import Shapes
-from mgpu_lib.virtual.specs import LINKS, find_gpu, find_link
+from mgpu_lib.virtual.specs import find_gpu
 from mgpu_lib.virtual.timeline import Timeline
+from mgpu_lib.virtual.topology import find_topology
 
-SET_ONCE = ("spec", "link", "pcie", "backing")
+SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
 
 
 class Machine:
     """`n` GPUs named `gpu`, joined by `link`, made of `backing`: a context manager; see also start() and stop().
 
     n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
-    that the GPU has. backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta"
-    (no values, only shapes: a dry run of a network of any size). host: how long the host takes for a call, 1 being the
-    servers of 2018 to 2022 that the clock was fitted to; a fast processor of today may need a third. ValueError for
-    anything else.
+    that the GPU has: it joins every pair. Or the name of a machine type in `topology.MACHINES`, such as "DGX-1V": then
+    pairs are joined as in that machine, and more GPUs than it has take several of them on a `network`, a name in
+    `topology.NETWORKS` such as "InfiniBand HDR". backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU
+    acts as several); or "meta" (no values, only shapes: a dry run of a network of any size). host: how long the host
+    takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a fast processor of today may
+    need a third. ValueError for anything else.
 
     spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
+    topology          what joins each pair of them, see `topology.Topology`
     backing           the torch.device that the values are on
     gpus              its VirtualGPUs; `devices` and `ledgers` have one entry for each, too
     traffic           bytes copied so far, a Counter {(from, to): bytes} such as {("cpu", "cuda:1"): 4096};
@@ -38,13 +42,14 @@ class Machine:
     rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
     """
 
-    def __init__(self, n, gpu="V100", link=None, backing="cpu", host=1.0):
+    def __init__(self, n, gpu="V100", link=None, backing="cpu", network=None, host=1.0):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
             raise ValueError(f"host={host!r}: how long a call takes must be a number above 0; 1 for a server of 2020")
         self.spec = find_gpu(gpu)
-        self.link, self.pcie = find_link(link, self.spec), LINKS[self.spec.pcie]
+        self.topology = find_topology(link, self.spec, network)
+        self.link, self.pcie = self.topology.link, self.topology.pcie
         self.backing = find_backing(backing)
         self.dry = Shapes() if self.backing.type == "meta" else None  # calls operations without values
         self.clock, self.started = Clock(host), 0.0
@@ -75,7 +80,8 @@ class Machine:
         return [gpu.ledger for gpu in self.gpus]
 
     def grow(self, n):
-        """Have at least `n` GPUs; what lies on those there are stays where it is."""
+        """Have at least `n` GPUs; what lies on those there are stays where it is. ValueError if there is no room."""
+        self.topology.check(n)
         self.gpus += [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
 
     def gpu(self, index):

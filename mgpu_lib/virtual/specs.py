@@ -205,7 +205,8 @@ LINKS = {
 }
 
 
-def _unknown(kind, key, known):
+def unknown(kind, key, known):
+    """The ValueError for a name that isn't there, with those that would do."""
     wanted, lower = str(key).lower(), {name.lower(): name for name in known}
     close = [name for name in lower if name.startswith(wanted)] or difflib.get_close_matches(wanted, lower, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(lower[name]) for name in close)}?" if close else ""
@@ -215,7 +216,7 @@ def _unknown(kind, key, known):
 def find_gpu(key):
     """The data sheet named `key`, such as "V100". ValueError for any other name, with the names that would do."""
     if key not in GPUS:
-        raise _unknown("GPU", key, list(GPUS))
+        raise unknown("GPU", key, list(GPUS))
     return GPUS[key]
 
 
@@ -231,5 +232,5 @@ def find_link(key, gpu):
     own = {None: gpu.nvlink or gpu.pcie, "nvlink": gpu.nvlink, "pcie": gpu.pcie}
     key = own.get(key, key)
     if key not in LINKS:
-        raise _unknown("link", key, ["nvlink", "pcie", *LINKS])
+        raise unknown("link", key, ["nvlink", "pcie", *LINKS])
     return LINKS[key]

@@ -13,7 +13,7 @@ from torch.cuda import comm as cuda_comm
 from torch.nn.parallel import _functions, comm
 from torch.nn.parameter import UninitializedTensorMixin
 
-from mgpu_lib.virtual import costs
+from mgpu_lib.virtual import costs, nccl
 from mgpu_lib.virtual.clock import ReplicaThread
 from mgpu_lib.virtual.rates import REPLICATE, UNPACK
 from mgpu_lib.virtual.running import current
@@ -160,8 +160,10 @@ def book(name, tensors, gpus):
     if len(gpus) > 1 and tensors:
         machine, nbytes = current(), sum(t.nbytes for t in tensors)
         machine.clock.host().spend(UNPACK * len(tensors) * len(gpus), gpus[0].index)
-        packing = costs.packing_seconds(nbytes, machine.spec)
-        machine.clock.collective(name, gpus, nbytes, packing + costs.pipeline_seconds(nbytes, len(gpus), machine.link))
+        packing, places = costs.packing_seconds(nbytes, machine.spec), [gpu.index for gpu in gpus]
+        machine.clock.collective(
+            name, gpus, nbytes, packing + nccl.collective_seconds(name, nbytes, places, machine.topology)
+        )
 
 
 def scatter(tensor, devices, chunk_sizes, dim, streams):
