@@ -431,6 +431,6 @@ def swap(a, b):
 def stale_graph(grads):
     raise RuntimeError(
         "this graph was made before its parameters moved to another device: backward can't reach them "
-        "any more. Move first, then run forward and backward. (FullyShardedDataParallel moves them itself if it is given "
-        "cpu_offload: fully_shard with a CPUOffloadPolicy does the same, and works.)"
+        "any more. Move first, then run forward and backward. (FullyShardedDataParallel moves them itself if it is "
+        "given cpu_offload: fully_shard with a CPUOffloadPolicy does the same, and works.)"
     )

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "batch_norm files importing specs rates memory timeline nests rules running",
+    "facts": "attention batch_norm files importing specs rates memory timeline nests rules running",
     "words and costs": "errors costs",
     "time": "clock shapes",
     "streams": "streams",

@@ -7,7 +7,7 @@ import pytest
 import ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
-CHECKS = "replicated.py", "sharded.py"
+CHECKS = "replicated.py", "sharded.py", "placed.py"
 
 
 def names():

@@ -52,8 +52,9 @@ def install():
         for module in REPLACING:
             for owner, name, value in module.patches():
                 original = getattr(owner, name, None)
-                if owner is Tensor and isinstance(value, types.FunctionType):
-                    value = methods.Method(original, value)
+                if isinstance(value, types.FunctionType):
+                    value.__name__ = name  # by which PyTorch finds it, to replace it once more
+                    value = methods.Method(original, value) if owner is Tensor else value
                 if callable(original):
                     replacements[id(original)] = original, value  # kept, so that nothing else gets its id
                     script.ORIGINALS[id(value)] = value, original

@@ -7,7 +7,8 @@ import sys
 import traceback
 from datetime import timedelta
 
-import replicated  # noqa: F401, its checks enter themselves, and so do those of the others
+import placed  # noqa: F401, its checks enter themselves, and so do those of the others
+import replicated  # noqa: F401
 import sharded  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from checking import CHECKS
 
 
 def main(names):
-    dist.init_process_group("nccl", timeout=timedelta(seconds=30))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=8))
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank)
     everybody = dist.new_group(backend="gloo")
