@@ -7,9 +7,11 @@ import sys
 import traceback
 from datetime import timedelta
 
-import placed  # noqa: F401, its checks enter themselves, and so do those of the others
+import grouped  # noqa: F401, their checks enter themselves
+import placed  # noqa: F401
 import replicated  # noqa: F401
 import sharded  # noqa: F401
+import staged  # noqa: F401
 import torch
 import torch.distributed as dist
 from checking import CHECKS
