@@ -24,8 +24,8 @@ LAYERS = {
     "a tensor": "tensor",
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
-    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy patches.methods "
-    "patches.modules patches.properties patches.script",
+    "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy "
+    "patches.methods patches.modules patches.properties patches.script patches.staging",
     "outside": "machine launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them

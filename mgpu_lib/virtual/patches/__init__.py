@@ -24,6 +24,7 @@ from mgpu_lib.virtual.patches import (
     methods,
     modules,
     script,
+    staging,
 )
 
 PACKAGE = __package__.rpartition(".")[0]
@@ -61,7 +62,7 @@ def install():
                 patch(stack, owner, name, value)
         for module, name, value in imported_before(replacements):
             patch(stack, module, name, value)
-        for module in (dtensor, functional):
+        for module in (dtensor, functional, staging):
             stack.callback(AfterImport(module.MODULE, functools.partial(patch_imported, module)).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
