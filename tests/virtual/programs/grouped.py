@@ -60,16 +60,16 @@ def two_backends(rank, n):
 
 
 @check
-def programs_that_name_no_backend(rank, n):
-    """There are two of them then; a program that names its device has NCCL, and groups that are made by splitting."""
+def programs_that_start_otherwise(rank, n):
+    """Without a backend, with their device's number, and with a backend for each kind of tensor."""
     store, device = dist.distributed_c10d._get_default_store(), torch.device("cuda", rank)
-    for again, options in enumerate(({}, {"device_id": device, "pg_options": None}, {"backend": "nccl"})):
+    both = {"backend": "cpu:gloo,cuda:nccl"}
+    for again, options in enumerate(({}, {"device_id": device, "pg_options": None}, both, {"backend": "nccl"})):
         dist.destroy_process_group()
         place = {"store": dist.PrefixStore(f"group {again}", store), "rank": rank, "world_size": n}
         dist.init_process_group(**options, **place, timeout=timedelta(seconds=30))
         assert summed(None, rank) == 6 and dist.distributed_c10d._get_default_group().bound_device_id in (None, device)
-        if not options:
-            assert summed(None, rank, "cpu") == 6
+        assert options is not both or summed(None, rank, "cpu") == 6
         meshes(rank, n)
         everybody = [None] * n
         dist.all_gather_object(everybody, rank)
