@@ -106,6 +106,12 @@ def functional(rule, func, args, kwargs):
     return out
 
 
+def made_of_collectives(rule, func, args, kwargs):
+    """What DTensor does in C++: PyTorch's own, which waits for the collectives that it calls."""
+    with on_the_gpu_of(tensors_in(args), allocated=None):
+        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def wait_for(tensor):
     first = FLYING.pop(tensor.untyped_storage()._cdata, None)
     if first is not None:

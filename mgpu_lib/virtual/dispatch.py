@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import Tensor
 
-from mgpu_lib.virtual.collectives import collective, functional
+from mgpu_lib.virtual.collectives import collective, functional, made_of_collectives
 from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.nests import tensors_in
@@ -31,6 +31,8 @@ def learn(func):
         handler = collective
     elif func.namespace == "_c10d_functional":
         handler = functional
+    elif func.namespace == "_dtensor":
+        handler = made_of_collectives
     elif is_composite(func):
         handler = decompose
     elif with_generator(func) is not None:

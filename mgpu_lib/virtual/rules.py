@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import batch_norm
+from mgpu_lib.virtual import attention, batch_norm
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
@@ -14,6 +14,9 @@ MIXING |= {
     "mkldnn_rnn_layer",
     "mkldnn_rnn_layer_backward",
 }  # in place of biases that there aren't, C++ makes zeros there
+
+
+FOR_CUDA_ONLY = attention.OPERATIONS | batch_norm.OPERATIONS
 
 
 class Rule(NamedTuple):
@@ -31,7 +34,7 @@ class Rule(NamedTuple):
 def rule_of(func, handler):
     """The rule of the operation `func`, which `handler` takes care of."""
     name = func.overloadpacket.__name__
-    runs = batch_norm.OPERATIONS.get(func) or with_generator(func) or func
+    runs = FOR_CUDA_ONLY.get(func) or with_generator(func) or func
     reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
     arguments = list(enumerate(func._schema.arguments))
     written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]

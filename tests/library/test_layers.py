@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "batch_norm files importing specs topology rates memory timeline nests rules running",
+    "facts": "attention batch_norm files importing specs topology rates memory timeline nests rules running",
     "words and costs": "errors costs nccl",
     "time": "clock shapes",
     "streams": "streams",
@@ -25,7 +25,7 @@ LAYERS = {
     "processes": "communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
     "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy "
-    "patches.methods patches.modules patches.properties patches.script patches.sharing",
+    "patches.methods patches.modules patches.properties patches.script patches.sharing patches.staging",
     "outside": "machine reporting inheriting launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them

@@ -358,3 +358,9 @@ def test_complex_parameters_in_data_parallel(gpus):
 def test_a_subclass_is_pickled_as_such(gpus):
     x = pickle.loads(pickle.dumps(torch.ones(2, device=GPU1).as_subclass(Marked)))
     assert isinstance(x, Marked) and x.tolist() == [1, 1]
+
+
+def test_what_replaces_a_function_has_its_name(gpus):
+    """By which libraries put it back, after they have replaced it themselves."""
+    assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
+    assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"

@@ -25,6 +25,7 @@ from mgpu_lib.virtual.patches import (
     modules,
     script,
     sharing,
+    staging,
 )
 
 PACKAGE = __package__.rpartition(".")[0]
@@ -54,15 +55,16 @@ def install():
         for module in REPLACING:
             for owner, name, value in module.patches():
                 original = getattr(owner, name, None)
-                if owner is Tensor and isinstance(value, types.FunctionType):
-                    value = methods.Method(original, value)
+                if isinstance(value, types.FunctionType):
+                    value.__name__ = name  # by which PyTorch finds it, to replace it once more
+                    value = methods.Method(original, value) if owner is Tensor else value
                 if callable(original):
                     replacements[id(original)] = original, value  # kept, so that nothing else gets its id
                     script.ORIGINALS[id(value)] = value, original
                 patch(stack, owner, name, value)
         for module, name, value in imported_before(replacements):
             patch(stack, module, name, value)
-        for module in (dtensor, functional):
+        for module in (dtensor, functional, staging):
             stack.callback(AfterImport(module.MODULE, functools.partial(patch_imported, module)).cancel)
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)

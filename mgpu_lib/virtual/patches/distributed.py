@@ -18,6 +18,7 @@ from mgpu_lib.virtual.running import current, current_index
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+_split_group = ProcessGroup.split_group
 _Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
 _broadcast_coalesced = dist._broadcast_coalesced
 
@@ -36,6 +37,7 @@ def patches():
     ):  # in a build without CUDA; PyTorch asks whether groups are such
         yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
     yield ProcessGroup, "barrier", barrier
+    yield ProcessGroup, "split_group", split_group
     yield ProcessGroup, "_start_coalescing", start_coalescing
     yield ProcessGroup, "_end_coalescing", end_coalescing
     yield dist, "Reducer", Reducer
@@ -91,6 +93,16 @@ def barrier(self, opts=None, **options):
         work.wait()
         flag.gpu.clock.synchronize(flag.gpu, [flag.gpu.streams[0]])
     return work
+
+
+def split_group(self, new_ranks, timeout=None, **options):
+    """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
+    made, whole = _split_group(self, new_ranks, timeout=timeout, **options), virtual_group(self)
+    if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
+        members = whole.members.subset(list(new_ranks)).meeting_at(made.group_name)
+        members = members._replace(timeout=timeout or members.timeout)
+        GROUPS[made.group_name] = Group(members, made.group_name)
+    return made
 
 
 def start_coalescing(self, device):

@@ -3,9 +3,11 @@
 import contextlib
 import sys
 
+import torch
 from torch import Tensor
 
 from mgpu_lib.virtual.patches.factories import WRAPPERS
+from mgpu_lib.virtual.patches.functions import SHARED_OUT
 from mgpu_lib.virtual.patches.methods import Method
 from mgpu_lib.virtual.rules import Base
 from mgpu_lib.virtual.running import current, current_index
@@ -22,7 +24,7 @@ def patches(module):
     for name, value in vars(Tensor).items():
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
-    WRAPPERS[DTensor] = make_of_parts
+    WRAPPERS[DTensor], SHARED_OUT[DTensor] = make_of_parts, attention
     yield module._random, "OffsetBasedRNGTracker", tracker(module._random.OffsetBasedRNGTracker)
 
 
@@ -42,6 +44,16 @@ def make_of_parts(make, x, *args, **kwargs):
     return from_local(local, x.device_mesh, x.placements, False, x.shape, x.stride())
 
 
+def attention(query, key, value, mask, is_causal, scale):
+    """F.scaled_dot_product_attention of DTensors, by a kernel of CUDA's: DTensor knows how to share it out."""
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(query, key, value, mask, torch.is_grad_enabled(), 0.0, is_causal, scale=scale)[0]
+
+
 def tracker(original):
     """PyTorch's tracker of random numbers, for generators whose state is not one of Philox, with an offset to set."""
 
@@ -53,6 +65,9 @@ def tracker(original):
         def _distribute_region(self, spec, generator=None):
             """Inside, ranks with the same part of a DTensor draw the same numbers, and others draw others. Afterwards
             the generators of all are where they would be had each drawn one number."""
+            if not self.distribute_region_enabled:
+                yield
+                return
             generator = generator or current().gpu(current_index()).generator
             seed = int(Base.random_(Tensor(1).long(), generator=generator))
             after = generator.get_state()

@@ -17,6 +17,7 @@ from mgpu_lib.virtual.tensor import VirtualTensor, inner_of, wrap
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
 _ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
 _pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
+SHARED_OUT = {}  # {class of tensors that are shared out among processes: their attention}
 
 
 def patches():
@@ -113,6 +114,8 @@ def dropout(input, p=0.5, training=True, inplace=False):
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """F.scaled_dot_product_attention; where is_causal stands for a mask, it is made here, and not in C++."""
     check_query(query, key, value)
+    if type(query) in SHARED_OUT and not dropout_p and not enable_gqa:
+        return SHARED_OUT[type(query)](query, key, value, attn_mask, is_causal, scale)
     if isinstance(query, VirtualTensor) and 0 in query.shape[:-1]:
         return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
     if (

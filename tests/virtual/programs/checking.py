@@ -33,8 +33,8 @@ def part(tensor, rank, n):
     return tensor.chunk(n)[rank].cuda()
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def sgd(parameters, **options):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
 def train(net, data, optimizer=sgd, loss=nn.functional.cross_entropy):

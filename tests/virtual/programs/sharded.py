@@ -1,14 +1,25 @@
 """FSDP in both generations, and checkpoints of what is sharded."""
 
+import atexit
 import copy
 import itertools
-from contextlib import nullcontext
+import tempfile
+from contextlib import ExitStack, nullcontext
 
 import torch
+import torch.distributed as dist
 from checking import batches, check, network, part, parts, raises, sgd, train, trained_alone, whole
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
@@ -272,3 +283,75 @@ def fsdp_with_recomputation(rank, n):
     found = [whole(parameter) for parameter in net.parameters()]
     for parameter, expected in zip(found, alone.parameters(), strict=True):
         torch.testing.assert_close(parameter, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+@check
+def checkpoints(rank, n):
+    """Written by four ranks, and read by two, by one, and without virtual GPUs' help."""
+    net = sharded(network())
+    optimizer = adam(net.parameters())
+    train(net, parts(rank, n), optimizer)
+    folder = shared_folder()
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    checkpoint.save({"net": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    alone = network()
+    oracle = adam(alone.parameters())
+    train(alone, batches(), oracle)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        other = sharded(network().apply(zero), mesh=DeviceMesh.from_group(pair, "cuda"))
+        again = adam(other.parameters())
+        loaded = dict(zip(("net", "optimizer"), get_state_dict(other, again), strict=True))
+        checkpoint.load(loaded, checkpoint_id=folder, process_group=pair)
+        set_state_dict(other, again, model_state_dict=loaded["net"], optim_state_dict=loaded["optimizer"])
+        same_whole(other, alone)
+        train(other, parts(rank, 2), again)
+        same_whole(other, train(alone, batches(), oracle))
+    dist.barrier()
+
+
+@check
+def whole_checkpoints(rank, n):
+    """Gathered on rank 0, and handed out again."""
+    net = train(sharded(network()), parts(rank, n), adam)
+    alone = trained_alone(network(), adam)
+    state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        for name, expected in alone.state_dict().items():
+            torch.testing.assert_close(state[name], expected)
+    other = sharded(network().apply(zero))
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(other, state if rank == 0 else {}, options=options)
+    same_whole(other, alone)
+
+
+@check
+def checkpoints_in_the_background(rank, n):
+    net, folder = train(sharded(network()), parts(rank, n), adam), shared_folder()
+    group = dist.new_group(backend="gloo")
+    future = checkpoint.async_save({"net": get_model_state_dict(net)}, checkpoint_id=folder, process_group=group)
+    alone, before = trained_alone(network(), adam), copy.deepcopy(net.state_dict())
+    train(net, parts(rank, n), adam)  # goes on meanwhile
+    future.result()
+    loaded = {"net": before}
+    for value in before.values():
+        value.zero_()
+    checkpoint.load(loaded, checkpoint_id=folder)
+    for name, expected in alone.state_dict().items():
+        torch.testing.assert_close(whole(before[name]), expected)
+
+
+def zero(module):
+    for parameter in module.parameters(recurse=False):
+        nn.init.zeros_(parameter)
+
+
+def shared_folder():
+    """The same new folder on all ranks; it goes with the program."""
+    made = [FOLDERS.enter_context(tempfile.TemporaryDirectory())] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(made)
+    return made[0]
+
+
+FOLDERS = ExitStack()
+atexit.register(FOLDERS.close)

@@ -1,0 +1,296 @@
+"""DTensor, and what stands on it: tensor, sequence and context parallelism."""
+
+import copy
+
+import torch
+from checking import STEPS, batches, check, equal_on_all_ranks, network, same, sgd, train, trained_alone, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    ones,
+    rand,
+    randn,
+    zeros,
+)
+from torch.distributed.tensor import empty as empty_dtensor
+from torch.distributed.tensor.experimental._attention import context_parallel, context_parallel_unshard
+from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+F = nn.functional
+
+
+def values(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+@check
+def dtensor_placements(rank, n):
+    """Each way to lie on four ranks into each other."""
+    mesh, X = init_device_mesh("cuda", (n,)), values(7, 5)
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
+        x = distribute_tensor(X, mesh, placements)
+        assert x.device == torch.device("cuda", rank) and x.placements == tuple(placements)
+        for others in ([Shard(0)], [Shard(1)], [Replicate()]):
+            other = x.redistribute(mesh, others)
+            expected = distribute_tensor(X, mesh, others)
+            same(other.to_local(), expected.to_local().cpu())
+            same(other.full_tensor(), X)
+    partial = DTensor.from_local((X * (rank + 1)).cuda(), mesh, [Partial()])
+    for others in ([Shard(0)], [Shard(1)], [Replicate()]):
+        same(partial.redistribute(mesh, others).full_tensor(), 10 * X)
+    same(DTensor.from_local((X * rank).cuda(), mesh, [Partial("max")]).full_tensor(), torch.maximum(X * 0, X * 3))
+    same(DTensor.from_local((X * rank).cuda(), mesh, [Partial("avg")]).full_tensor(), X * 1.5)
+
+
+@check
+def dtensor_on_a_mesh_of_two_dimensions(rank, n):
+    mesh, X = init_device_mesh("cuda", (2, 2), mesh_dim_names=("a", "b")), values(5, 6)
+    for placements in ([Shard(0), Shard(1)], [Shard(0), Shard(0)], [Replicate(), Shard(1)], [Shard(1), Replicate()]):
+        x = distribute_tensor(X, mesh, placements)
+        same(x.full_tensor(), X)
+        same(x.redistribute(mesh, [Shard(1), Shard(0)]).full_tensor(), X)
+    assert mesh["b"].get_local_rank() == rank % 2 and mesh["a"].get_group().size() == 2
+    x = distribute_tensor(X, mesh["b"], [Shard(1)])
+    same(x.to_local(), X.chunk(2, 1)[rank % 2])
+
+
+@check
+def dtensor_operations(rank, n):
+    """Forward and backward, on every pair of placements, against whole tensors."""
+    mesh = init_device_mesh("cuda", (n,))
+    functions = {
+        "pointwise": lambda a, b: (a * b.T + a.exp() / 2).sum(),
+        "matmul": lambda a, b: (a @ b).pow(2).sum(),
+        "norm": lambda a, b: F.layer_norm(a, (6,)).pow(3).sum() + b.mean(),
+        "softmax": lambda a, b: (F.softmax(a, 1) * b.T).sum(),
+        "views": lambda a, b: (a[1:3].unsqueeze(1) * b.T[:2].unsqueeze(0)).permute(2, 0, 1).pow(2).sum(),
+        "cat": lambda a, b: torch.cat([a, b.T]).relu().std(),
+    }
+    for name, function in functions.items():
+        A, B = values(4, 6).requires_grad_(), values(6, 4).requires_grad_()
+        expected = function(A, B)
+        gradients = torch.autograd.grad(expected, (A, B))
+        for one in ([Shard(0)], [Shard(1)], [Replicate()]):
+            for two in ([Shard(0)], [Shard(1)], [Replicate()]):
+                a, b = distribute_tensor(A.detach(), mesh, one), distribute_tensor(B.detach(), mesh, two)
+                out = function(a.requires_grad_(), b.requires_grad_())
+                same(out.full_tensor(), expected)
+                out.backward()
+                for x, gradient in zip((a, b), gradients, strict=True):
+                    assert x.grad.device.type == "cuda", name
+                    same(x.grad.full_tensor(), gradient)
+
+
+@check
+def dtensor_random_numbers(rank, n):
+    """What is replicated is equal on all ranks, and parts are different from each other."""
+    mesh = init_device_mesh("cuda", (n,))
+    torch.manual_seed(5)
+    for make in (rand, randn, drawn, dropped):
+        x = make(8, 6, device_mesh=mesh, placements=[Replicate()])
+        assert equal_on_all_ranks(x.to_local()) and len(x.to_local().unique()) > 1
+        y = make(8, 6, device_mesh=mesh, placements=[Shard(0)])
+        all_parts = y.full_tensor().cpu().chunk(n)
+        assert not any(torch.equal(all_parts[i], all_parts[j]) for i in range(n) for j in range(i))
+        z = make(8, 6, device_mesh=mesh, placements=[Replicate()])
+        assert equal_on_all_ranks(z.to_local()) and not torch.equal(x.to_local(), z.to_local())
+    plain = torch.rand(1000, device="cuda")  # whoever draws without a DTensor goes on as if it had been none
+    assert equal_on_all_ranks(plain)
+    torch.manual_seed(5)
+    again = rand(8, 6, device_mesh=mesh, placements=[Replicate()])
+    torch.manual_seed(5)
+    assert torch.equal(again.to_local(), rand(8, 6, device_mesh=mesh, placements=[Replicate()]).to_local())
+
+
+def drawn(*shape, device_mesh, placements):
+    return nn.init.normal_(empty_dtensor(*shape, device_mesh=device_mesh, placements=placements))
+
+
+def dropped(*shape, device_mesh, placements):
+    return F.dropout(ones(*shape, device_mesh=device_mesh, placements=placements))
+
+
+@check
+def dtensor_factories(rank, n):
+    mesh = init_device_mesh("cuda", (n,))
+    for make, number in ((zeros, 0.0), (ones, 1.0)):
+        x = make(6, 5, device_mesh=mesh, placements=[Shard(0)], dtype=torch.float64)
+        same(x.full_tensor(), torch.full((6, 5), number, dtype=torch.float64))
+    x = distribute_tensor(values(6, 5), mesh, [Shard(0)])
+    for y, number in ((torch.zeros_like(x), 0), (torch.ones_like(x), 1), (torch.full_like(x, 3.0), 3)):
+        assert isinstance(y, DTensor) and y.placements == x.placements and y.device == x.device
+        same(y.full_tensor(), torch.full((6, 5), float(number), dtype=torch.float64))
+    y = torch.rand_like(distribute_tensor(values(6, 5), mesh, [Replicate()]))
+    assert equal_on_all_ranks(y.to_local())
+    assert x.cpu().device.type == "cpu" and x.cpu().cuda().device == x.device and x.float().dtype is torch.float32
+    same(x.cpu().cuda().full_tensor(), values(6, 5))
+
+
+@check
+def dtensor_modules(rank, n):
+    """distribute_module: rows of all parameters are shared out, and inputs are replicated."""
+    mesh, net = init_device_mesh("cuda", (n,)), network()
+
+    def rows(name, module, mesh):
+        for key, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+    placed = distribute_module(
+        copy.deepcopy(net).cuda(),
+        mesh,
+        rows,
+        lambda module, inputs, mesh: distribute_tensor(inputs[0], mesh, [Replicate()]),
+        lambda module, outputs, mesh: outputs.full_tensor(),
+    )
+    X, y = next(batches())
+    F.cross_entropy(placed(X.cuda()), y.cuda()).backward()
+    F.cross_entropy(net(X), y).backward()
+    for found, expected in zip(placed.parameters(), net.parameters(), strict=True):
+        same(found.grad.full_tensor(), expected.grad)
+
+
+class Attention(nn.Module):
+    """Causal attention with four heads, whose number follows from the weights that a rank has."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, X):
+        q, k, v = (layer(X).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(8), Attention(), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, X):
+        X = X + self.attention(self.norm1(X))
+        return X + self.down(F.gelu(self.up(self.norm2(X))))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.blocks = nn.Embedding(12, 8), nn.Sequential(Block(), Block())
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
+        self.double()
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.blocks(self.embed(tokens))))
+
+
+def texts():
+    generator = torch.Generator().manual_seed(2)
+    return [tuple(torch.randint(12, (3, 8), generator=generator) for _ in range(2)) for _ in range(STEPS)]
+
+
+def loss_of(y_hat, y):
+    return F.cross_entropy(y_hat.flatten(0, 1), y.flatten())
+
+
+ATTENTION = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+
+
+@check
+def tensor_parallelism(rank, n):
+    mesh, net = init_device_mesh("cuda", (n,)), Transformer().cuda()
+    for block in net.blocks:
+        rows = RowwiseParallel()
+        parallelize_module(block, mesh, ATTENTION | {"attention.out": rows, "up": ColwiseParallel(), "down": rows})
+    vocabulary = RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(net, mesh, dict(zip(("embed", "head"), vocabulary, strict=True)))
+    assert net.blocks[0].up.weight.to_local().shape == (4, 8)
+    one_by_one = sgd(net.parameters(), foreach=False)  # PyTorch has no lists of DTensors and others
+    train(net, [(X.cuda(), y.cuda()) for X, y in texts()], one_by_one, loss_of)
+    same_placed(net, trained_alone(Transformer(), data=texts(), loss=loss_of))
+
+
+@check
+def sequence_parallelism(rank, n):
+    """Norms, dropout and residual connections on a part of each sequence; the loss on parts of the vocabulary."""
+    mesh, net = init_device_mesh("cuda", (n,)), Transformer().cuda()
+    for block in net.blocks:
+        gathered = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
+        plan = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} | ATTENTION
+        plan |= {"attention": PrepareModuleInput(**gathered), "attention.out": RowwiseParallel(output_layouts=Shard(1))}
+        plan |= {"up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel(output_layouts=Shard(1))}
+        parallelize_module(block, mesh, plan)
+    ends = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(net, mesh, ends)
+    optimizer = sgd(net.parameters())
+    for X, y in texts():
+        optimizer.zero_grad()
+        with loss_parallel():
+            loss_of(net(X.cuda()), y.cuda()).backward()
+        optimizer.step()
+    same_placed(net, trained_alone(Transformer(), data=texts(), loss=loss_of))
+
+
+def same_placed(net, expected):
+    for (name, found), wanted in zip(net.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(whole(found), wanted.detach(), rtol=1e-9, atol=1e-9, msg=name)
+
+
+@check
+def attention_of_dtensors(rank, n):
+    """Sharded over heads, or over the batch: causal, with a mask, in half precision."""
+    mesh, X = init_device_mesh("cuda", (n,)), values(3, 4, 8, 5, 6)
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3}):
+        for place in (Shard(0), Shard(1), Replicate()):
+            whole = X.clone().requires_grad_()
+            expected = F.scaled_dot_product_attention(*whole, **options)
+            expected.pow(2).sum().backward()
+            q, k, v = parts = [distribute_tensor(x, mesh, [place]).requires_grad_() for x in X]
+            given = dict(options)
+            if "attn_mask" in given:
+                given["attn_mask"] = distribute_tensor(mask, mesh, [Replicate()])
+            out = F.scaled_dot_product_attention(q, k, v, **given)
+            assert isinstance(out, DTensor)
+            same(out.full_tensor(), expected)
+            out.pow(2).sum().backward()
+            for x, gradient in zip(parts, whole.grad, strict=True):
+                same(x.grad.full_tensor(), gradient)
+
+
+@check
+def context_parallelism(rank, n):
+    """Each rank has a part of every sequence; keys and values go around. (Results are merged in single precision.)"""
+    mesh, X = init_device_mesh("cuda", (n,)), values(3, 2, 4, 16, 6)
+    for causal in (True, False):
+        _attention._cp_options.enable_load_balance = causal  # parts that lie one after the other, if it is off
+        alone = X.clone().requires_grad_()
+        expected = F.scaled_dot_product_attention(*alone, is_causal=causal)
+        expected.pow(2).sum().backward()
+        buffers = [x.cuda() for x in X]
+        with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 3):
+            parts = [x.clone().requires_grad_() for x in buffers]
+            assert parts[0].shape == (2, 4, 4, 6)
+            out = F.scaled_dot_product_attention(*parts, is_causal=causal)
+            out.pow(2).sum().backward()
+            found = context_parallel_unshard(mesh, [out.detach(), *(x.grad for x in parts)], [2] * 4)
+        for x, wanted in zip(found, (expected, *alone.grad), strict=True):
+            same(x, wanted, 1e-5)
