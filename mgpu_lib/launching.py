@@ -45,8 +45,8 @@ def launch(script, ranks, *arguments, gpu="V100", seconds=300):
     virtual = [] if enough_real_gpus(ranks) else ["-m", "mgpu_lib.virtual", "--gpu", find_gpu(gpu).key]
     with tempfile.TemporaryDirectory() as folder:
         options = "--nproc-per-node", str(ranks), "--log-dir", folder
-        status, said = run([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
-        outputs = [read(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
+        status, said = ended([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
+        outputs = [output_of(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
     for rank, output in enumerate(outputs):
         for text, stream in ((output.stdout, sys.stdout), (output.stderr, sys.stderr)):
             print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
@@ -56,7 +56,7 @@ def launch(script, ranks, *arguments, gpu="V100", seconds=300):
         raise RuntimeError(what_failed(said, outputs))
 
 
-def run(command, folder, seconds):
+def ended(command, folder, seconds):
     """The exit status of `command` (None: it took too long), and what it said. None of its processes is left."""
     with Path(folder, "torchrun.log").open("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -81,7 +81,7 @@ def end(process):
             process.wait()
 
 
-def read(folder, rank, home):
+def output_of(folder, rank, home):
     """The Output of `rank`; `home` is the folder of the script."""
     texts, written = {"stdout": "", "stderr": ""}, 0
     for path in folder.glob(f"*/attempt_0/{rank}/std*.log"):

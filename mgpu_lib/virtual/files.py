@@ -5,8 +5,6 @@ import os
 import time
 from pathlib import Path
 
-PATIENCE = 60.0  # seconds in which other processes should have written what they have to write
-
 
 @contextlib.contextmanager
 def replacing(path):
@@ -28,7 +26,7 @@ def replacing(path):
 
 
 @contextlib.contextmanager
-def locked(path, seconds=PATIENCE):
+def locked(path, seconds=60.0):
     """Inside, no other process is that asks for the same `path`: to read the file, and to replace it by what follows.
 
     TimeoutError if another keeps it for so many `seconds`. One that dies gives it back.
