@@ -32,9 +32,7 @@ def patches():
     for owner in (dist, distributed_c10d):
         yield owner, "is_nccl_available", lambda: True
         yield owner, "destroy_process_group", destroy_process_group
-    if not hasattr(
-        distributed_c10d, "ProcessGroupNCCL"
-    ):  # in a build without CUDA; PyTorch asks whether groups are such
+    if not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # in a build without CUDA: PyTorch asks who is of this class
         yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
     yield ProcessGroup, "barrier", barrier
     yield ProcessGroup, "split_group", split_group
@@ -101,7 +99,7 @@ def split_group(self, new_ranks, timeout=None, **options):
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
         members = whole.members.subset(list(new_ranks)).meeting_at(made.group_name)
         members = members._replace(timeout=timeout or members.timeout)
-        GROUPS[made.group_name] = Group(members, made.group_name)
+        GROUPS[made.group_name] = Group(made, members, made.group_name)
     return made
 
 
