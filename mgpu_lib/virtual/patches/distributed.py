@@ -166,8 +166,11 @@ class Reducer(_Reducer):
             return super()._rebuild_buckets()
 
     def _set_mixed_precision_param_dtype(self, dtype):
-        self.types.add(dtype)  # of the buckets that are made later
-        super()._set_mixed_precision_param_dtype(dtype)
+        """C++ converts the buckets, but not the views by which they are filled until they are made anew."""
+        raise NotImplementedError(
+            "DistributedDataParallel(mixed_precision=...): in the first step PyTorch averages memory that nothing has "
+            "been written to. What that holds on a real GPU can't be imitated; use torch.autocast."
+        )
 
     def _run_allreduce_hook(self, bucket):
         """What happens to a bucket without a hook. C++ would hand out a future that nobody can wait for in Python."""
