@@ -102,7 +102,7 @@ def functional(rule, func, args, kwargs):
                 wait_for(tensor)
             return args[0]
         out = func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-    FLYING.update({tensor.untyped_storage()._cdata: tensor for tensor in tensors_in([out])})
+    FLYING.update({tensor.untyped_storage()._cdata: tensor for tensor in tensors_in([out]) if is_virtual(tensor)})
     return out
 
 

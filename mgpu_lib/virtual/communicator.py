@@ -368,3 +368,6 @@ class Future(torch.futures.Future):
             self.source.wait()
             outputs = tree_map_only(Awaited, Awaited.arrived, callback(self))
         return Future(stream.record_event(), outputs, self.gpu)
+
+    def add_done_callback(self, callback):
+        self.then(callback)

@@ -13,12 +13,13 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
-from mgpu_lib.virtual.communicator import Members
+from mgpu_lib.virtual.communicator import Future, Members
 from mgpu_lib.virtual.running import current, current_index
+from mgpu_lib.virtual.tensor import is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
-_split_group = ProcessGroup.split_group
+_split_group, _collect_all = ProcessGroup.split_group, torch._C._collect_all
 _Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
 _broadcast_coalesced = dist._broadcast_coalesced
 
@@ -38,7 +39,9 @@ def patches():
     yield ProcessGroup, "split_group", split_group
     yield ProcessGroup, "_start_coalescing", start_coalescing
     yield ProcessGroup, "_end_coalescing", end_coalescing
+    yield torch._C, "_collect_all", collect_all
     yield dist, "Reducer", Reducer
+    yield dist, "_register_builtin_comm_hook", register_builtin_hook
     yield dist, "_verify_params_across_processes", verify
     yield dist, "_broadcast_coalesced", broadcast_coalesced
 
@@ -116,6 +119,23 @@ def end_coalescing(self, device):
     return Works(works)
 
 
+def collect_all(futures):
+    """Under torch.futures.collect_all and wait_all: C++ would take NCCL's for done, as they are complete at once."""
+    for future in futures:
+        if isinstance(future, Future):
+            future.source.wait()
+    return _collect_all(futures)
+
+
+def register_builtin_hook(reducer, kind):
+    """The hooks that DistributedDataParallel has in C++: the same in Python."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # only here, because it takes its time
+
+    half = kind == dist.BuiltinCommHookType.FP16_COMPRESS
+    hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
+    dist._register_comm_hook(reducer, reducer.group, hook)
+
+
 class Works(c10d.Work):
     """Several works as one."""
 
@@ -137,12 +157,26 @@ class Reducer(_Reducer):
 
     def __init__(self, parameters, *args, **kwargs):
         self.parameters, self.types = parameters, {parameter.dtype for parameter in parameters}
+        self.group = args[2]
         with on_the_gpu_of(parameters, self.types | {torch.int32}):  # its map of the parameters that were used
             super().__init__(parameters, *args, **kwargs)
 
     def _rebuild_buckets(self):
         with on_the_gpu_of(self.parameters, self.types):
             return super()._rebuild_buckets()
+
+    def _set_mixed_precision_param_dtype(self, dtype):
+        """C++ converts the buckets, but not the views by which they are filled until they are made anew."""
+        raise NotImplementedError(
+            "DistributedDataParallel(mixed_precision=...): in the first step PyTorch averages memory that nothing has "
+            "been written to. What that holds on a real GPU can't be imitated; use torch.autocast."
+        )
+
+    def _run_allreduce_hook(self, bucket):
+        """What happens to a bucket without a hook. C++ would hand out a future that nobody can wait for in Python."""
+        if not is_virtual(bucket.buffer()):
+            return super()._run_allreduce_hook(bucket)
+        return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True).get_future()
 
     def _set_static_graph(self):
         with on_the_gpu_of(self.parameters, {torch.int32}):

@@ -252,6 +252,39 @@ def functional_collectives(group, rank, n):
 
 
 @check
+def gradients_of_functional_collectives(group, rank, n):
+    """They go back the way that values came, and add up."""
+    for collective, shape, expected in (
+        (lambda x: functional.all_gather_tensor_autograd(x, 0, group), (2,), sum(range(1, n + 1))),
+        (lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, group), (n, 2), None),
+        (lambda x: functional.all_to_all_single_autograd(x, [1] * n, [1] * n, group), (n, 2), None),
+    ):
+        x = values(rank, *shape).cuda().requires_grad_()
+        (collective(x) * (rank + 1)).sum().backward()
+        by_rank = torch.arange(1.0, n + 1, dtype=torch.float64)[:, None].expand(n, 2)
+        same(x.grad, torch.full(shape, float(expected), dtype=torch.float64) if expected else by_rank)
+
+
+@check
+def results_that_are_on_their_way(group, rank, n):
+    """They can be copied and moved, and have a device."""
+
+    def begun():
+        return functional.all_reduce(torch.ones(2, device="cuda"), "sum", group)
+
+    x = begun()
+    assert isinstance(x, functional.AsyncCollectiveTensor) and x.is_cuda and not x.is_cpu
+    assert x.device == torch.device("cuda", rank) and x.tolist() == [n, n]
+    for moved in (begun().cpu(), begun().to("cpu"), torch.empty(2).copy_(begun())):
+        assert type(moved) is torch.Tensor and moved.tolist() == [n, n]
+    same(torch.empty(2, device="cuda").copy_(begun()), torch.full((2,), float(n)))
+    held = torch.cuda.memory_allocated()
+    for _ in range(3):
+        begun() + 1
+    assert torch.cuda.memory_allocated() == held  # nothing keeps them
+
+
+@check
 def barriers(group, rank, n):
     dist.barrier(group)
     work = dist.barrier(group, async_op=True, device_ids=[torch.cuda.current_device()])

@@ -26,8 +26,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging import averagers
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel.distributed import _MixedPrecision
 
 F = nn.functional
 SMALL = 2e-4  # MiB: a bucket of two or three tensors
@@ -120,6 +121,58 @@ def ddp_hooks(rank, n):
         same_networks(train(ddp, parts(rank, n)).module, trained_alone(net), tolerance)
         assert equal_on_all_ranks(ddp.module[0].weight)
     assert len(numbers) > 1  # the buckets are as small as was asked for
+
+
+@check
+def ddp_hooks_in_c(rank, n):
+    for kind, tolerance in ((dist.BuiltinCommHookType.ALLREDUCE, 1e-9), (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2)):
+        ddp = replica(network(), rank, bucket_cap_mb=SMALL)
+        ddp._register_builtin_comm_hook(kind)
+        same_networks(train(ddp, parts(rank, n)).module, trained_alone(network()), tolerance)
+
+
+@check
+def ddp_steps_in_backward(rank, n):
+    """With each bucket that arrives."""
+    net = network().cuda()
+    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+    ddp = DDP(net, device_ids=[rank], gradient_as_bucket_view=True, bucket_cap_mb=SMALL)
+    for X, y in parts(rank, n):
+        F.cross_entropy(ddp(X), y).backward()
+    same_networks(net, trained_alone(network(), lambda parameters: torch.optim.SGD(parameters, lr=0.1)))
+
+
+@check
+def ddp_mixed_precision(rank, n):
+    """By autocast and with scaled losses; DDP's own is refused, which begins with a step of numbers out of nowhere."""
+    ddp, scaler = replica(network().float(), rank), torch.amp.GradScaler("cuda")
+    optimizer = sgd(ddp.parameters())
+    for X, y in parts(rank, n):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = F.cross_entropy(ddp(X.float()), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    same_networks(ddp.module, trained_alone(network()).float(), 0.01)
+    half = _MixedPrecision(param_dtype=torch.bfloat16)
+    raises(NotImplementedError, "use torch.autocast", replica, network(), rank, mixed_precision=half)
+
+
+@check
+def futures(rank, n):
+    """What follows a future sees what the operation wrote, also where it does not ask for the future's value."""
+    tensors = [torch.full((100_000,), float(rank + i), device="cuda") for i in range(3)]
+
+    def begun(tensor):
+        return dist.all_reduce(tensor, async_op=True).get_future()
+
+    seen = []
+    begun(tensors[0]).add_done_callback(lambda future: seen.append(tensors[0].max().item()))
+    torch.futures.wait_all([begun(tensor) for tensor in tensors[1:]])
+    assert seen == [6] and [tensor.min().item() for tensor in tensors] == [6, 10, 14]
+    [first] = torch.futures.collect_all([begun(tensors[0])]).wait()
+    assert tensors[0].sum().item() == 2_400_000 and first.value()[0].max().item() == 24
 
 
 @check
