@@ -47,13 +47,18 @@ def launch(script, ranks, *arguments, gpu="V100", seconds=300):
         options = "--nproc-per-node", str(ranks), "--log-dir", folder
         status, said = ended([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
         outputs = [output_of(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
-    for rank, output in enumerate(outputs):
-        for text, stream in ((output.stdout, sys.stdout), (output.stderr, sys.stderr)):
-            print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
+    print_by_rank([(output.stdout, output.stderr) for output in outputs])
     if status is None:
         raise TimeoutError(f"{script.name} was still running on {ranks} ranks after {seconds} s, and was ended")
     if status:
         raise RuntimeError(what_failed(said, outputs))
+
+
+def print_by_rank(outputs):
+    """Print what each rank has written to (stdout, stderr), with PyTorch's mark of a rank before each line."""
+    for rank, texts in enumerate(outputs):
+        for text, stream in zip(texts, (sys.stdout, sys.stderr), strict=True):
+            print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
 
 
 def ended(command, folder, seconds):
@@ -107,7 +112,7 @@ def own_frames(traceback):
         frame = FRAME.match(line)
         if frame is not None:
             path = frame.group(1)
-            keep = not (os.path.isabs(path) or path.startswith("<"))
+            keep = path == "<cell>" or not (os.path.isabs(path) or path.startswith("<"))
         elif not line.startswith("  "):  # the error itself
             keep = True
         kept += [line] * keep
