@@ -12,8 +12,9 @@ from typing import NamedTuple
 from mgpu_lib.devices import enough_real_gpus
 from mgpu_lib.virtual import find_gpu
 
+LIBRARY = Path(__file__).parent
 TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3"
-GRACE = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
+ENDING = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
 EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")  # in what torchrun says of a failure
 FRAME = re.compile(r' *File "(.+?)", line \d+')
 TRACEBACK = re.compile(r'^(Traceback \(most recent call last\):| *File ".+", line \d+)$', re.MULTILINE)
@@ -80,7 +81,7 @@ def end(process):
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(GRACE)
+            process.wait(ENDING)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -101,7 +102,7 @@ def output_of(folder, rank, home):
 
 def anywhere(line, home):
     """`line` as it is on every computer: files of the script's folder, or of a package, without what leads there."""
-    line = line.replace(f"{home}{os.sep}", "")
+    line = line.replace(str(LIBRARY), "<packages>/mgpu_lib").replace(f"{home}{os.sep}", "")
     return re.sub(r"[^\s\"']*(site|dist)-packages/", "<packages>/", line)
 
 

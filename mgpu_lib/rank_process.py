@@ -43,7 +43,7 @@ def listen(connection, cells):
         os._exit(0)
 
 
-def main(descriptor):
+def serve(descriptor):
     connection, cells = Connection(descriptor), queue.SimpleQueue()
     sys.path[0] = ""  # the folder of the notebook, not of this file
     names = vars(sys.modules["__main__"])
@@ -54,4 +54,4 @@ def main(descriptor):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve(int(sys.argv[1]))

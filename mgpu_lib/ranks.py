@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from mgpu_lib.devices import enough_real_gpus
-from mgpu_lib.launching import own_frames, print_by_rank
+from mgpu_lib.launching import anywhere, own_frames, print_by_rank
 from mgpu_lib.virtual import Setup, find_gpu, handed_down
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -78,7 +78,7 @@ class Ranks:
         print_by_rank([output[:2] for output in outputs])
         errors = {rank: error for rank, (_, _, error) in enumerate(outputs) if error and rank not in late}
         for rank, error in errors.items():
-            raise RuntimeError(f"rank {rank} failed\n{own_frames(error.rstrip())}")
+            raise RuntimeError(f"rank {rank} failed\n{own_frames(here(error))}")
         if late:
             raise TimeoutError(f"rank {', '.join(map(str, late))}: still running after {seconds} s, and interrupted")
 
@@ -118,6 +118,11 @@ def start(rank, n, place):
     process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], start_new_session=True, **quiet)
     there.close()
     return process, here
+
+
+def here(error):
+    """A traceback as it is on every computer."""
+    return "\n".join(anywhere(line, Path.cwd()) for line in error.splitlines())
 
 
 def free_port():

@@ -40,7 +40,7 @@ def reporting(machine, setup, inherited=False):
         raise
     finally:
         hook.remove()
-        name, timeline = title_of(machine, inherited), machine.timeline
+        name, timeline = process_name(machine, inherited), machine.timeline
         speaks = not machine.forked and (timeline.events or not inherited)
         if setup.trace and speaks:
             add_trace(setup, name, timeline)
@@ -59,7 +59,7 @@ def gather_timeline(group=None):
     return timelines
 
 
-def title_of(machine, inherited):
+def process_name(machine, inherited):
     """What this process is called: nothing, if it is the only one or starts those that compute."""
     if machine.rank is None and inherited:
         return f"process {os.getpid()}"
