@@ -30,7 +30,7 @@ def reporting(machine, setup, inherited=False):
 
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
     """
-    steps, failed = [], True
+    steps, failed, process = [], True, os.getpid()
     hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
     try:
         yield
@@ -41,7 +41,7 @@ def reporting(machine, setup, inherited=False):
     finally:
         hook.remove()
         name, timeline = process_name(machine, inherited), machine.timeline
-        speaks = not machine.forked and (timeline.events or not inherited)
+        speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
         if setup.trace and speaks:
             add_trace(setup, name, timeline)
         if setup.account and speaks:
