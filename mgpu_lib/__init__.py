@@ -10,6 +10,7 @@ from mgpu_lib.models import SimpleCNN, lenet, lenet_module, lenet_params, resnet
 from mgpu_lib.parallel import allreduce, get_params, max_divergence, sgd, split_batch, train_batch
 from mgpu_lib.prediction import predict
 from mgpu_lib.primitives import data_parallel
+from mgpu_lib.ranks import start_ranks
 from mgpu_lib.table import Table
 from mgpu_lib.timing import Timer
 from mgpu_lib.training import evaluate, train
@@ -38,6 +39,7 @@ __all__ = [
     "resnet18",
     "sgd",
     "split_batch",
+    "start_ranks",
     "train",
     "train_batch",
     "try_all_gpus",

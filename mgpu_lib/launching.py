@@ -12,8 +12,9 @@ from typing import NamedTuple
 from mgpu_lib.devices import enough_real_gpus
 from mgpu_lib.virtual import find_gpu
 
+LIBRARY = Path(__file__).parent
 TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3"
-GRACE = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
+ENDING = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
 EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")  # in what torchrun says of a failure
 FRAME = re.compile(r' *File "(.+?)", line \d+')
 TRACEBACK = re.compile(r'^(Traceback \(most recent call last\):| *File ".+", line \d+)$', re.MULTILINE)
@@ -47,13 +48,18 @@ def launch(script, ranks, *arguments, gpu="V100", seconds=300):
         options = "--nproc-per-node", str(ranks), "--log-dir", folder
         status, said = ended([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
         outputs = [output_of(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
-    for rank, output in enumerate(outputs):
-        for text, stream in ((output.stdout, sys.stdout), (output.stderr, sys.stderr)):
-            print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
+    print_by_rank([(output.stdout, output.stderr) for output in outputs])
     if status is None:
         raise TimeoutError(f"{script.name} was still running on {ranks} ranks after {seconds} s, and was ended")
     if status:
         raise RuntimeError(what_failed(said, outputs))
+
+
+def print_by_rank(outputs):
+    """Print what each rank has written to (stdout, stderr), with PyTorch's mark of a rank before each line."""
+    for rank, texts in enumerate(outputs):
+        for text, stream in zip(texts, (sys.stdout, sys.stderr), strict=True):
+            print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
 
 
 def ended(command, folder, seconds):
@@ -75,7 +81,7 @@ def end(process):
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(GRACE)
+            process.wait(ENDING)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -96,7 +102,7 @@ def output_of(folder, rank, home):
 
 def anywhere(line, home):
     """`line` as it is on every computer: files of the script's folder, or of a package, without what leads there."""
-    line = line.replace(f"{home}{os.sep}", "")
+    line = line.replace(str(LIBRARY), "<packages>/mgpu_lib").replace(f"{home}{os.sep}", "")
     return re.sub(r"[^\s\"']*(site|dist)-packages/", "<packages>/", line)
 
 
@@ -107,7 +113,7 @@ def own_frames(traceback):
         frame = FRAME.match(line)
         if frame is not None:
             path = frame.group(1)
-            keep = not (os.path.isabs(path) or path.startswith("<"))
+            keep = path == "<cell>" or not (os.path.isabs(path) or path.startswith("<"))
         elif not line.startswith("  "):  # the error itself
             keep = True
         kept += [line] * keep

@@ -57,7 +57,8 @@ class Machine:
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
         self.default_device = None  # what torch.set_default_tensor_type has made of it
-        self.forked = False  # whether this process is a copy, made by os.fork(), of the one that started the machine
+        self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
+        self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
         self.gpus = []
         self.grow(n)
 
@@ -93,6 +94,8 @@ class Machine:
             )
         if self.forked:
             raise bad_fork()
+        if not self.used:
+            self.used = True
         return self.gpus[index]
 
     def bytes_moved(self, source=None, target=None):
@@ -156,7 +159,7 @@ class Machine:
 
 def mark_fork():
     for machine in RUNNING:
-        machine.forked = True
+        machine.forked = machine.used
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

@@ -30,7 +30,7 @@ def reporting(machine, setup, inherited=False):
 
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
     """
-    steps, failed = [], True
+    steps, failed, process = [], True, os.getpid()
     hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
     try:
         yield
@@ -40,8 +40,8 @@ def reporting(machine, setup, inherited=False):
         raise
     finally:
         hook.remove()
-        name, timeline = title_of(machine, inherited), machine.timeline
-        speaks = not machine.forked and (timeline.events or not inherited)
+        name, timeline = process_name(machine, inherited), machine.timeline
+        speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
         if setup.trace and speaks:
             add_trace(setup, name, timeline)
         if setup.account and speaks:
@@ -59,7 +59,7 @@ def gather_timeline(group=None):
     return timelines
 
 
-def title_of(machine, inherited):
+def process_name(machine, inherited):
     """What this process is called: nothing, if it is the only one or starts those that compute."""
     if machine.rank is None and inherited:
         return f"process {os.getpid()}"

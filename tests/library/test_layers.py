@@ -34,7 +34,8 @@ FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 ROWS = [
     "__init__",  # the public names
     "widgets exercises",
-    "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching",
+    "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
+    "rank_process",
     "parallel primitives splitting collectives models data",
     "devices table arguments recorded",
     "virtual",

@@ -52,14 +52,21 @@ def check_reports(done, trace):
     assert len({e["pid"] for e in events}) == 2 and len(events) == 2 * len({e["ts"] for e in events}), "on one clock"
 
 
-def test_torchrun_inside_and_outside(tmp_path):
+OPTIONS = "--gpu", "A100-80", "--account", "--trace"
+
+
+def test_ranks_of_torchrun_report_together(tmp_path):
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"displayTimeUnit": "ms", "otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')
+    check_reports(torchrun(2, PROGRAMS / "ddp_steps.py", options=[*OPTIONS, str(trace)]), trace)
+
+
+@pytest.mark.slow
+def test_torchrun_inside(tmp_path):
     trace, program = tmp_path / "trace.json", PROGRAMS / "ddp_steps.py"
-    options = "--gpu", "A100-80", "--account", "--trace", trace
-    inner = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    check_reports(launched(*options, *inner, program), trace)
-    check_reports(
-        torchrun(2, program, options=list(map(str, options))), trace
-    )  # the file of the run before is replaced
+    inner = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program
+    for _ in range(2):  # the file of the run before is replaced
+        check_reports(launched(*OPTIONS, trace, *inner), trace)
 
 
 @pytest.mark.slow

@@ -67,6 +67,20 @@ def workers():
         raise AssertionError("a forked process has used the GPUs")
 
 
+def total(queue):
+    queue.put(torch.full((2,), 2.0, device="cuda").sum().item())
+
+
+def forks_before_first_use(method):
+    """With CUDA, too, a process may fork until it has used a GPU; so does a fork server."""
+    context = mp.get_context(method)
+    queue = context.SimpleQueue()
+    process = context.Process(target=total, args=(queue,))
+    process.start()
+    assert queue.get() == 4.0
+    process.join()
+
+
 def without(queue):
     """In a process whose environment names no virtual GPUs."""
     try:
@@ -89,6 +103,9 @@ def uninvited():
 
 
 if __name__ == "__main__":
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 4
+    forks_before_first_use("fork")
+    forks_before_first_use("forkserver")
     ranks(sys.argv[1])
     workers()
     uninvited()

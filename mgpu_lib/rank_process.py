@@ -1,0 +1,57 @@
+"""What each process of `ranks.Ranks` does: it runs the code that it is sent, and sends back what came of it.
+
+Run as a script, with the number of the file descriptor that leads to the notebook. When that is gone, so is this.
+"""
+
+import ast
+import contextlib
+import io
+import linecache
+import os
+import queue
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+CELL = "<cell>"  # the file name of the code
+
+
+def executed(code, names):
+    """(stdout, stderr, error) of `code`, whose variables are `names`; what the last line is worth is printed."""
+    linecache.cache[CELL] = len(code), None, code.splitlines(keepends=True), CELL  # for tracebacks
+    out, err, error = io.StringIO(), io.StringIO(), ""
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            body = ast.parse(code, CELL).body
+            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+            exec(compile(ast.Module(body, []), CELL, "exec"), names)
+            if last is not None:
+                sys.displayhook(eval(compile(ast.Expression(last.value), CELL, "eval"), names))
+        except BaseException as raised:
+            own = raised.__traceback__.tb_next  # without this function
+            error = "".join(traceback.format_exception(type(raised), raised, own))
+    return out.getvalue(), err.getvalue(), error
+
+
+def listen(connection, cells):
+    """Pass on what is sent, also while a cell runs; end the process when nobody is there any more."""
+    try:
+        while True:
+            cells.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def serve(descriptor):
+    connection, cells = Connection(descriptor), queue.SimpleQueue()
+    sys.path[0] = ""  # the folder of the notebook, not of this file
+    names = vars(sys.modules["__main__"])
+    threading.Thread(target=listen, args=(connection, cells), daemon=True).start()
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # that comes after the cell which it was meant for
+            connection.send(executed(cells.get(), names))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,145 @@
+"""mgpu.start_ranks: processes that stay, and run the cells of a notebook in order."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import mgpu_lib as mgpu
+from mgpu_lib.ranks import Ranks
+
+BEGIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+"""
+SUM = """
+import sys, time
+x = torch.full((2,), rank + 1.0, device="cuda")
+dist.all_reduce(x)
+time.sleep(0.2 * (rank == 0))  # rank 1 speaks first
+print(rank, torch.cuda.get_device_name())
+print("a warning", file=sys.stderr)
+x
+"""
+ONE_FAILS = """\
+def step():
+    return x.view(7)
+
+if rank == 1:
+    step()
+dist.all_reduce(x)  # waits for rank 1
+torch.cuda.synchronize()"""
+ERROR = """\
+rank 1 failed
+Traceback (most recent call last):
+  File "<cell>", line 5, in <module>
+    step()
+  File "<cell>", line 2, in step
+    return x.view(7)
+           ^^^^^^^^^
+RuntimeError: shape '[7]' is invalid for input of size 2"""
+
+
+def without_marks(text):
+    """A traceback as Python 3.10 writes it, too."""
+    return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))
+
+
+def gone(pid, seconds=60):
+    """Whether the process has ended, or does so soon."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_cells_run_on_all_ranks(capsys):
+    shell = InteractiveShell.instance()
+    try:
+        ranks = mgpu.start_ranks(2, gpu="T4")
+        shell.run_cell_magic("ranks", "", BEGIN)
+        shell.run_cell_magic("ranks", "", SUM)
+        said = capsys.readouterr()
+        lines = [
+            f"[rank{r}]: {line}\n" for r in (0, 1) for line in (f"{r} Tesla T4 (virtual)", f"tensor([3., 3.], {r})")
+        ]
+        assert said.out == "".join(lines).replace(", 0)", ", device='cuda:0')").replace(", 1)", ", device='cuda:1')")
+        assert said.err == "[rank0]: a warning\n[rank1]: a warning\n"
+        with pytest.raises(RuntimeError) as raised:
+            ranks.run(ONE_FAILS)
+        assert without_marks(str(raised.value)) == without_marks(ERROR)
+        ranks.run("print(x.tolist())")  # they are still there
+        assert capsys.readouterr().out.startswith("[rank0]: [3.0, 3.0]\n")
+        mgpu.start_ranks(1).stop()
+        assert all(gone(process.pid) for process in ranks.processes), "a notebook has one set of ranks"
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_what_hangs_is_interrupted_or_ended(capsys):
+    ranks = Ranks(2)
+    ranks.run("import os, time")
+    with pytest.raises(TimeoutError, match="rank 1: still running after 2 s, and interrupted"):
+        ranks.run("if os.environ['RANK'] == '1':\n    time.sleep(600)", 2)
+    ranks.run("print(1 + 1)")
+    assert capsys.readouterr().out.endswith("[rank0]: 2\n[rank1]: 2\n")
+    with pytest.raises(RuntimeError, match="rank 1 failed\nits process has ended, with exit status 3"):
+        ranks.run("if os.environ['RANK'] == '1': os._exit(3)")
+    assert all(gone(process.pid) for process in ranks.processes)
+    with pytest.raises(RuntimeError, match="these ranks have been stopped"):
+        ranks.run("1")
+    deaf = Ranks(1)
+    deaf.run("import signal, time\n_ = signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    with pytest.raises(TimeoutError):
+        deaf.run("time.sleep(600)", 1)
+    assert gone(deaf.processes[0].pid)
+
+
+def test_what_makes_no_sense_is_refused():
+    for n in (0, 2.0, True):
+        with pytest.raises(ValueError, match="the number of ranks must be a whole number, at least 1"):
+            Ranks(n)
+    with pytest.raises(ValueError, match="V101"):
+        Ranks(2, gpu="V101")
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_notebook_that_is_killed():
+    code = """if True:
+        import os, mgpu_lib
+        print(*[process.pid for process in mgpu_lib.start_ranks(2).processes], flush=True)
+        os.kill(os.getpid(), 9)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL and len(done.stdout.split()) == 2
+    assert all(gone(int(pid)) for pid in done.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_notebook_with_ranks_runs_the_same_again(tmp_path):
+    code = [
+        "import mgpu_lib as mgpu\nranks = mgpu.start_ranks(2)",
+        f"%%ranks{BEGIN}",
+        f"%%ranks{SUM}",
+        f"%%ranks\n{ONE_FAILS}",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in code])
+    notebook.cells[3].metadata["tags"] = ["raises-exception"]
+    path = tmp_path / "ranks.ipynb"
+    nbformat.write(notebook, path)
+    jupyter = "jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace"
+    check = "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider"
+    for command in (jupyter, check, check):
+        done = subprocess.run([sys.executable, "-m", *command, path], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "[rank1]: 1 Tesla V100" in path.read_text() and "RuntimeError: shape" in path.read_text()
