@@ -18,7 +18,7 @@ from mgpu_lib.virtual import nccl
 from mgpu_lib.virtual.specs import GPUS
 from mgpu_lib.virtual.topology import MACHINES, NETWORKS, Topology, find_topology
 
-OUT = nccl.PATH
+OUT = nccl.NCCL_PATH
 GPU = {"nvlink2": "V100", "nvlink3": "A100-40", "nvlink4": "H100", None: "A100-40"}  # one with these links
 SPREAD = 0.15  # how far a good prediction may be off, as a factor e**s
 # (place in nccl.json): (starting value, its uncertainty as a factor e**s). NCCL reckons with 20 of 25 GB/s a NVLink and

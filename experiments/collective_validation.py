@@ -42,7 +42,7 @@ def recipe():
 
 def record(table):
     """A table with rows [bytes, published µs, modelled µs, by which part the modelled bus bandwidth is too high]."""
-    found = collective_fit.errors(table, nccl.FITTED, collective_fit.route(table))
+    found = collective_fit.errors(table, nccl.NCCL, collective_fit.route(table))
     rows = [
         [nbytes, microseconds, round(microseconds / math.exp(error), 2), round(math.expm1(error), 4)]
         for (nbytes, microseconds, _), error in zip(table["rows"], found, strict=True)

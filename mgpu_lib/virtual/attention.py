@@ -8,7 +8,7 @@ import torch
 aten = torch.ops.aten
 
 
-def forward(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
+def efficient_attention(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
     """(the result, logarithms of the sums of exponentials, seed and offset of the dropout, which there is none of)."""
     options = {"attn_mask": bias, "scale": scale}
     result = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, **options)
@@ -16,7 +16,7 @@ def forward(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causa
     return *result, none[0].clone(), none[1].clone()
 
 
-def backward(grad, query, key, value, bias, *rest, is_causal=False, scale=None):
+def efficient_attention_backward(grad, query, key, value, bias, *rest, is_causal=False, scale=None):
     """The gradients of query, key and value; there is none of the bias."""
     out, log_sums, _, _, dropout_p, wanted, *causal = rest
     if wanted[3]:
@@ -26,9 +26,9 @@ def backward(grad, query, key, value, bias, *rest, is_causal=False, scale=None):
     return *gradients, None
 
 
-OPERATIONS = {
-    aten._scaled_dot_product_efficient_attention.default: forward,
-    aten._scaled_dot_product_efficient_attention_backward.default: backward,
+ATTENTION = {
+    aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward.default: efficient_attention_backward,
 }
-for operation, function in OPERATIONS.items():
+for operation, function in ATTENTION.items():
     function.overloadpacket = operation.overloadpacket  # by which its FLOPs are counted

@@ -68,7 +68,7 @@ def scale(invstd, weight):
     return invstd if weight is None else invstd * weight
 
 
-OPERATIONS = {
+SYNC_BATCH_NORM = {
     getattr(aten, function.__name__).default: function
     for function in (
         *(batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt),

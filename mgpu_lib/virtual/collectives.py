@@ -15,13 +15,13 @@ from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from mgpu_lib.virtual.communicator import Channel, Communicator, Pair
+from mgpu_lib.virtual.communicator import Channel, Communicator, Peers
 from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.tensor import VirtualTensor, is_virtual, wrap
 
 NUMBERS = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
-TYPES = NUMBERS | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
+NCCL_TYPES = NUMBERS | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
 SUM, AVG, MAX, PREMUL_SUM = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM
 REDUCTIONS = SUM, AVG, MAX, PREMUL_SUM, ReduceOp.MIN, ReduceOp.PRODUCT
 FLYING = {}  # results of functional collectives that nobody has waited for, by their storage
@@ -61,7 +61,7 @@ class Group:
         if (source, target) not in self.channels:
             ends = min(source, target), max(source, target)
             if ends not in self.pairs:
-                self.pairs[ends] = Pair(self.members.subset(ends), f"{self.name}, ranks {ends[0]} and {ends[1]}")
+                self.pairs[ends] = Peers(self.members.subset(ends), f"{self.name}, ranks {ends[0]} and {ends[1]}")
             channel = Channel(gpu, self.pairs[ends], ends.index(source))
             self.channels[source, target] = channel
             gpu.communicators.append(channel)
@@ -77,7 +77,7 @@ class Group:
         gpu = checked(tensors)
         communicator, topology = self.communicator(gpu), gpu.machine.topology
         seconds = collective_seconds(name, nbytes, topology.gpus_of(self.members.ranks), topology)
-        what = f"{name} of {name_of(tensors[0].dtype)}{what}"
+        what = f"{name} of {type_name(tensors[0].dtype)}{what}"
         return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs))
 
     def entered(self, work):
@@ -88,7 +88,7 @@ class Group:
 
 def collective(rule, func, args, kwargs):
     """An operation of c10d on virtual tensors: a handler of `dispatch`."""
-    return OPERATIONS[func.overloadpacket.__name__](*args, **kwargs)
+    return COLLECTIVES[func.overloadpacket.__name__](*args, **kwargs)
 
 
 def functional(rule, func, args, kwargs):
@@ -164,7 +164,7 @@ def checked(tensors):
     for tensor in tensors:
         if not isinstance(tensor, VirtualTensor):
             raise ValueError("Tensors must be CUDA and dense")
-        if tensor.dtype not in TYPES:
+        if tensor.dtype not in NCCL_TYPES:
             kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
         if tensor.gpu is not tensors[0].gpu:
@@ -172,7 +172,7 @@ def checked(tensors):
     return tensors[0].gpu
 
 
-def numbers(tensor):
+def flat_numbers(tensor):
     """The numbers of `tensor` in a row, as they lie in memory: a view."""
     inner = tensor.inner
     if not (
@@ -185,9 +185,9 @@ def numbers(tensor):
 CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 
 
-def memory(tensor):
+def flat_bytes(tensor):
     """The bytes of `tensor`, as they lie in memory: a view."""
-    return numbers(tensor).view(torch.uint8)
+    return flat_numbers(tensor).view(torch.uint8)
 
 
 # Reductions
@@ -199,7 +199,7 @@ def reduction_of(script_object, dtype):
     op = next((op for op in REDUCTIONS if reduction.op == op), None)
     if op is None:
         raise ValueError(f"Cannot use ReduceOp.{str(reduction.op).rpartition('.')[2]} with NCCL")
-    if dtype in TYPES - NUMBERS:
+    if dtype in NCCL_TYPES - NUMBERS:
         raise TypeError(f"virtual GPUs can't reduce {dtype}: convert first")
     if dtype is torch.bool and op == ReduceOp.AVG:
         raise ValueError("Cannot use ReduceOp.AVG with Boolean inputs")
@@ -247,7 +247,7 @@ def allreduce_(tensors, group, op, sparse_indices=None, async_op=True, timeout=-
 
 
 def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
-    reduction, values = reduction_of(op, tensors[0].dtype), [numbers(x) for x in tensors]
+    reduction, values = reduction_of(op, tensors[0].dtype), [flat_numbers(x) for x in tensors]
 
     def transfer(gloo):
         for x in values:
@@ -258,7 +258,7 @@ def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
 
 
 def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
-    values, options = [memory(x) for x in tensors], c10d.BroadcastOptions()
+    values, options = [flat_bytes(x) for x in tensors], c10d.BroadcastOptions()
     options.rootRank = root
 
     def transfer(gloo):
@@ -269,7 +269,7 @@ def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
 
 
 def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
-    group, [values] = group_of(group), [numbers(x) for x in tensors]
+    group, [values] = group_of(group), [flat_numbers(x) for x in tensors]
     reduction = reduction_of(op, values.dtype)
 
     def transfer(gloo):
@@ -283,10 +283,10 @@ def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
 
 
 def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
-    group, [x], [results] = group_of(group), [memory(x) for x in tensors], outputs
+    group, [x], [results] = group_of(group), [flat_bytes(x) for x in tensors], outputs
     if len(results) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
-    parts = [memory(result) for result in results]
+    parts = [flat_bytes(result) for result in results]
     even = all(len(part) == len(x) for part in parts)
 
     def transfer(gloo):
@@ -310,7 +310,7 @@ def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
             raise TypeError("output tensor must have the same type as input tensor")
         if output.numel() != x.numel() * len(group):
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    pairs = [(memory(output), memory(x)) for output, x in zip(outputs, tensors, strict=True)]
+    pairs = [(flat_bytes(output), flat_bytes(x)) for output, x in zip(outputs, tensors, strict=True)]
 
     def transfer(gloo):
         for result, x in pairs:
@@ -323,10 +323,10 @@ def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
 
 
 def reduce_scatter_(outputs, tensors, group, op, async_op=True, timeout=-1):
-    group, [result], [parts] = group_of(group), [numbers(x) for x in outputs], tensors
+    group, [result], [parts] = group_of(group), [flat_numbers(x) for x in outputs], tensors
     if len(parts) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
-    reduction, parts = reduction_of(op, result.dtype), [numbers(part) for part in parts]
+    reduction, parts = reduction_of(op, result.dtype), [flat_numbers(part) for part in parts]
     even = all(len(part) == len(result) for part in parts)
 
     def transfer(gloo):
@@ -353,7 +353,7 @@ def reduce_scatter_tensor_coalesced_(outputs, tensors, group, op, async_op=True,
         if x.numel() != output.numel() * len(group):
             raise ValueError("input tensor must be the same size as output size times world size")
     reduction = reduction_of(op, tensors[0].dtype)
-    pairs = [(numbers(output), numbers(x)) for output, x in zip(outputs, tensors, strict=True)]
+    pairs = [(flat_numbers(output), flat_numbers(x)) for output, x in zip(outputs, tensors, strict=True)]
 
     def transfer(gloo):
         for result, x in pairs:
@@ -418,7 +418,7 @@ def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
     return group_of(group).issue("barrier", [tensor], 0, lambda gloo: None, []).boxed()
 
 
-OPERATIONS = {
+COLLECTIVES = {
     function.__name__: function
     for function in (
         *(allreduce_, allreduce_coalesced_, broadcast_, reduce_, allgather_, _allgather_base_),
@@ -434,7 +434,7 @@ OPERATIONS = {
 def exchange(group, name, results, parts, outputs, given=None, what=""):
     """Part i of each rank goes to rank i. The ranks need not agree on sizes; where two don't, gloo says so."""
     given = [*results, *parts] if given is None else given
-    results, parts = [memory(x) for x in results], [memory(x) for x in parts]
+    results, parts = [flat_bytes(x) for x in results], [flat_bytes(x) for x in parts]
     nbytes = max(sum(map(len, results)), sum(map(len, parts)))
     transfer = functools.partial(all_to_all, results=results, parts=parts)
     return group.issue(name, given, nbytes, transfer, outputs, what).boxed()
@@ -446,13 +446,13 @@ def split(tensor, sizes, n):
         raise ValueError("Tensor's dim 0 does not divide equally across group size")
     if sizes and sum(sizes) != len(tensor):
         raise ValueError("Split sizes doesn't match total dim 0 size")
-    numbers(tensor)  # it must be contiguous
+    flat_numbers(tensor)  # it must be contiguous
     return tensor.split(sizes or len(tensor) // n) if len(tensor) else [tensor] * n
 
 
 def point_to_point(tensors, group, sends, other):
     """A message from or to rank `other`."""
-    [x], gpu = [memory(x) for x in tensors], checked(tensors)
+    [x], gpu = [flat_bytes(x) for x in tensors], checked(tensors)
     source, target = (group.members.rank, other) if sends else (other, group.members.rank)
     channel = group.channel(gpu, source, target)
 
@@ -462,11 +462,11 @@ def point_to_point(tensors, group, sends, other):
 
     topology, ends = gpu.machine.topology, [group.members.ranks[source], group.members.ranks[target]]
     seconds = collective_seconds("send", len(x), topology.gpus_of(ends), topology)
-    what = f"message of {name_of(tensors[0].dtype)}{sizes_of(tensors)}"
+    what = f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}"
     return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, transfer, tensors)).boxed()
 
 
-def name_of(dtype):
+def type_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 

@@ -93,7 +93,7 @@ class Members(NamedTuple):
         return dist.PrefixStore("where ranks wait", dist.distributed_c10d._get_default_store())
 
 
-class Work(torch._C._distributed_c10d.Work):
+class NcclWork(torch._C._distributed_c10d.Work):
     """An operation that a communicator was given: what torch.distributed hands out for async_op=True."""
 
     def __init__(self, communicator, call, seconds, transfer, outputs):
@@ -172,7 +172,7 @@ class Communicator:
             self.thread.start()
 
     def issue(self, name, what, nbytes, seconds, transfer, outputs):
-        """Hand an operation over: a Work. `transfer(gloo)` moves the values, in the communicator's thread.
+        """Hand an operation over: an NcclWork. `transfer(gloo)` moves the values, in the communicator's thread.
 
         It starts when the streams of all ranks have come to it, and takes `seconds` from there. `what` is what all of
         them must call, and `outputs` what the work hands out.
@@ -183,7 +183,7 @@ class Communicator:
         called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
         self.issued += 1
-        work = Work(self, Call(ready, what), seconds, transfer, outputs)
+        work = NcclWork(self, Call(ready, what), seconds, transfer, outputs)
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
         self.pending[work.number] = work
@@ -271,7 +271,7 @@ class Communicator:
 
 
 class Channel(Communicator):
-    """From one of two ranks to the other. `pair`: the Pair of them; `direction`: the sender's number in it."""
+    """From one of two ranks to the other. `pair`: the Peers of them; `direction`: the sender's number in it."""
 
     def __init__(self, gpu, pair, direction):
         self.pair, self.direction = pair, direction
@@ -289,7 +289,7 @@ class Channel(Communicator):
         return [said[0], said[1]]
 
 
-class Pair:
+class Peers:
     """Two ranks that send to each other: both directions share a connection, and else nothing."""
 
     def __init__(self, members, name):

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from mgpu_lib.virtual.costs import link_seconds, pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.rates import ROUND
 
-PATH = Path(__file__).parent / "nccl.json"
-FITTED = json.loads(PATH.read_text())
-WAYS = {
+NCCL_PATH = Path(__file__).parent / "nccl.json"
+NCCL = json.loads(NCCL_PATH.read_text())
+ALGORITHMS = {
     # part of the bandwidth that carries data; µs before the first step, of a step over NVLink, PCIe, and a network
     ("ring", "LL"): (0.5, 6.6, 0.6, 1.0, 2.7),
     ("ring", "LL128"): (0.92, 14.0, 1.9, 2.5, 4.0),
@@ -84,7 +84,7 @@ def collective_seconds(name, nbytes, gpus, topology):
     if topology.kind is None:
         return plain_seconds(name, nbytes, len(gpus), topology.link)
     topology.check(max(gpus) + 1)
-    return route_seconds(name, nbytes, route(gpus, topology), FITTED)
+    return route_seconds(name, nbytes, route(gpus, topology), NCCL)
 
 
 def plain_seconds(name, nbytes, k, link):
@@ -104,7 +104,9 @@ def route_seconds(name, nbytes, route, fitted):
         return exchange_seconds(name, nbytes, route, fitted)
     if name == "barrier":  # an all-reduce of one number
         name = "all_reduce"
-    ways = [key for key in WAYS if key[0] == "ring" or (name == "all_reduce" and (key[0] == "tree" or route.adds))]
+    ways = [
+        key for key in ALGORITHMS if key[0] == "ring" or (name == "all_reduce" and (key[0] == "tree" or route.adds))
+    ]
     return min(way_seconds(*way, name, nbytes, route, fitted) for way in ways)
 
 
@@ -112,7 +114,7 @@ def way_seconds(way, protocol, name, nbytes, route, fitted):
     """Seconds of one way with one protocol: its latency, and its bytes through the narrowest place."""
     if protocol == "LL128" and route.link == "pcie":
         return math.inf
-    part, begin, *step = WAYS[way, protocol]
+    part, begin, *step = ALGORITHMS[way, protocol]
     steps, hops, share = path(way, name, route)
     latency = fitted["begin"][route.link] * begin + fitted["step"][route.link] * steps * step[route.link == "pcie"]
     inside, outside = route.inside * fitted["link"][route.link], math.inf
@@ -153,7 +155,7 @@ def path(way, name, route):
 def exchange_seconds(name, nbytes, route, fitted):
     """Seconds in which every GPU, or only one of them, sends a part of `nbytes` to each of the others."""
     k, here = route.gpus, route.in_a_node
-    _, begin, nvlink, pcie, network = WAYS["ring", "Simple"]
+    _, begin, nvlink, pcie, network = ALGORITHMS["ring", "Simple"]
     step = fitted["step"][route.link] * (pcie if route.link == "pcie" else nvlink)
     latency = fitted["begin"][route.link] * begin + step
     seconds = nbytes * (k - 1) / k / (route.inside * fitted["link"][route.link])

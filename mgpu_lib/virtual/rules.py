@@ -16,7 +16,7 @@ MIXING |= {
 }  # in place of biases that there aren't, C++ makes zeros there
 
 
-FOR_CUDA_ONLY = attention.OPERATIONS | batch_norm.OPERATIONS
+FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM
 
 
 class Rule(NamedTuple):

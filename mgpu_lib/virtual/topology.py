@@ -35,7 +35,9 @@ ethernet: NVIDIA MLNX_OFED Release Notes: Ethernet rates of ConnectX cards
     https://docs.nvidia.com/networking/display/mlnxofedv590560107/release+notes
 """
 _LINES = iter(_SOURCES.strip().splitlines())
-SOURCES = {key: Source(key, title, next(_LINES).strip()) for key, _, title in (line.partition(": ") for line in _LINES)}
+MACHINE_SOURCES = {
+    key: Source(key, title, next(_LINES).strip()) for key, _, title in (line.partition(": ") for line in _LINES)
+}
 
 
 class Joint(NamedTuple):
@@ -61,7 +63,7 @@ class Network:
 
 
 NETWORKS = {
-    key: Network(key, kind, gigabits * 1e9 / 8, cards, SOURCES[source])
+    key: Network(key, kind, gigabits * 1e9 / 8, cards, MACHINE_SOURCES[source])
     for key, kind, gigabits, cards, source in (
         ("InfiniBand EDR", "RDMA", 100, None, "networks"),
         ("InfiniBand HDR", "RDMA", 200, None, "networks"),
@@ -111,18 +113,20 @@ def _under(n):
     return tuple((gpu // (n // 2), gpu // 2) for gpu in range(n))
 
 
-_DGX_A100 = MachineType("DGX A100", "nvlink3", _under(8), 8, AMD, SOURCES["dgx-a100"], switched=True)
-_DGX_H100 = MachineType("DGX H100", "nvlink4", _under(8), 8, SAPPHIRE_RAPIDS, SOURCES["dgx-h100"], switched=True)
+_DGX_A100 = MachineType("DGX A100", "nvlink3", _under(8), 8, AMD, MACHINE_SOURCES["dgx-a100"], switched=True)
+_DGX_H100 = MachineType(
+    "DGX H100", "nvlink4", _under(8), 8, SAPPHIRE_RAPIDS, MACHINE_SOURCES["dgx-h100"], switched=True
+)
 MACHINES = {
     kind.key: kind
     for kind in (
-        MachineType("DGX-1V", "nvlink2", _under(8), 4, BROADWELL, SOURCES["dgx1-topo"], _DGX1_PAIRS),
+        MachineType("DGX-1V", "nvlink2", _under(8), 4, BROADWELL, MACHINE_SOURCES["dgx1-topo"], _DGX1_PAIRS),
         _DGX_A100,
         _DGX_H100,
-        replace(_DGX_A100, key="p4d.24xlarge", cards=4, source=SOURCES["networks"]),
-        replace(_DGX_H100, key="p5.48xlarge", cards=32, source=SOURCES["networks"]),
-        MachineType("HGX A100 4-GPU", "nvlink3", _under(4), 4, AMD, SOURCES["perlmutter"], _all_pairs(4, 4)),
-        MachineType("HGX H100 4-GPU", "nvlink4", _under(4), 4, AMD, SOURCES["snellius"], _all_pairs(4, 6)),
+        replace(_DGX_A100, key="p4d.24xlarge", cards=4, source=MACHINE_SOURCES["networks"]),
+        replace(_DGX_H100, key="p5.48xlarge", cards=32, source=MACHINE_SOURCES["networks"]),
+        MachineType("HGX A100 4-GPU", "nvlink3", _under(4), 4, AMD, MACHINE_SOURCES["perlmutter"], _all_pairs(4, 4)),
+        MachineType("HGX H100 4-GPU", "nvlink4", _under(4), 4, AMD, MACHINE_SOURCES["snellius"], _all_pairs(4, 6)),
         MachineType("PCIe tree", None, _under(8), 1, AMD, None, {}),
     )
 }

@@ -43,17 +43,17 @@ def test_rows_are_those_that_were_published():
 
 def test_the_constants_are_those_of_the_fit():
     tables = [table for table in published_collectives.tables() if table.get("half") == "fit"]
-    assert nccl.FITTED["provenance"]["tables"] == len(tables)
+    assert nccl.NCCL["provenance"]["tables"] == len(tables)
     start = collective_fit.constants([value for value, _ in collective_fit.START.values()])
     assert {key: set(value) if isinstance(value, dict) else 0 for key, value in start.items()} == {
-        key: set(value) if isinstance(value, dict) else 0 for key, value in nccl.FITTED.items() if key != "provenance"
+        key: set(value) if isinstance(value, dict) else 0 for key, value in nccl.NCCL.items() if key != "provenance"
     }
-    assert nccl.FITTED["network"]["TCP"] == start["network"]["TCP"]  # of which no table says anything
-    assert all(0.3 < part <= 1 for table in ("link", "network", "tree") for part in nccl.FITTED[table].values())
+    assert nccl.NCCL["network"]["TCP"] == start["network"]["TCP"]  # of which no table says anything
+    assert all(0.3 < part <= 1 for table in ("link", "network", "tree") for part in nccl.NCCL[table].values())
 
 
 @pytest.mark.slow
 def test_a_new_fit_finds_the_same_constants():
     tables = [table for table in published_collectives.tables() if table.get("half") == "fit"]
     for key, value in collective_fit.fit(tables).items():
-        assert nccl.FITTED[key] == pytest.approx(value, rel=0.02)
+        assert nccl.NCCL[key] == pytest.approx(value, rel=0.02)

@@ -10,6 +10,7 @@ import mgpu_lib
 
 ALLOWED = {
     "patches": "each module of virtual/patches says in a function of this name what it patches",
+    "MODULE": "a module of virtual/patches that waits for another one to be imported says in this which",
 }
 
 

@@ -52,8 +52,8 @@ def test_two_nodes_send_each_byte_once_up_and_down_a_tree():
 def test_short_messages_climb_trees_long_ones_go_around_rings():
     def best(nbytes, gpus):
         route = nccl.route(range(gpus), topology("DGX A100", "InfiniBand HDR"))
-        ways = [way for way in nccl.WAYS if way[0] != "switch"]
-        return min(ways, key=lambda way: nccl.way_seconds(*way, "all_reduce", nbytes, route, nccl.FITTED))
+        ways = [way for way in nccl.ALGORITHMS if way[0] != "switch"]
+        return min(ways, key=lambda way: nccl.way_seconds(*way, "all_reduce", nbytes, route, nccl.NCCL))
 
     assert best(1024, 64) == ("tree", "LL") and best(2**30, 8) == ("ring", "Simple")
 

@@ -5,7 +5,7 @@ import torch
 
 from mgpu_lib.virtual import collective_seconds, virtual_gpus
 from mgpu_lib.virtual.specs import find_gpu
-from mgpu_lib.virtual.topology import MACHINES, NETWORKS, NVLINKS, SOURCES, find_topology, rings
+from mgpu_lib.virtual.topology import MACHINE_SOURCES, MACHINES, NETWORKS, NVLINKS, find_topology, rings
 
 # nvidia-smi topo -m of a DGX-1 with V100s: tests/test_topologies.py of microsoft/msccl-tools
 DGX1 = """
@@ -56,13 +56,13 @@ def test_no_gpu_has_more_nvlinks_than_there_are(kind):
     if kind.pairs:
         ends = [gpu for pair, links in kind.pairs.items() for gpu in pair * links]
         assert [ends.count(gpu) for gpu in range(kind.gpus)] == [NVLINKS[kind.link]] * kind.gpus
-    assert kind.source is None or kind.source in SOURCES.values()
+    assert kind.source is None or kind.source in MACHINE_SOURCES.values()
 
 
 def test_every_source_has_a_figure():
     used = {row.source for row in (*MACHINES.values(), *NETWORKS.values())} - {None}
-    assert used == set(SOURCES.values()) - {SOURCES["nccl-topo"]}
-    assert all(source.url.startswith("https://") for source in SOURCES.values())
+    assert used == set(MACHINE_SOURCES.values()) - {MACHINE_SOURCES["nccl-topo"]}
+    assert all(source.url.startswith("https://") for source in MACHINE_SOURCES.values())
 
 
 def test_networks():

@@ -35,7 +35,7 @@ def patches():
         yield owner, "destroy_process_group", destroy_process_group
     if not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # in a build without CUDA: PyTorch asks who is of this class
         yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
-    yield ProcessGroup, "barrier", barrier
+    yield ProcessGroup, "barrier", host_barrier
     yield ProcessGroup, "split_group", split_group
     yield ProcessGroup, "_start_coalescing", start_coalescing
     yield ProcessGroup, "_end_coalescing", end_coalescing
@@ -43,7 +43,7 @@ def patches():
     yield dist, "Reducer", Reducer
     yield dist, "_register_builtin_comm_hook", register_builtin_hook
     yield dist, "_verify_params_across_processes", verify
-    yield dist, "_broadcast_coalesced", broadcast_coalesced
+    yield dist, "_broadcast_coalesced", broadcast_in_cpp
 
 
 def create(options, backend_options):
@@ -68,7 +68,7 @@ def destroy_process_group(group=None):
 
 
 @atexit.register
-def leave():
+def at_exit():
     """A program that ends without destroy_process_group: its threads must not come back to a Python that is gone."""
     for group in GROUPS.values():
         group.close(LEAVING)
@@ -79,7 +79,7 @@ def virtual_group(group):
     return GROUPS.get(group.group_name)
 
 
-def barrier(self, opts=None, **options):
+def host_barrier(self, opts=None, **options):
     """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
     opts = opts or c10d.BarrierOptions()
     if virtual_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
@@ -188,7 +188,7 @@ class Reducer(_Reducer):
         super()._set_forward_pass_work_handle(work, *args)
 
 
-def broadcast_coalesced(*args):
+def broadcast_in_cpp(*args):
     with current().clock.in_cpp():
         return _broadcast_coalesced(*args)
 

@@ -24,7 +24,7 @@ def patches(module):
     for name, value in vars(Tensor).items():
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
-    WRAPPERS[DTensor], SHARED_OUT[DTensor] = make_of_parts, attention
+    WRAPPERS[DTensor], SHARED_OUT[DTensor] = make_of_parts, attention_of_parts
     yield module._random, "OffsetBasedRNGTracker", tracker(module._random.OffsetBasedRNGTracker)
 
 
@@ -44,7 +44,7 @@ def make_of_parts(make, x, *args, **kwargs):
     return from_local(local, x.device_mesh, x.placements, False, x.shape, x.stride())
 
 
-def attention(query, key, value, mask, is_causal, scale):
+def attention_of_parts(query, key, value, mask, is_causal, scale):
     """F.scaled_dot_product_attention of DTensors, by a kernel of CUDA's: DTensor knows how to share it out."""
     if mask is not None:
         if mask.dtype is torch.bool:
