@@ -67,13 +67,8 @@ def predict(
         machine.clock.tf32 = (precision == "tf32",) * 2
         casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
         X = torch.empty_like(example_batch, device="meta", requires_grad=False)
-        group = process_group(n_gpus) if strategy == "ddp" else nullcontext()
-        with torch.set_grad_enabled(training), group:
-            step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting)
-            for _ in range(SETTLED.get(strategy, 1)):
-                step()
-            start = synchronized(machine)
-            step()
+        with torch.set_grad_enabled(training), process_group(n_gpus) if strategy == "ddp" else nullcontext():
+            start = settled(strategy, STRATEGIES[strategy](bare(model).train(training), X, machine, casting), machine)
         seconds = synchronized(machine) - start
         if seconds == 0:
             raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
@@ -81,6 +76,15 @@ def predict(
         if strategy == "ddp":
             timeline, peaks = on_every_rank(timeline, n_gpus), peaks[:1] * n_gpus
     return Prediction(seconds, len(X) / seconds, peaks, timeline)
+
+
+def settled(strategy, step, machine):
+    """Take as many steps as it needs until all are alike, and one more; returns when that began."""
+    for _ in range(SETTLED.get(strategy, 1)):
+        step()
+    start = synchronized(machine)
+    step()
+    return start
 
 
 def check(model, example_batch, n_gpus, strategy, precision, training):

@@ -9,6 +9,7 @@ import io
 import linecache
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -45,6 +46,7 @@ def listen(connection, cells):
 
 def serve(descriptor):
     connection, cells = Connection(descriptor), queue.SimpleQueue()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the notebook was started to ignore it
     sys.path[0] = ""  # the folder of the notebook, not of this file
     names = vars(sys.modules["__main__"])
     threading.Thread(target=listen, args=(connection, cells), daemon=True).start()

@@ -149,7 +149,7 @@ def test_sentences(says):
         (
             {"lr": 0.16, "num_gpus": 4},
             "accuracy 90.4% after 4 epochs (860 steps), 90.0% to 90.8% over 3 seeds. As good as the best cell (batch "
-            "1, rate 0.063) within the spread of the seeds, and 212 times as fast. An epoch takes 186 ms on 4 V100s "
+            "1, rate 0.063) within the spread of the seeds, and 203 times as fast. An epoch takes 195 ms on 4 V100s "
             "with 64 images each (modelled).",
         ),
         (

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
 from mgpu_lib.virtual.communicator import Future, Members
 from mgpu_lib.virtual.running import current, current_index
-from mgpu_lib.virtual.tensor import is_virtual
+from mgpu_lib.virtual.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
@@ -195,7 +195,7 @@ def broadcast_in_cpp(*args):
 
 def verify(group, tensors, *args):
     """Whether all ranks have the same parameters; in a dry run there is one rank."""
-    if any(tensor.is_meta or getattr(tensor, "inner", tensor).is_meta for tensor in tensors):
+    if any(inner_of(tensor).is_meta for tensor in tensors):
         return None
     with on_the_gpu_of(tensors):
         return _verify(group, tensors, *args)
