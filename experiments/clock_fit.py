@@ -68,7 +68,7 @@ for generation in ("Pascal", "Turing", "Ampere", "Ampere GeForce", "Ada"):
 setting("low power", 0.8, 0.2, ("factor", "low power"))
 for generation in ("Turing", "Ampere", "Ampere GeForce", "Ada"):
     setting(f"tensor cores of {generation}", 1.0, 0.3, ("factor", "tensor cores", generation))
-setting("copies from pageable memory", 0.3, 0.5, ("copy", "pageable"))
+setting("copies from shared memory", 3e9, 0.5, ("copy", "shared"))  # bytes per second
 setting("fixed heavy", 6e-6, 0.4, *(("fixed", k) for k in (*CONVOLUTIONS, "matmul", "attention", "norm")))
 setting("fixed light", 2e-6, 0.5, *(("fixed", k) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
 setting("fixed layout", 3e-6, 0.3, ("fixed", "layout"))
@@ -197,8 +197,7 @@ def replay(log, spec, table):
     host = host + log.tensors * np.array(table["host"]["tensor"])[log.engine.astype(int)]
     seconds = np.where(log.kernels > 0, seconds, 0.0)
     launched, behind = np.cumsum(host), np.cumsum(seconds[::-1])[::-1]
-    link = LINKS[spec.pcie]
-    copying = log.copied and rates.HOST_COPY + link.latency + log.copied / (link.bandwidth * table["copy"]["pageable"])
+    copying = log.copied and rates.HOST_COPY + LINKS[spec.pcie].latency + log.copied / table["copy"]["shared"]
     return copying + max(launched[-1], np.max(launched + behind))
 
 

@@ -157,11 +157,11 @@ class Clock:
     def wait(self, gpu, time):
         self.host().wait(gpu.index, time)
 
-    def copy(self, source, target, nbytes, pinned=False, non_blocking=False):
-        """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, whose memory may be `pinned`.
+    def copy(self, source, target, nbytes, memory="pageable", non_blocking=False):
+        """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, with a kind of `memory`.
 
-        It runs in the streams of both ends. The host waits for it when one end is its own memory, unless that is pinned
-        and the caller said `non_blocking`.
+        It runs in the streams of both ends. The host waits for it when one end is its own memory, unless that is
+        "pinned" and the caller said `non_blocking`.
         """
         host = self.host()
         if host.off:
@@ -176,13 +176,13 @@ class Clock:
         if len(ends) == 2:
             link, kind = machine.topology.joint(source.index, target.index), "peer"
         else:
-            link, kind = machine.pcie, "pinned" if pinned else "pageable"
+            link, kind = machine.pcie, memory
         start, end = self.occupy(ends, launched, costs.link_seconds(nbytes, link, kind))
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
         for gpu, row, *_ in ends:
             times = start, end, called, launched
             self.events.append((Event, name, "copy", gpu.index, row, *times, host.thread, phase, nbytes, 0, "link"))
-        if len(ends) == 1 and not (pinned and non_blocking):
+        if len(ends) == 1 and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)

@@ -10,7 +10,20 @@ import torch
 from torch import Tensor
 
 from mgpu_lib.virtual.nests import tensors_in
-from mgpu_lib.virtual.rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, ROUND, TENSOR, generation
+from mgpu_lib.virtual.rates import (
+    COPY,
+    CORES,
+    FACTOR,
+    FIXED,
+    HALF,
+    HOST,
+    HOST_MEMORY,
+    LOW_POWER,
+    MEMORY,
+    ROUND,
+    TENSOR,
+    generation,
+)
 
 aten = torch.ops.aten
 
@@ -231,7 +244,9 @@ def rate(work, spec):
 
 
 def link_seconds(nbytes, link, kind):
-    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY."""
+    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY or HOST_MEMORY."""
+    if kind in HOST_MEMORY:  # pinned memory comes between, which the host fills: the slower of two sets the pace
+        return link.latency + nbytes / min(link.bandwidth * COPY["pinned"], HOST_MEMORY[kind])
     return link.latency + nbytes / (link.bandwidth * COPY[kind])
 
 

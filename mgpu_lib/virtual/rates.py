@@ -27,11 +27,19 @@ MEMORY = FITTED["memory"]  # kind: part of the memory's peak bandwidth
 FIXED = FITTED["fixed"]  # kind: seconds that a kernel takes beside
 HOST = FITTED["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
 
-# Part of a link's peak rate that a copy reaches: from and to ordinary (pageable) memory of the host (fitted), from and
-# to pinned memory, between two GPUs, and in a collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned
-# memory to a T4 (bandwidthTest); 270 to 276 of 300 GB/s between A100s, 376 of 450 between H100s
-# (p2pBandwidthLatencyTest); 229 of 300 GB/s in an all-reduce of 1 GiB on 8 A100s (nccl-tests).
-COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76, **FITTED["copy"]}
+# Part of a link's peak rate that a copy reaches: from and to pinned memory of the host, between two GPUs, and in a
+# collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned memory to a T4 (bandwidthTest); 270 to 276 of
+# 300 GB/s between A100s, 376 of 450 between H100s (p2pBandwidthLatencyTest); 229 of 300 GB/s in an all-reduce of 1 GiB
+# on 8 A100s (nccl-tests).
+COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76}
+# Bytes per second from and to ordinary (pageable) memory of the host, unless PCIe is slower: the driver copies piece by
+# piece to or from pinned memory of its own, with one thread of the host. Measured by bandwidthTest, in and out, GB/s:
+# 10.0 and 10.8 on a DGX A100, 3.3 and 8.5 on a server with A100s on PCIe (github.com/gengwg/gpu,
+# nvda_gpu_benchmark.md); 5 to 6 on V100s, with 11 to 12 from pinned memory (github.com/rapidsai/dask-cuda/pull/98).
+# This is the median of the five; they lie between 0.4 and 1.3 of it. Memory that is touched for the first time is much
+# slower: 1.4 (github.com/pytorch/pytorch/pull/138018). So is shared memory, in which a DataLoader's workers hand over
+# their batches: fitted to steps that contain such a copy, while eight workers are busy.
+HOST_MEMORY = {"pageable": 8.5e9, **FITTED["copy"]}
 ROUND = 5e-6  # seconds of each round of a collective operation: 61 µs for 14 rounds of 256 KiB on those A100s
 QUERY = 1e-6  # seconds of the host's time to ask whether something is done
 HOST_COPY = 12e-6  # seconds of the host's time to ask for a copy

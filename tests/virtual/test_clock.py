@@ -214,6 +214,8 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine)
     assert pageable[0] == pytest.approx(pageable[1]) and pageable_anyway[0] == pytest.approx(pageable_anyway[1])
     pinned = cost(X.pin_memory(), False)
     assert pinned[0] == pytest.approx(pinned[1]) and pinned[1] < 0.8 * pageable[1]
+    shared = cost(X.clone().share_memory_(), False)  # as a DataLoader's workers hand over their batches
+    assert shared[0] == pytest.approx(shared[1]) and shared[1] > 2 * pageable[1]
     waits, works = cost(X.pin_memory(), True)
     assert waits < 1e-4 < works
     start = machine.elapsed()

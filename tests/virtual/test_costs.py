@@ -1,5 +1,7 @@
 """What operations ask of a GPU, and what that costs: against figures worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -118,6 +120,16 @@ def test_views_cost_the_gpu_nothing():
     work = works(lambda device: torch.ones(4, 4, device=device).t())[-1]
     price = costs.price(work, find_gpu("V100"))
     assert price.seconds == 0 and 0 < price.backward < price.forward < 10e-6
+
+
+@pytest.mark.parametrize("gpu, pinned", [("V100", 12.6), ("A100-80", 25.2), ("H100", 50.4)])
+def test_copies_from_ordinary_memory_are_as_fast_as_the_host_s_memory(gpu, pinned):
+    """Whatever PCIe can: as measured by bandwidthTest, cited in rates.py."""
+    link = find_link("pcie", find_gpu(gpu))
+    reached = {kind: 1 / costs.link_seconds(1e9, link, kind) for kind in ("pageable", "pinned")}
+    assert reached["pinned"] == pytest.approx(pinned, rel=0.01) and 5 < reached["pageable"] < 11
+    slow = replace(link, bandwidth=4e9)  # as with four lanes: PCIe sets the pace
+    assert costs.link_seconds(1e9, slow, "pageable") == costs.link_seconds(1e9, slow, "pinned")
 
 
 def test_collectives():
