@@ -50,7 +50,7 @@ PROGRAMS = {
     ),
     ("lambdal", "BERT-"): ("Lambda, SQuAD", Program("span")),
     ("DLPerf GPT", "GPT"): ("Megatron-LM", Program("causal", ("softmax", "gelu", "add"))),
-    ("Optimized Transformer", "GPT3"): ("FlashAttention", Program("causal", ("gelu", "add", "loss"))),
+    ("Optimized Transformer", "GPT3"): ("FlashAttention", Program("causal", ("gelu", "add", "norm", "loss"))),
 }
 RULES = {
     "program": "the program isn't PyTorch with the matrix products of cuBLAS, or its network isn't rebuilt here",
@@ -58,6 +58,7 @@ RULES = {
     "split": "the network itself is split over GPUs, or its parameters are",
     "nodes": "more than one node: for another table",
     "sheet": "the form of the GPU isn't stated, or has no data sheet",
+    "lengths": "sequences lie in bins by their length, 64 words wide, so that most steps have fewer than the row says",
     "trust": "the source doesn't state the batch, or the number of GPUs, beside the figure",
 }
 
@@ -74,7 +75,7 @@ def rows():
         names[shape] += 1
         row["id"] = shape if names[shape] == 1 else f"{shape}, again {names[shape]}"
         row["excluded"] = excluded(row)
-    halve([row for row in found if not row["excluded"]])
+    halve([row for row in found if not row["excluded"] or late(row)])
     return found
 
 
@@ -98,7 +99,17 @@ def excluded(row):
         return "nodes"
     if row["sheet"] is None:
         return "sheet"
+    if row["program"].task == "masked" and row["seq_len"] == 512:  # phase2_bin_size=64 in pretrain_config.sh
+        return "lengths"
     return "trust" if row.get("trust") == "low" else None
+
+
+def late(row):
+    """Whether a row is left out by a rule that was written when errors of the fit's half had been seen.
+
+    There 512 words cost fewer FLOPs than the GPU can do in the published time, which led to the bins.
+    """
+    return row["excluded"] == "lengths"
 
 
 def halve(counted):
@@ -123,3 +134,8 @@ def seconds(row):
     per_gpu = row["micro_batch"] * (row.get("accumulation_steps") or 1)
     sequences = row["measured"] / (row["seq_len"] if row["unit"].startswith("tokens") else 1)
     return per_gpu * row["n_gpus"] / (sequences * (row["n_gpus"] if "per GPU" in row["unit"] else 1))
+
+
+def tf32(row):
+    """Whether convolutions, and whether matrix products, ran in TF32."""
+    return True, row["precision"] == "tf32"

@@ -34,9 +34,10 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        inputs = ctx.saved_tensors
         with mgpu.current_machine().clock.off():
-            grads = [torch.empty_like(x) if x.requires_grad else None for x in ctx.saved_tensors]
-        book(ctx.operation, (grad, *ctx.saved_tensors), [g for g in grads if g is not None])
+            grads = [torch.empty_like(x) if x.requires_grad else None for x in inputs]
+        book(ctx.operation, (grad, *inputs), [g for g in grads if g is not None])
         return None, None, *grads
 
 
@@ -51,7 +52,7 @@ class Layer(nn.Module):
     """A layer of an encoder (BERT: norms behind the sums), or of a decoder (GPT: before, and `causal`).
 
     fused: which chains are one kernel: "softmax" (scale, mask, softmax, dropout), "gelu", "add" (dropout, sum), "norm"
-    (dropout, sum, norm); flash: attention that never writes its scores.
+    (with what stands before it and behind it); flash: attention that never writes its scores.
     """
 
     def __init__(self, width, heads, causal, fused, flash):
@@ -98,17 +99,29 @@ class Layer(nn.Module):
             *(h, X, *params),
         )
 
+    def norm(self, norm, X):
+        """Before a product: a kernel of one's own writes what that takes."""
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else X.dtype
+        if "norm" not in self.fused:
+            return norm(X)
+        return self.chain(
+            "norm",
+            lambda X, W, b: F.layer_norm(X, W.shape, W, b).to(dtype),
+            aten.native_layer_norm.default,
+            *(X, norm.weight, norm.bias),
+        )
+
     def forward(self, X, mask):
         before, behind = self.norms
         if not self.causal:
             X = self.add_norm(before, self.attend(X, mask), X)
             return self.add_norm(behind, self.feed(X), X)
-        X = self.add(self.attend(before(X), mask), X)
-        return self.add(self.feed(behind(X)), X)
+        X = self.add(self.attend(self.norm(before, X), mask), X)
+        return self.add(self.feed(self.norm(behind, X)), X)
 
 
 class Transformer(nn.Module):
-    """The network of a published row: "masked" and "span" are BERT's tasks (guess words, find an answer), "causal" GPT's.
+    """The network of a published row. BERT's tasks are "masked" (guess words) and "span" (find an answer), or "causal".
 
     tokens: (n, tokens) -> the loss.
     """
@@ -120,7 +133,8 @@ class Transformer(nn.Module):
         self.task, self.checkpointed = program.task, row["activation_checkpointing"]
         self.fused = program.fused
         self.words = nn.Embedding(vocabulary, width)
-        self.places, self.segments = nn.Embedding(row["seq_len"], width), nn.Embedding(2, width)
+        self.places = nn.Embedding(row["seq_len"], width)
+        self.segments = None if self.task == "causal" else nn.Embedding(2, width)
         flash = row["attention"].startswith("flash")
         layer = width, row["heads"], self.task == "causal", program.fused, flash
         self.layers = nn.ModuleList(Layer(*layer) for _ in range(row["layers"]))
@@ -130,7 +144,7 @@ class Transformer(nn.Module):
         self.guessed = MASKED[row["seq_len"]] if program.dense else row["seq_len"]
 
     def forward(self, tokens):
-        n, length = tokens.shape
+        length = tokens.shape[1]
         X = self.words(tokens) + self.places.weight
         mask = torch.empty(length, length, device=tokens.device, dtype=X.dtype)
         if self.task != "causal":
@@ -141,9 +155,8 @@ class Transformer(nn.Module):
         if self.task == "span":
             return sum(F.cross_entropy(logits, tokens[:, 0]) for logits in self.span(X).unbind(-1))
         if self.task == "masked":
-            X = self.norm(F.gelu(self.transform(X[:, : self.guessed])))
-        else:
-            X = self.norm(X)
+            X = F.gelu(self.transform(X[:, : self.guessed]))
+        X = self.norm(X)
         logits = F.linear(X, self.words.weight).flatten(0, 1)
         labels = tokens[:, : X.shape[1]].flatten()
         return cross_entropy(logits, labels, "loss" in self.fused)
@@ -183,7 +196,9 @@ def step_on(device, row, wrapped=lambda net: net):
         net = Transformer(row)
     net = net.to_empty(device=device)
     net = wrapped(net.half() if half else net)
-    optimizer = Masters(net.parameters()) if half else torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    by_one = row["optimizer"].startswith("BertAdam")  # which takes one parameter after the other
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=not by_one, foreach=False)
+    optimizer = Masters(net.parameters()) if half else adam
     tokens = torch.empty(row["micro_batch"], row["seq_len"], dtype=torch.int64, device=device)
     casting = torch.autocast("cuda", torch.bfloat16, enabled=row["precision"] == "bf16")
 

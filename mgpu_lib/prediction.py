@@ -33,7 +33,15 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    model, example_batch, gpu="A100-80", n_gpus=1, strategy="manual", precision="fp32", link=None, training=True, host=1.0
+    model,
+    example_batch,
+    gpu="A100-80",
+    n_gpus=1,
+    strategy="manual",
+    precision="fp32",
+    link=None,
+    training=True,
+    host=1.0,
 ):
     """The time and memory of one training step of `model` on `n_gpus` GPUs: a Prediction.
 

@@ -1,7 +1,8 @@
 """What part of a data sheet's rates GPUs reach, and what the host spends on an operation.
 
 What stands in rates.json was fitted by `python -m experiments.clock_fit` to one half of the published measurements in
-experiments/published.json. The rest stands here, each with its source.
+experiments/published.json, and what stands in transformers.json by `python -m experiments.transformer_fit` to one half
+of those in experiments/published_transformers.json. The rest stands here, each with its source.
 """
 
 import json
@@ -18,14 +19,33 @@ def generation(spec):
 
 
 PATH = Path(__file__).parent / "rates.json"
-FITTED = json.loads(PATH.read_text())
-CORES = FITTED["cores"]  # kind of operation: part of the peak that the ordinary cores reach
-TENSOR = FITTED["tensor"]  # the same for tensor cores
-FACTOR = FITTED["factor"]  # {"cores" or "tensor cores": {generation: factor on all of these}}
-HALF = FITTED["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
-MEMORY = FITTED["memory"]  # kind: part of the memory's peak bandwidth
-FIXED = FITTED["fixed"]  # kind: seconds that a kernel takes beside
-HOST = FITTED["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
+TRANSFORMERS_PATH = PATH.with_name("transformers.json")
+FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH))
+AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
+
+
+def merged(fitted, transformers):
+    """All tables, from what stands in the two files."""
+    found = {**fitted, "factor": {**fitted["factor"]}}
+    found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
+    for name in ("tensor", "memory"):
+        found[name] = {**fitted[name], **transformers[name]}
+    for name in ("fixed", "host"):
+        found[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_REDUCE.items()}}
+    products = {**fitted["factor"]["tensor cores"], **transformers["products"]}
+    found["factor"]["products"] = {**products, "Blackwell": products["Hopper"]}  # assumed: no figures of it were found
+    return found
+
+
+TABLES = merged(FITTED, TRANSFORMERS)
+CORES = TABLES["cores"]  # kind of operation: part of the peak that the ordinary cores reach
+TENSOR = TABLES["tensor"]  # the same for tensor cores
+# {"cores" or "tensor cores": {generation: factor on all of these}}; "products": on matrix products on tensor cores
+FACTOR = TABLES["factor"]
+HALF = TABLES["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
+MEMORY = TABLES["memory"]  # kind: part of the memory's peak bandwidth
+FIXED = TABLES["fixed"]  # kind: seconds that a kernel takes beside
+HOST = TABLES["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
 
 # Part of a link's peak rate that a copy reaches: from and to pinned memory of the host, between two GPUs, and in a
 # collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned memory to a T4 (bandwidthTest); 270 to 276 of
