@@ -20,7 +20,14 @@ from mgpu_lib.prediction import SETTLED, process_group
 from mgpu_lib.recorded import RESULTS
 
 OUT = RESULTS / "transformer_validation.json"
-SAMPLE = None  # all: a row takes some seconds
+SAMPLE = (  # programs and precisions of every kind
+    "DeepLearningExamples, pre-training/24x1024/V100/fp16/128 tokens/64 on each of 1",
+    "DeepLearningExamples of 2020/12x768/V100/fp32/128 tokens/32 on each of 1",
+    "Megatron-LM/12x768/V100/fp16/2048 tokens/8 on each of 1",
+    "Lambda, SQuAD/24x1024/H100/fp16/384 tokens/112 on each of 1",
+    "Lambda, SQuAD/24x1024/A100-80/tf32/384 tokens/64 on each of 1",
+    "FlashAttention/12x768/A100-80/bf16/2048 tokens/32 on each of 8",
+)
 SHOWN = (
     "id curve half gpu sheet machine n_gpus layers width heads vocab seq_len micro_batch accumulation_steps precision "
     "attention activation_checkpointing software source_title source_url quote note"
@@ -38,7 +45,7 @@ def recipe():
 
 
 def seconds(row):
-    """What the clock says of a row's step: of its first micro-batch, and as much again for each more as a second one."""
+    """What the clock says of a row's step: its first micro-batch, and for each more as much as for a second one."""
     k, more = row["n_gpus"], (row.get("accumulation_steps") or 1) - 1
     with mgpu.virtual_gpus(k, row["sheet"], row["machine"], backing="meta") as machine:
         for ledger in machine.ledgers:

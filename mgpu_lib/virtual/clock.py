@@ -248,15 +248,9 @@ class Clock:
             (Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
         )
 
-    @contextlib.contextmanager
     def off(self):
         """Inside, this thread books nothing."""
-        host = self.host()
-        before, host.off = host.off, True
-        try:
-            yield
-        finally:
-            host.off = before
+        return replaced(self.host(), off=True)
 
     @contextlib.contextmanager
     def backward(self):
@@ -272,15 +266,20 @@ class Clock:
         finally:
             host.now, host.engine, host.thread = max([host.now, *host.engine.values()]), None, thread
 
-    @contextlib.contextmanager
     def in_cpp(self):
         """Inside, C++ calls the operations, which takes less of the host's time than a call from Python."""
-        host = self.host()
-        before, host.caller = host.caller, CPP_CALLS
-        try:
-            yield
-        finally:
-            host.caller = before
+        return replaced(self.host(), caller=CPP_CALLS)
+
+
+@contextlib.contextmanager
+def replaced(owner, **values):
+    """Inside, attributes of `owner` have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
 
 
 class ReplicaThread(threading.Thread):
