@@ -5,6 +5,10 @@
 writes mgpu_lib/recorded/transformer_validation.json: every row of published_transformers.json that counts with what
 the clock says, and how far off it is. The rows of one half (see `published_transformers.halve`) were used to fit what
 transformers need of the clock; errors are reported for both, and for the held-out half with what a late rule left out.
+
+The fit was committed before the other half was looked at. What came out stands in FIRST. Then a mistake was found that
+no error had shown: dry runs made a mask where real GPUs leave out what is masked, so that causal attention cost twice
+the FLOPs. It was put right, and all was fitted again. Errors of the held-out half are those since.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ from mgpu_lib.prediction import SETTLED, process_group
 from mgpu_lib.recorded import RESULTS
 
 OUT = RESULTS / "transformer_validation.json"
+FIRST = {"rows": 37, "median": 0.1095, "nine in ten": 0.2111, "worst": 0.2604}  # of the held-out half
 SAMPLE = (  # programs and precisions of every kind
     "DeepLearningExamples, pre-training/24x1024/V100/fp16/128 tokens/64 on each of 1",
     "DeepLearningExamples of 2020/12x768/V100/fp32/128 tokens/32 on each of 1",
@@ -107,7 +112,7 @@ def main():
     errors = {half: [row["error"] for row in found if row["half"] == half] for half in ("held out", "fit")}
     errors["held out, and what late rules left out"] = errors["held out"] + late
     halves = {name: summary(errors) for name, errors in errors.items()}
-    written = {"recipe": recipe(), "summary": halves, "excluded": excluded, "rows": found}
+    written = {"recipe": recipe(), "first look": FIRST, "summary": halves, "excluded": excluded, "rows": found}
     write(OUT, {"provenance": provenance("experiments.transformer_validation"), **written})
     for half, numbers in halves.items():
         print(half, numbers)
