@@ -116,7 +116,9 @@ def written_in_place(func, args):
     if func.overloadpacket.__name__ in ("_foreach_copy_", "_foreach_zero_"):  # changed without being read
         return ()
     arguments = zip(func._schema.arguments, args, strict=False)
-    return tensors_in([arg for known, arg in arguments if known.alias_info and known.alias_info.is_write])
+    changed = [(known.name, arg) for known, arg in arguments if known.alias_info and known.alias_info.is_write]
+    # a fused optimizer changes gradients only where it undoes their scale
+    return tensors_in(arg for name, arg in changed if name != "grads")
 
 
 def is_view(func):
