@@ -20,6 +20,7 @@ import torchvision
 from torch.nn.functional import cross_entropy
 from mgpu_lib.virtual import current
 rank = int(os.environ["LOCAL_RANK"])
+torch.backends.cudnn.allow_tf32 = False  # as in a prediction for fp32
 torch.cuda.set_device(rank)
 torch.distributed.init_process_group("nccl")
 net = torch.nn.parallel.DistributedDataParallel(torchvision.models.resnet50().cuda(), device_ids=[rank])
