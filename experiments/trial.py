@@ -31,7 +31,7 @@ def cases():
 
 
 def recipe():
-    return {"sha256": fingerprint.of_times("experiments.trial.record")}
+    return {"sha256": fingerprint.of_times("experiments.trial.record", "experiments.trial.cases")}
 
 
 def published(row):
