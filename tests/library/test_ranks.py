@@ -87,6 +87,7 @@ def test_cells_run_on_all_ranks(capsys):
         InteractiveShell.clear_instance()
 
 
+@pytest.mark.slow
 def test_what_hangs_is_interrupted_or_ended(capsys):
     ranks = Ranks(2)
     ranks.run("import os, time")

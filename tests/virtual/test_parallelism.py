@@ -17,9 +17,7 @@ def names():
 @pytest.fixture(scope="module")
 def passed(request):
     """The names of the checks that passed on 4 ranks, of those that are wanted."""
-    items = [item for item in request.session.items if getattr(item, "originalname", "") == "test_as_on_one_device"]
-    wanted = [item.callspec.params["name"] for item in items]
-    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", *wanted, check=False)
+    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", *ranks.wanted(request, "name"), check=False)
     print(done.stderr)
     return re.findall(r"^ok (\w+)$", done.stdout, re.M)
 
