@@ -53,13 +53,13 @@ PROGRAMS = {
     ("Optimized Transformer", "GPT3"): ("FlashAttention", Program("causal", ("gelu", "add", "norm", "loss"))),
 }
 RULES = {
-    "program": "the program isn't PyTorch with the matrix products of cuBLAS, or its network isn't rebuilt here",
+    "trust": "the source doesn't state the batch, or the number of GPUs, beside the figure",
     "compiled": "torch.compile decides which operations become one kernel, and the source doesn't say which",
+    "program": "the program isn't PyTorch with the matrix products of cuBLAS, or its network isn't rebuilt here",
     "split": "the network itself is split over GPUs, or its parameters are",
     "nodes": "more than one node: for another table",
     "sheet": "the form of the GPU isn't stated, or has no data sheet",
     "lengths": "sequences lie in bins by their length, 64 words wide, so that most steps have fewer than the row says",
-    "trust": "the source doesn't state the batch, or the number of GPUs, beside the figure",
 }
 
 
@@ -89,19 +89,20 @@ def program_of(row):
 
 def excluded(row):
     """The rule by which a row does not count, or None."""
-    if row["program"] is None or "OneFlow" in row["model"]:
-        return "program"
+    if row.get("trust") == "low":
+        return "trust"
     if row["compiled"]:
         return "compiled"
+    if row["program"] is None or "OneFlow" in row["model"]:
+        return "program"
     if max(row.get("tensor_parallel") or 1, row.get("pipeline_parallel") or 1) > 1:
         return "split"
     if row["n_gpus"] > 8 or (row.get("nodes") or 1) > 1:
         return "nodes"
     if row["sheet"] is None:
         return "sheet"
-    if row["program"].task == "masked" and row["seq_len"] == 512:  # phase2_bin_size=64 in pretrain_config.sh
-        return "lengths"
-    return "trust" if row.get("trust") == "low" else None
+    binned = row["program"].task == "masked" and row["seq_len"] == 512  # phase2_bin_size=64 in pretrain_config.sh
+    return "lengths" if binned else None
 
 
 def late(row):

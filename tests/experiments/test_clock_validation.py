@@ -54,7 +54,7 @@ def test_what_the_appendix_says_of_partners_in_the_other_half():
         [row["error"] for row in half("held out") if (network(row) in fitted) == there] for there in (True, False)
     )
     assert len(pairs) == 36
-    assert [round(clock_validation.summary(errors)["median"], 3) for errors in (pairs, others)] == [0.047, 0.076]
+    assert [round(clock_validation.summary(errors)["median"], 3) for errors in (pairs, others)] == [0.048, 0.078]
 
 
 def test_what_the_appendix_says_of_several_gpus():
