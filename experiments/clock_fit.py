@@ -68,7 +68,7 @@ for generation in ("Pascal", "Turing", "Ampere", "Ampere GeForce", "Ada"):
 setting("low power", 0.8, 0.2, ("factor", "low power"))
 for generation in ("Turing", "Ampere", "Ampere GeForce", "Ada"):
     setting(f"tensor cores of {generation}", 1.0, 0.3, ("factor", "tensor cores", generation))
-setting("copies from pageable memory", 0.3, 0.5, ("copy", "pageable"))
+setting("copies from shared memory", 3e9, 0.5, ("copy", "shared"))  # bytes per second
 setting("fixed heavy", 6e-6, 0.4, *(("fixed", k) for k in (*CONVOLUTIONS, "matmul", "attention", "norm")))
 setting("fixed light", 2e-6, 0.5, *(("fixed", k) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
 setting("fixed layout", 3e-6, 0.3, ("fixed", "layout"))
@@ -120,7 +120,7 @@ class Log(NamedTuple):
     """The operations of one step, as arrays over the operations."""
 
     kind: np.ndarray  # index into KINDS
-    deep: np.ndarray  # whether it is a convolution's backward
+    deep: np.ndarray  # whether it is the backward of a convolution, or of an attention
     flops: np.ndarray
     results: np.ndarray
     nbytes: np.ndarray
@@ -138,25 +138,34 @@ KINDS = sorted(rates.HOST)
 
 def record(row):
     """The Log of a row."""
-    spec, found = sheets.find(row["sheet"]), []
-    with sheets.added(), mgpu.virtual_gpus(1, gpu=row["sheet"], backing="meta") as machine:
-        machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
-        machine.clock.tf32 = published.tf32(row)
-        step = published.step_on(machine.devices[0], row)
-        with published.attention(row):
-            step()  # the first one makes the optimizer's state
-            machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
-                (costs.work(func, args, kwargs, out, machine.clock.tf32), machine.clock.host().engine is not None)
-            )
-            step()
-    work, engine = zip(*found, strict=True)
     copied = 0
     if published.PROGRAMS[row["source"]].get("copied"):
         copied = math.prod(published.batch_shape(row)) * (2 if row["precision"] == "fp16" else 4)
+    with published.attention(row):
+        return log_of(row["sheet"], published.tf32(row), lambda device: published.step_on(device, row), copied)
+
+
+def log_of(sheet, tf32, step_on, copied=0):
+    """The Log of the step that `step_on` makes for a device, on a GPU with the data sheet named `sheet`."""
+    spec, found = sheets.find(sheet), []
+    with sheets.added(), mgpu.virtual_gpus(1, gpu=sheet, backing="meta") as machine:
+        machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
+        machine.clock.tf32 = tf32
+        step = step_on(machine.devices[0])
+        step()  # the first one makes the optimizer's state
+
+        def book(gpu, func, args, kwargs, out, key):
+            host = machine.clock.host()
+            if not host.off:
+                found.append((costs.work(func, args, kwargs, out, machine.clock.tf32), host.engine is not None))
+
+        machine.clock.book = book
+        step()
+    work, engine = zip(*found, strict=True)
     fast = [getattr(spec, w.precision) if costs.on_tensor_cores(w, spec) else 0.0 for w in work]
     columns = (
         [KINDS.index(w.kind) for w in work],
-        [w.name == "convolution_backward" for w in work],
+        [w.kind in costs.SLOWER_BACKWARD and w.name.endswith("backward") for w in work],
         [w.flops for w in work],
         [w.results for w in work],
         [w.nbytes for w in work],
@@ -171,7 +180,7 @@ def record(row):
 
 
 def replay(log, spec, table):
-    """Seconds of a step, with the rates in `table`: what the clock says, all operations at once."""
+    """Seconds of a step, with the rates in `table` (see rates.merged): what the clock says, all operations at once."""
 
     def of(name, more=""):
         return np.array([table[name].get(kind + more, 1.0) for kind in KINDS])[log.kind]
@@ -180,10 +189,11 @@ def replay(log, spec, table):
         return np.where(log.deep, of(name, " backward"), of(name))
 
     group = rates.generation(spec)
-    better = {units: table["factor"][units].get(group, 1.0) for units in ("cores", "tensor cores")}
+    better = {units: table["factor"][units].get(group, 1.0) for units in ("cores", "tensor cores", "products")}
+    product = np.isin(log.kind, [KINDS.index(kind) for kind in costs.PRODUCTS])
     rate = np.where(
         log.fast > 0,
-        log.fast * np.minimum(1.0, part("tensor") * better["tensor cores"]),
+        log.fast * np.minimum(1.0, part("tensor") * np.where(product, better["products"], better["tensor cores"])),
         spec.fp32 * part("cores") * better["cores"],
     )
     rate *= np.where(log.results > 0, log.results / (log.results + table["half"] * spec.sm_count), 1.0)
@@ -197,8 +207,7 @@ def replay(log, spec, table):
     host = host + log.tensors * np.array(table["host"]["tensor"])[log.engine.astype(int)]
     seconds = np.where(log.kernels > 0, seconds, 0.0)
     launched, behind = np.cumsum(host), np.cumsum(seconds[::-1])[::-1]
-    link = LINKS[spec.pcie]
-    copying = log.copied and rates.HOST_COPY + link.latency + log.copied / (link.bandwidth * table["copy"]["pageable"])
+    copying = log.copied and rates.HOST_COPY + LINKS[spec.pcie].latency + log.copied / table["copy"]["shared"]
     return copying + max(launched[-1], np.max(launched + behind))
 
 
@@ -210,7 +219,7 @@ def fit(rows, logs):
     weight = weights(rows)
 
     def residuals(x):
-        table = tables(dict(zip(names, np.exp(x), strict=True)))
+        table = rates.merged(tables(dict(zip(names, np.exp(x), strict=True))), rates.TRANSFORMERS)
         errors = [
             math.log(replay(log, sheets.find(row["sheet"]), table) / published.seconds(row))
             for row, log in zip(rows, logs, strict=True)

@@ -39,7 +39,7 @@ SHEETS = {
     "A100 (form and memory not stated)": "A100-40",
 }
 # The programs that measured, by the group they stand in: what a timed step contains, beside forward and backward.
-#   update: the optimizer's step; copied: the batch is copied from the host's (pageable) memory;
+#   update: the optimizer's step; copied: the batch is copied, from the shared memory of eight DataLoader workers;
 #   smallest: the least batch that counts, because the host's program is another than plain PyTorch
 PROGRAMS = {
     "ddp": {"update": True},
@@ -208,6 +208,8 @@ def step_on(device, row):
         net, X = net.half(), X.half()
     if row["memory_format"] != "nchw":  # "unknown": the source took the better one
         net, X = net.to(memory_format=torch.channels_last), X.to(memory_format=torch.channels_last)
+    if program.get("copied"):
+        X.share_memory_()
     net.train(row["mode"] == "train")
     y = torch.zeros(len(X), dtype=torch.int64, device=device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

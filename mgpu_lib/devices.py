@@ -23,7 +23,7 @@ def try_all_gpus():
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
 
 
-def use_gpus(n, gpu="V100"):
+def use_gpus(n, gpu="A100-80"):
     """`n` GPUs, as a list of torch.devices, and one line saying of which kind they are.
 
     Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones,

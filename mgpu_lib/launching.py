@@ -31,7 +31,7 @@ class Output(NamedTuple):
     written: int  # when it wrote last to stderr, in nanoseconds
 
 
-def launch(script, ranks, *arguments, gpu="V100", seconds=300):
+def launch(script, ranks, *arguments, gpu="A100-80", seconds=300):
     """Run `script` with torchrun in so many processes, and print what they print: rank 0 first, nothing else between.
 
     Each rank has a GPU: real ones if there are enough and the environment variable MGPU_VIRTUAL isn't set, otherwise

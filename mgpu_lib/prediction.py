@@ -33,7 +33,15 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    model, example_batch, gpu="V100", n_gpus=1, strategy="manual", precision="fp32", link=None, training=True, host=1.0
+    model,
+    example_batch,
+    gpu="A100-80",
+    n_gpus=1,
+    strategy="manual",
+    precision="fp32",
+    link=None,
+    training=True,
+    host=1.0,
 ):
     """The time and memory of one training step of `model` on `n_gpus` GPUs: a Prediction.
 
@@ -43,7 +51,8 @@ def predict(
     strategy       "manual": as `train_batch` does it, one process, a star all-reduce for each parameter;
                    "data_parallel": the real nn.DataParallel; "ddp": the real DistributedDataParallel, as rank 0
                    of `n_gpus` processes, the others of which do the same at the same time
-    precision      "fp32", "tf32" (convolutions and matrix products), or "amp" (autocast to FP16)
+    precision      "fp32" (all in FP32, while PyTorch's defaults let convolutions use TF32 where a GPU has it), "tf32"
+                   (convolutions and matrix products), or "amp" (autocast to FP16)
     training       False: the forward pass only, in eval mode and without gradients
     host           how long the host takes for a call: 1 for the servers of 2018 to 2022 that the clock was fitted to;
                    a fast processor of today may need a third. What holds at 1 and at 1/3 holds between, too

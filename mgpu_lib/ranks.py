@@ -23,7 +23,7 @@ GRACE = 5.0  # seconds that the other ranks have when one has failed: they may w
 _started = None  # the ranks of the notebook
 
 
-def start_ranks(n, gpu="V100"):
+def start_ranks(n, gpu="A100-80"):
     """Start `n` ranks, and have notebook cells that begin with %%ranks run on all of them; returns the Ranks.
 
     Those that were started before are stopped.
@@ -44,7 +44,7 @@ class Ranks:
     end with stop(), or when the process that made them ends in whatever way. ValueError for less than one.
     """
 
-    def __init__(self, n, gpu="V100"):
+    def __init__(self, n, gpu="A100-80"):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"start_ranks({n!r}): the number of ranks must be a whole number, at least 1")
         given = handed_down(Setup(n, {"gpu": find_gpu(gpu).key}))

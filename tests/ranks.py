@@ -13,3 +13,9 @@ def torchrun(n, program, *arguments, options=(), check=True, seconds=240):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0 or not check, done.stderr
     return done
+
+
+def wanted(request, name):
+    """The values of the parameter `name` that this run of pytest has chosen for the tests of the request's file."""
+    items = [item for item in request.session.items if item.path == request.path]
+    return [item.callspec.params[name] for item in items if hasattr(item, "callspec") and name in item.callspec.params]

@@ -36,7 +36,7 @@ def check_longest_gap(answer):
     ]:
         gap = filled(answer([Span(float(start), float(end)) for start, end in times]))
         expect(abs(gap - right) < 1e-9, f"events {times}: {gap:g} instead of {right}; {why}")
-    timeline = predict(networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta"), n_gpus=4).timeline
+    timeline = predict(networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta"), "V100", n_gpus=4).timeline
     gaps = [answer(timeline.on(gpu)) for gpu in timeline.gpus]
     return f"in LeNet's step on four V100 the longest gaps are {', '.join(f'{1e6 * gap:.0f}' for gap in gaps)} µs"
 
@@ -143,7 +143,7 @@ def check_smallest_batch(answer):
 
     @cache
     def modelled(k, batch):
-        return predict(lenet, torch.empty(batch, 1, 28, 28, device="meta"), n_gpus=k).seconds
+        return predict(lenet, torch.empty(batch, 1, 28, 28, device="meta"), "V100", n_gpus=k).seconds
 
     got, right = answer(modelled), pays_from(modelled)
     expect(got == right, f"LeNet, by hand, on V100: {got!r} instead of {right}")

@@ -157,11 +157,11 @@ class Clock:
     def wait(self, gpu, time):
         self.host().wait(gpu.index, time)
 
-    def copy(self, source, target, nbytes, pinned=False, non_blocking=False):
-        """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, whose memory may be `pinned`.
+    def copy(self, source, target, nbytes, memory="pageable", non_blocking=False):
+        """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, with a kind of `memory`.
 
-        It runs in the streams of both ends. The host waits for it when one end is its own memory, unless that is pinned
-        and the caller said `non_blocking`.
+        It runs in the streams of both ends. The host waits for it when one end is its own memory, unless that is
+        "pinned" and the caller said `non_blocking`.
         """
         host = self.host()
         if host.off:
@@ -176,13 +176,13 @@ class Clock:
         if len(ends) == 2:
             link, kind = machine.topology.joint(source.index, target.index), "peer"
         else:
-            link, kind = machine.pcie, "pinned" if pinned else "pageable"
+            link, kind = machine.pcie, memory
         start, end = self.occupy(ends, launched, costs.link_seconds(nbytes, link, kind))
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
         for gpu, row, *_ in ends:
             times = start, end, called, launched
             self.events.append((Event, name, "copy", gpu.index, row, *times, host.thread, phase, nbytes, 0, "link"))
-        if len(ends) == 1 and not (pinned and non_blocking):
+        if len(ends) == 1 and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)
@@ -248,15 +248,9 @@ class Clock:
             (Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
         )
 
-    @contextlib.contextmanager
     def off(self):
         """Inside, this thread books nothing."""
-        host = self.host()
-        before, host.off = host.off, True
-        try:
-            yield
-        finally:
-            host.off = before
+        return replaced(self.host(), off=True)
 
     @contextlib.contextmanager
     def backward(self):
@@ -272,15 +266,20 @@ class Clock:
         finally:
             host.now, host.engine, host.thread = max([host.now, *host.engine.values()]), None, thread
 
-    @contextlib.contextmanager
     def in_cpp(self):
         """Inside, C++ calls the operations, which takes less of the host's time than a call from Python."""
-        host = self.host()
-        before, host.caller = host.caller, CPP_CALLS
-        try:
-            yield
-        finally:
-            host.caller = before
+        return replaced(self.host(), caller=CPP_CALLS)
+
+
+@contextlib.contextmanager
+def replaced(owner, **values):
+    """Inside, attributes of `owner` have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
 
 
 class ReplicaThread(threading.Thread):

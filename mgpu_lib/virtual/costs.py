@@ -10,7 +10,20 @@ import torch
 from torch import Tensor
 
 from mgpu_lib.virtual.nests import tensors_in
-from mgpu_lib.virtual.rates import COPY, CORES, FACTOR, FIXED, HALF, HOST, LOW_POWER, MEMORY, ROUND, TENSOR, generation
+from mgpu_lib.virtual.rates import (
+    COPY,
+    CORES,
+    FACTOR,
+    FIXED,
+    HALF,
+    HOST,
+    HOST_MEMORY,
+    LOW_POWER,
+    MEMORY,
+    ROUND,
+    TENSOR,
+    generation,
+)
 
 aten = torch.ops.aten
 
@@ -42,7 +55,7 @@ class Price(NamedTuple):
 
 NOTHING_RUNS = set(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ set_ "
-    "_unsafe_view _reshape_alias lift_fresh _local_scalar_dense".split()
+    "_unsafe_view _reshape_alias lift_fresh _local_scalar_dense _fused_sdp_choice".split()
 )
 KINDS = {
     "matmul": "mm addmm bmm baddbmm addmv mv dot _scaled_mm",
@@ -50,10 +63,11 @@ KINDS = {
     "batch_norm_backward_reduce batch_norm_backward_elemt",
     "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
-    "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any "
-    "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
-    "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
-    "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward",
+    "layer_norm": "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
+    "_fused_rms_norm _fused_rms_norm_backward",
+    "softmax": "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
+    "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward",
+    "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any",
     "gather": "embedding embedding_dense_backward index index_put_ index_select gather scatter_ scatter_add_ "
     "index_add_",
 }
@@ -62,6 +76,9 @@ WRITES_ONLY = set(
     "zero_ fill_ normal_ uniform_ bernoulli_ zeros ones full zeros_like ones_like full_like new_zeros new_ones "
     "new_full select_backward slice_backward".split()
 )
+PRODUCTS = ("matmul", "attention")  # kinds that are matrix products
+SLOWER_BACKWARD = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise", "attention")
+LISTS = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")  # how operations begin that take lists of tensors
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -82,8 +99,8 @@ def work(func, args, kwargs, out, tf32):
     if kind in ("matmul", "attention"):
         counted = flops(func, args, kwargs, out), outputs[0].numel(), nbytes
         return Work(name, kind, *counted, precision=precision(inputs[0].dtype, tf32[1]))
-    if name.startswith("_foreach"):
-        return foreach_work(name, args, nbytes)
+    if name.startswith(LISTS):
+        return foreach_work(name, args, nbytes + sum(map(stored, written_in_place(func, args))))
     return Work(name, kind, nbytes=nbytes)
 
 
@@ -92,6 +109,16 @@ def foreach_work(name, args, nbytes):
     tensors = next(arg for arg in args if isinstance(arg, (list, tuple)))  # behind the base, in _foreach_pow
     launched = max(-(-len(tensors) // 64), -(-sum(t.numel() for t in tensors) // (320 * 65536)))
     return Work(name, "foreach", nbytes=nbytes, kernels=launched, tensors=len(tensors))
+
+
+def written_in_place(func, args):
+    """The tensors in those lists that `func` reads and changes. It returns nothing: they aren't among its results."""
+    if func.overloadpacket.__name__ in ("_foreach_copy_", "_foreach_zero_"):  # changed without being read
+        return ()
+    arguments = zip(func._schema.arguments, args, strict=False)
+    changed = [(known.name, arg) for known, arg in arguments if known.alias_info and known.alias_info.is_write]
+    # a fused optimizer changes gradients only where it undoes their scale
+    return tensors_in(arg for name, arg in changed if name != "grads")
 
 
 def is_view(func):
@@ -138,6 +165,8 @@ def flops(func, args, kwargs, out):
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * flop_registry[aten.convolution](X, W, None, *options, out_val=grad)
     count = flop_registry.get(func.overloadpacket)
+    if "scaled_dot_product" in func.overloadpacket.__name__ and any(arg is True for arg in args):
+        return count(*args, **(kwargs or {}), out_val=out) // 2  # causal: the kernels leave out what lies in the future
     return count(*args, **(kwargs or {}), out_val=out) if count else 2 * max(t.numel() for t in tensors_in(args))
 
 
@@ -162,6 +191,8 @@ def read_again(name, args):
         return stored(args[0]) if args[5] else 0  # in training
     if name == "native_batch_norm_backward":
         return stored(args[0]) + stored(args[1])
+    if name == "native_layer_norm_backward":  # a kernel for the input's gradient, one for those of weight and bias
+        return stored(args[0]) + stored(args[1]) if any(args[-1][1:]) else 0
     if name == "convolution_backward":  # a kernel for each gradient
         return stored(args[0]) if all(args[-1][:2]) else 0
     return 0
@@ -221,17 +252,20 @@ def on_tensor_cores(work, spec):
 
 def rate(work, spec):
     """FLOP per second that a GPU reaches. Few results don't fill its multiprocessors."""
-    kind = f"{work.kind} backward" if work.name == "convolution_backward" else work.kind
+    kind = f"{work.kind} backward" if work.kind in SLOWER_BACKWARD and work.name.endswith("backward") else work.kind
     group, throttled = generation(spec), FACTOR["low power"] if spec.power <= LOW_POWER else 1.0
     if on_tensor_cores(work, spec):
-        reached = getattr(spec, work.precision) * min(1.0, TENSOR[kind] * FACTOR["tensor cores"].get(group, 1.0))
+        factor = FACTOR["products" if work.kind in PRODUCTS else "tensor cores"]
+        reached = getattr(spec, work.precision) * min(1.0, TENSOR[kind] * factor.get(group, 1.0))
     else:
         reached = spec.fp32 * CORES[kind] * FACTOR["cores"].get(group, 1.0)
     return throttled * reached * work.results / (work.results + HALF * spec.sm_count)
 
 
 def link_seconds(nbytes, link, kind):
-    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY."""
+    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY or HOST_MEMORY."""
+    if kind in HOST_MEMORY:  # pinned memory comes between, which the host fills: the slower of two sets the pace
+        return link.latency + nbytes / min(link.bandwidth * COPY["pinned"], HOST_MEMORY[kind])
     return link.latency + nbytes / (link.bandwidth * COPY[kind])
 
 

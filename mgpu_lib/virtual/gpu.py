@@ -84,11 +84,11 @@ def generator_on(device, state):
     return torch.Generator(device).set_state(state)
 
 
-def count(nbytes, source, target, pinned=False, non_blocking=False):
+def count(nbytes, source, target, memory="pageable", non_blocking=False):
     """Enter a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
     if source is not target:
         machine = (target or source).machine
         if machine.forked:
             raise bad_fork()
         machine.traffic[name_of(source), name_of(target)] += nbytes
-        machine.clock.copy(source, target, nbytes, pinned, non_blocking)
+        machine.clock.copy(source, target, nbytes, memory, non_blocking)

@@ -42,7 +42,7 @@ class Machine:
     rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
     """
 
-    def __init__(self, n, gpu="V100", link=None, backing="cpu", network=None, host=1.0):
+    def __init__(self, n, gpu="A100-80", link=None, backing="cpu", network=None, host=1.0):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         if not isinstance(host, (int, float)) or not 0 < host < float("inf"):

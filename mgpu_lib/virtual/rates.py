@@ -1,7 +1,8 @@
 """What part of a data sheet's rates GPUs reach, and what the host spends on an operation.
 
 What stands in rates.json was fitted by `python -m experiments.clock_fit` to one half of the published measurements in
-experiments/published.json. The rest stands here, each with its source.
+experiments/published.json, and what stands in transformers.json by `python -m experiments.transformer_fit` to one half
+of those in experiments/published_transformers.json. The rest stands here, each with its source.
 """
 
 import json
@@ -18,20 +19,47 @@ def generation(spec):
 
 
 PATH = Path(__file__).parent / "rates.json"
-FITTED = json.loads(PATH.read_text())
-CORES = FITTED["cores"]  # kind of operation: part of the peak that the ordinary cores reach
-TENSOR = FITTED["tensor"]  # the same for tensor cores
-FACTOR = FITTED["factor"]  # {"cores" or "tensor cores": {generation: factor on all of these}}
-HALF = FITTED["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
-MEMORY = FITTED["memory"]  # kind: part of the memory's peak bandwidth
-FIXED = FITTED["fixed"]  # kind: seconds that a kernel takes beside
-HOST = FITTED["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
+TRANSFORMERS_PATH = PATH.with_name("transformers.json")
+FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH))
+AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
 
-# Part of a link's peak rate that a copy reaches: from and to ordinary (pageable) memory of the host (fitted), from and
-# to pinned memory, between two GPUs, and in a collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned
-# memory to a T4 (bandwidthTest); 270 to 276 of 300 GB/s between A100s, 376 of 450 between H100s
-# (p2pBandwidthLatencyTest); 229 of 300 GB/s in an all-reduce of 1 GiB on 8 A100s (nccl-tests).
-COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76, **FITTED["copy"]}
+
+def merged(fitted, transformers):
+    """All tables, from what stands in the two files."""
+    found = {**fitted, "factor": {**fitted["factor"]}}
+    found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
+    for name in ("tensor", "memory"):
+        found[name] = {**fitted[name], **transformers[name]}
+    for name in ("fixed", "host"):
+        found[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_REDUCE.items()}}
+    products = {**fitted["factor"]["tensor cores"], **transformers["products"]}
+    found["factor"]["products"] = {**products, "Blackwell": products["Hopper"]}  # assumed: no figures of it were found
+    return found
+
+
+TABLES = merged(FITTED, TRANSFORMERS)
+CORES = TABLES["cores"]  # kind of operation: part of the peak that the ordinary cores reach
+TENSOR = TABLES["tensor"]  # the same for tensor cores
+# {"cores" or "tensor cores": {generation: factor on all of these}}; "products": on matrix products on tensor cores
+FACTOR = TABLES["factor"]
+HALF = TABLES["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
+MEMORY = TABLES["memory"]  # kind: part of the memory's peak bandwidth
+FIXED = TABLES["fixed"]  # kind: seconds that a kernel takes beside
+HOST = TABLES["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
+
+# Part of a link's peak rate that a copy reaches: from and to pinned memory of the host, between two GPUs, and in a
+# collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned memory to a T4 (bandwidthTest); 270 to 276 of
+# 300 GB/s between A100s, 376 of 450 between H100s (p2pBandwidthLatencyTest); 229 of 300 GB/s in an all-reduce of 1 GiB
+# on 8 A100s (nccl-tests).
+COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76}
+# Bytes per second from and to ordinary (pageable) memory of the host, unless PCIe is slower: the driver copies piece by
+# piece to or from pinned memory of its own, with one thread of the host. Measured by bandwidthTest, in and out, GB/s:
+# 10.0 and 10.8 on a DGX A100, 3.3 and 8.5 on a server with A100s on PCIe (github.com/gengwg/gpu,
+# nvda_gpu_benchmark.md); 5 to 6 on V100s, with 11 to 12 from pinned memory (github.com/rapidsai/dask-cuda/pull/98).
+# This is the median of the five; they lie between 0.4 and 1.3 of it. Memory that is touched for the first time is much
+# slower: 1.4 (github.com/pytorch/pytorch/pull/138018). So is shared memory, in which a DataLoader's workers hand over
+# their batches: fitted to steps that contain such a copy, while eight workers are busy.
+HOST_MEMORY = {"pageable": 8.5e9, **FITTED["copy"]}
 ROUND = 5e-6  # seconds of each round of a collective operation: 61 µs for 14 rounds of 256 KiB on those A100s
 QUERY = 1e-6  # seconds of the host's time to ask whether something is done
 HOST_COPY = 12e-6  # seconds of the host's time to ask for a copy

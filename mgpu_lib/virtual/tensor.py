@@ -347,7 +347,7 @@ def copy_into(target, source, non_blocking=False):
     if isinstance(source, VirtualTensor) and source.inner.is_meta and not isinstance(target, VirtualTensor):
         raise no_values("copying to the CPU")
     ends = [getattr(t, "gpu", None) for t in (source, target)]
-    count(source.nbytes, *ends, in_pinned_memory(source) or in_pinned_memory(target), non_blocking)
+    count(source.nbytes, *ends, host_memory(source, target), non_blocking)
     inner = inner_of(target), inner_of(source)
     if ends[0] is ends[1]:
         ends[0].run(COPY_OP, inner, {})
@@ -385,13 +385,17 @@ def transfer(x, gpu, non_blocking=False):
         raise no_data() if source is None else no_values(f"copying from {x.device} to {name_of(gpu)}")
     if gpu is not None:
         gpu.ledger.check(inner.nbytes)
-    count(inner.nbytes, source, gpu, in_pinned_memory(x), non_blocking)
+    count(inner.nbytes, source, gpu, host_memory(x), non_blocking)
     data = Base.to(inner, backing, copy=True)
     return data if gpu is None else wrap(data, gpu)
 
 
-def in_pinned_memory(x):
-    return not isinstance(x, VirtualTensor) and not x.is_meta and getattr(x.untyped_storage(), "pinned", False)
+def host_memory(*ends):
+    """What memory of the host lies at one of these ends of a copy: "pinned", "shared" or "pageable"."""
+    storages = [x.untyped_storage() for x in ends if not isinstance(x, VirtualTensor) and not x.is_meta]
+    if any(getattr(storage, "pinned", False) for storage in storages):
+        return "pinned"
+    return "shared" if any(storage.is_shared() for storage in storages) else "pageable"
 
 
 def set_data(tensor, value):

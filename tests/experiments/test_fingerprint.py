@@ -300,9 +300,9 @@ def test_text_is_written_in_ascii(form):
 # The book's own studies
 
 TRAINED = ["critical", "digits", "example", "noise", "oscillation", "resnet_grid", "same_step", "scaling", "unseen"]
-STUDIES = [*TRAINED, "tuning", "why_slower", "clock_validation"]
+TIMES = {"why_slower", "clock_validation", "transformer_validation", "trial"}
+STUDIES = [*TRAINED, "tuning", *sorted(TIMES)]
 STACKED = {"critical", "digits", "oscillation", "scaling", "unseen", "tuning"}  # trained by tuning_runs
-TIMES = {"why_slower", "clock_validation"}
 
 
 def recipes():
@@ -386,6 +386,11 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
         (("mgpu_lib/virtual/costs.py", "return 2 * nbytes / bandwidth", "return 3 * nbytes / bandwidth"), TIMES),
         (("mgpu_lib/virtual/rates.json", '"half": 3230.0,\n "settings"', '"half": 3231.0,\n "settings"'), TIMES),
         (("experiments/published.json", '"value": 243.93', '"value": 243.94'), {"clock_validation"}),
+        (
+            ("experiments/published_transformers.json", '"measured": 245000', '"measured": 245001'),
+            {"transformer_validation"},
+        ),
+        (("experiments/trial.json", '"images_per_second": 367\n', '"images_per_second": 368\n'), {"trial"}),
     ],
 )
 @pytest.mark.sweep(4)

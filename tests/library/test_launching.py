@@ -73,6 +73,7 @@ def test_what_ranks_print_comes_in_order(script, capsys):
     assert said.err == "[rank0]: a second line\n[rank1]: a second line\n"
 
 
+@pytest.mark.slow
 def test_an_error_is_the_programs_own(script, capsys):
     script.write_text(FAILS)
     with pytest.raises(RuntimeError) as raised:

@@ -20,6 +20,7 @@ import torchvision
 from torch.nn.functional import cross_entropy
 from mgpu_lib.virtual import current
 rank = int(os.environ["LOCAL_RANK"])
+torch.backends.cudnn.allow_tf32 = False  # as in a prediction for fp32
 torch.cuda.set_device(rank)
 torch.distributed.init_process_group("nccl")
 net = torch.nn.parallel.DistributedDataParallel(torchvision.models.resnet50().cuda(), device_ids=[rank])
@@ -212,7 +213,7 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
         ({"n_gpus": 5}, "n_gpus=5 for a batch of 4"),
         ({"strategy": "fsdp"}, "'manual', 'data_parallel', 'ddp'"),
         ({"precision": "fp8"}, "'fp32', 'tf32', 'amp'"),
-        ({"precision": "tf32"}, "no tensor cores for it"),
+        ({"gpu": "V100", "precision": "tf32"}, "no tensor cores for it"),
     ],
 )
 def test_bad_input(options, words):

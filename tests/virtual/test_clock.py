@@ -214,6 +214,8 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine)
     assert pageable[0] == pytest.approx(pageable[1]) and pageable_anyway[0] == pytest.approx(pageable_anyway[1])
     pinned = cost(X.pin_memory(), False)
     assert pinned[0] == pytest.approx(pinned[1]) and pinned[1] < 0.8 * pageable[1]
+    shared = cost(X.clone().share_memory_(), False)  # as a DataLoader's workers hand over their batches
+    assert shared[0] == pytest.approx(shared[1]) and shared[1] > 2 * pageable[1]
     waits, works = cost(X.pin_memory(), True)
     assert waits < 1e-4 < works
     start = machine.elapsed()
@@ -448,7 +450,7 @@ def test_timeline_figures(dry):
         "link": pytest.approx(copy.end - copy.start),
     }
     assert len(timeline.since(mm.called + 1e-9)) == 2 and isinstance(timeline.since(1.0), Timeline)
-    assert "modelled, V100" in repr(timeline) and timeline[0] == mm and len(list(timeline)) == len(timeline) == 3
+    assert "modelled, A100-80" in repr(timeline) and timeline[0] == mm and len(list(timeline)) == len(timeline) == 3
     empty = timeline.since(99.0)
     assert (empty.start, empty.end, empty.utilization(), list(empty.rows())) == (0.0, 0.0, {}, [])
 
@@ -463,7 +465,7 @@ def test_rows_and_plot(dry):
     torch.empty(10**8, device="cuda:0").to("cuda:1")
     assert list(dry.timeline.rows()) == ["host", "cuda:0 copy out", "cuda:0 default", "cuda:1 copy in"]
     figure, ax = plt.subplots()
-    assert dry.timeline.plot(ax) is ax and "modelled, V100" in ax.get_xlabel()
+    assert dry.timeline.plot(ax) is ax and "modelled, A100-80" in ax.get_xlabel()
     assert [label.get_text() for label in ax.get_yticklabels()] == list(dry.timeline.rows())
     plt.close(figure)
 
@@ -477,8 +479,8 @@ def test_chrome_trace(dry, tmp_path):
     assert {e["pid"] for e in complete} == {0, 1, 2}
     assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {
         "host",
-        "cuda:0 (virtual V100)",
-        "cuda:1 (virtual V100)",
+        "cuda:0 (virtual A100-80)",
+        "cuda:1 (virtual A100-80)",
     }
     mm = next(e for e in complete if e["name"] == "mm" and e["pid"] == 1)
     assert mm["dur"] == pytest.approx(1e6 * dry.timeline.busy(0)) and mm["args"]["flops"] == 2 * 4096**3
@@ -507,7 +509,7 @@ def test_timer_reads_the_virtual_clock(machine):
     timing = timer.measure(lambda: X @ X, repeats=4, warmup=1)
     assert len(timing.seconds) == 4 and timing.median == pytest.approx(timer.seconds)
     assert timing.spread == (pytest.approx(timing.median), pytest.approx(timing.median))
-    assert repr(timing).endswith("ms (modelled, V100)")
+    assert repr(timing).endswith("ms (modelled, A100-80)")
     assert mgpu.Timer(["cuda:1"]).measure(lambda: X @ X, repeats=1).spread[0] == pytest.approx(timing.median)
 
 

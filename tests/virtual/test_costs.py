@@ -1,5 +1,7 @@
 """What operations ask of a GPU, and what that costs: against figures worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,10 +12,10 @@ from mgpu_lib.virtual.specs import find_gpu, find_link
 NO_TF32, TF32 = (False, False), (True, True)
 
 
-def works(call, tf32=NO_TF32):
+def works(call, tf32=NO_TF32, backing="meta"):
     """The Work of everything that `call(device)` does on a GPU."""
     found = []
-    with virtual_gpus(1, backing="meta") as machine:
+    with virtual_gpus(1, backing=backing) as machine:
         machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
             costs.work(func, args, kwargs, out, tf32)
         )
@@ -118,6 +120,72 @@ def test_views_cost_the_gpu_nothing():
     work = works(lambda device: torch.ones(4, 4, device=device).t())[-1]
     price = costs.price(work, find_gpu("V100"))
     assert price.seconds == 0 and 0 < price.backward < price.forward < 10e-6
+
+
+@pytest.mark.parametrize("gpu, pinned", [("V100", 12.6), ("A100-80", 25.2), ("H100", 50.4)])
+def test_copies_from_ordinary_memory_are_as_fast_as_the_host_s_memory(gpu, pinned):
+    """Whatever PCIe can: as measured by bandwidthTest, cited in rates.py."""
+    link = find_link("pcie", find_gpu(gpu))
+    reached = {kind: 1 / costs.link_seconds(1e9, link, kind) for kind in ("pageable", "pinned")}
+    assert reached["pinned"] == pytest.approx(pinned, rel=0.01) and 5 < reached["pageable"] < 11
+    slow = replace(link, bandwidth=4e9)  # as with four lanes: PCIe sets the pace
+    assert costs.link_seconds(1e9, slow, "pageable") == costs.link_seconds(1e9, slow, "pinned")
+
+
+@pytest.mark.parametrize(
+    "call, passes",
+    [
+        (lambda p, g, v: torch._foreach_add_(p, g), 3),  # reads two lists, writes one
+        (lambda p, g, v: torch._foreach_mul_(p, 2.0), 2),
+        (lambda p, g, v: torch._foreach_copy_(p, g), 2),
+        (lambda p, g, v: torch._foreach_zero_(p), 1),
+        (lambda p, g, v: torch._foreach_addcdiv_(p, g, v), 4),
+        (lambda p, g, v: torch._foreach_sqrt(p), 2),
+    ],
+)
+def test_operations_on_lists_write_what_they_change(call, passes):
+    def run(device):
+        call(*([torch.ones(1000, device=device) for _ in range(3)] for _ in range(3)))
+
+    assert works(run)[-1].nbytes == passes * 3 * 4000
+
+
+def test_fused_adam_reads_four_lists_and_writes_three():
+    def run(device):
+        net = torch.nn.Linear(100, 100, bias=False, device=device)
+        net.weight.grad = torch.ones_like(net.weight)
+        torch.optim.AdamW(net.parameters(), fused=True).step()
+
+    [work] = [work for work in works(run) if work.name == "_fused_adamw_"]
+    assert work.kind == "foreach" and work.nbytes - 7 * 40_000 <= 8  # and the number of steps
+
+
+def attention(causal):
+    def call(device):
+        Q = torch.ones(2, 3, 64, 16, device=device, requires_grad=True)
+        F.scaled_dot_product_attention(Q, Q, Q, is_causal=causal).sum().backward()
+
+    return call
+
+
+@pytest.mark.parametrize("backing", ["cpu", "meta"])
+def test_causal_attention_computes_half(backing):
+    plain, causal = (works(attention(causal), backing=backing) for causal in (False, True))
+    kernels = [[work for work in found if work.kind == "attention"] for found in (plain, causal)]
+    assert [work.flops for work in kernels[0]] == [2 * work.flops for work in kernels[1]]
+    assert kernels[0][0].flops == 4 * 2 * 3 * 64 * 64 * 16 and len(kernels[0]) == 2
+    assert [work.name for work in plain if work.nbytes] == [work.name for work in causal if work.nbytes]  # no mask
+
+
+def test_layer_norm_s_backward_reads_twice_for_its_parameters():
+    def run(device):
+        norm = torch.nn.LayerNorm(256, device=device)
+        X = torch.ones(1000, 256, device=device, requires_grad=True)
+        norm(X).backward(torch.ones_like(X))
+
+    [work] = [work for work in works(run) if work.name == "native_layer_norm_backward"]
+    X = 4 * 256_000
+    assert work.kind == "layer_norm" and 5 * X <= work.nbytes < 5.1 * X  # X and its gradient twice, writes one
 
 
 def test_collectives():

@@ -30,6 +30,7 @@ def names_in(trace):
     return {e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"}
 
 
+@pytest.mark.slow
 def test_processes_of_every_kind_have_the_gpus(tmp_path):
     done = launched("--gpu", "T4", "--account", "--trace", tmp_path / "trace.json", PROGRAMS / "spawning.py", tmp_path)
     assert done.stdout == "ok\n"

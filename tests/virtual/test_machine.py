@@ -27,6 +27,13 @@ def gpus():
         yield machine
 
 
+@pytest.fixture
+def v100s():
+    """GPUs that are soon full."""
+    with virtual_gpus(2, "V100") as machine:
+        yield machine
+
+
 def pytorch():
     """Everything that is patched lives in these."""
     from torch.nn.parallel import _functions, comm
@@ -148,9 +155,9 @@ def test_bad_options(options, words):
 
 def test_properties_come_from_the_data_sheet(gpus):
     properties = torch.cuda.get_device_properties(1)
-    assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (7, 0)
-    assert properties.total_memory == gpus.spec.memory and properties.multi_processor_count == 80
-    assert "V100" in properties.name and "virtual" in properties.name and "total_memory=16130MB" in repr(properties)
+    assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (8, 0)
+    assert properties.total_memory == gpus.spec.memory and properties.multi_processor_count == 108
+    assert "A100" in properties.name and "virtual" in properties.name and "total_memory=81157MB" in repr(properties)
     assert torch.cuda.get_device_properties("cuda:0").uuid != properties.uuid
 
 
@@ -163,9 +170,9 @@ def test_the_rest_of_torch_cuda(gpus):
     torch.cuda.init()
     torch.cuda.synchronize()
     torch.cuda.synchronize("cuda:1")
-    assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
-    with virtual_gpus(1, gpu="A100-80"):
-        assert torch.cuda.is_bf16_supported(including_emulation=False)
+    assert torch.cuda.is_bf16_supported(including_emulation=False)
+    with virtual_gpus(1, gpu="V100"):
+        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def test_torch_accelerator(gpus):
@@ -273,7 +280,7 @@ def test_dropout_keeps_a_mask_of_one_byte_an_element(gpus):
     del out
 
 
-def test_running_out(gpus):
+def test_running_out(v100s):
     free = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(
         torch.OutOfMemoryError,
@@ -293,12 +300,12 @@ def test_running_out(gpus):
     blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
 
 
-def test_memory_fraction(gpus):
+def test_memory_fraction(v100s):
     torch.cuda.set_per_process_memory_fraction(0.5, 0)
     with pytest.raises(torch.OutOfMemoryError, match=r"of which 15.75 GiB is free. 7.88 GiB allowed; Of the allocated"):
         torch.empty(9 << 30, dtype=torch.uint8, device="cuda:0")
     assert torch.cuda.get_per_process_memory_fraction(0) == 0.5 and torch.cuda.get_per_process_memory_fraction(1) == 1
-    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory, gpus.spec.memory)  # the GPU is as large as before
+    assert torch.cuda.mem_get_info(0) == (v100s.spec.memory, v100s.spec.memory)  # the GPU is as large as before
 
 
 def test_memory_statistics(gpus):
@@ -325,7 +332,7 @@ def test_memory_statistics(gpus):
 
 @pytest.mark.parametrize("backing", ["cpu", "meta"])
 def test_a_tensor_that_finds_no_room_stays_as_it_was(backing):
-    with virtual_gpus(1, backing=backing):
+    with virtual_gpus(1, "V100", backing=backing):
         x = torch.ones(2, 3, device="cuda")
         torch.cuda.set_per_process_memory_fraction(1e-4)
         for grow in (lambda: x.resize_(MiB), lambda: torch.cat([x, torch.ones(MiB // 4, 3, device="cuda")], out=x)):
@@ -363,7 +370,7 @@ def test_what_gpus_share_is_asked_of_the_machine(gpus):
 
 @pytest.mark.parametrize("name", ["spec", "link", "pcie", "backing"])
 def test_what_prices_and_capacities_follow_from_is_fixed(gpus, name):
-    with pytest.raises(AttributeError, match=f"{name} of <2 virtual V100, NVLink 2, 6 links, on> is fixed"):
+    with pytest.raises(AttributeError, match=f"{name} of <2 virtual A100-80, NVLink 3, 12 links, on> is fixed"):
         setattr(gpus, name, getattr(gpus, name))
     with pytest.raises(AttributeError):
         gpus.gpus[0].spec = gpus.spec

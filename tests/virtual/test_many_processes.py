@@ -13,45 +13,49 @@ PROGRAMS = Path(__file__).parent / "programs"
 KERNEL = 1e-3  # seconds, as in programs/times.py
 
 
+def times():
+    """What each rank says when the program times.py runs."""
+    done = ranks.torchrun(3, PROGRAMS / "times.py")
+    return {int(rank): json.loads(said) for rank, said in re.findall(r"^rank (\d) (.*)$", done.stdout, re.M)}
+
+
 @pytest.fixture(scope="module")
-def runs():
-    """Two runs of the program times.py at once, each what its ranks say; each is a load for the other."""
+def run():
+    return times()
+
+
+@pytest.mark.slow
+def test_times_are_the_same_in_every_run(run):
+    """Also in two at once, each a load for the other."""
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda _: ranks.torchrun(3, PROGRAMS / "times.py"), range(2)))
-    return [
-        {int(rank): json.loads(said) for rank, said in re.findall(r"^rank (\d) (.*)$", run.stdout, re.M)}
-        for run in done
-    ]
+        assert list(pool.map(lambda _: times(), range(2))) == [run, run]
+    assert sorted(run) == [0, 1, 2]
 
 
-def test_times_are_the_same_in_every_run(runs):
-    assert runs[0] == runs[1] and list(sorted(runs[0])) == [0, 1, 2]
-
-
-def test_an_operation_starts_when_the_last_rank_is_ready_and_ends_for_all_at_once(runs):
-    said = [runs[0][rank]["the_last_rank_is_waited_for"] for rank in range(3)]
+def test_an_operation_starts_when_the_last_rank_is_ready_and_ends_for_all_at_once(run):
+    said = [run[rank]["the_last_rank_is_waited_for"] for rank in range(3)]
     for (start, end, launched), (kernel, *_) in said:
         assert start == said[2][0][0] > 3 * KERNEL > launched  # the last rank's kernel takes so long
         assert end == said[0][0][1] == kernel  # what each does next waits for it
 
 
-def test_a_kernel_waits_for_what_it_was_told_to_wait_for(runs):
+def test_a_kernel_waits_for_what_it_was_told_to_wait_for(run):
     for rank in range(3):
-        first, second, (kernel, *_) = runs[0][rank]["one_group_after_the_other"]
+        first, second, (kernel, *_) = run[rank]["one_group_after_the_other"]
         assert first[1] == second[0] == kernel
 
 
-def test_a_message_takes_off_when_both_ends_are_ready(runs):
-    sent, received = runs[0][0]["messages"], runs[0][1]["messages"]
+def test_a_message_takes_off_when_both_ends_are_ready(run):
+    sent, received = run[0]["messages"], run[1]["messages"]
     assert sent[:2] == received[:2] and sent[0] - sent[2] > 2.9 * KERNEL
 
 
-def test_buckets_travel_behind_the_backward_pass(runs):
+def test_buckets_travel_behind_the_backward_pass(run):
     """Six layers of 4 MiB are six buckets; all but the last begin before the backward pass is over."""
-    sums = runs[0][0]["buckets"][0]
-    assert len(sums) == 6 and all(runs[0][rank]["buckets"][0] == sums for rank in range(3))
+    sums = run[0]["buckets"][0]
+    assert len(sums) == 6 and all(run[rank]["buckets"][0] == sums for rank in range(3))
     for rank in range(3):
-        _, first, last, end, hidden = runs[0][rank]["buckets"]
+        _, first, last, end, hidden = run[rank]["buckets"]
         assert first < sums[0][0] and all(before[1] <= after[0] for before, after in itertools.pairwise(sums))
         assert sums[-1][1] < last <= end  # what came is copied to the gradients
         assert 0.6 < hidden <= 1
@@ -66,6 +70,7 @@ def words():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "error"),
     [
@@ -83,6 +88,7 @@ def test_every_rank_hears_of_a_mistake(mistake, error, words):
     assert all(error in words[mistake][rank] for rank in range(3)), words[mistake]
 
 
+@pytest.mark.slow
 def test_who_runs_out_of_time_learns_who_did_not_come(words):
     late = words["one_stays_away"]
     assert late[1] == ""
@@ -91,12 +97,14 @@ def test_who_runs_out_of_time_learns_who_did_not_come(words):
         assert all(f"rank {r} waits in all_reduce of float32[4], SUM, operation 1" in late[rank] for r in (0, 2))
 
 
+@pytest.mark.slow
 def test_both_ends_of_a_message_hear_of_its_size(words):
     said = words["a_message_of_another_size"]
     assert said[2] == "" and said[0] == said[1]
     assert "rank 0: message of float32[4]\n  rank 1: message of float32[5]" in said[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_gone_is_not_waited_for(words):
     assert (
         all("another rank has gone" in words["one_has_gone"][rank] for rank in (0, 1))

@@ -15,13 +15,14 @@ def names():
 
 
 @pytest.fixture(scope="module")
-def passed():
-    """The names of the checks that passed on 4 ranks."""
-    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", check=False)
+def passed(request):
+    """The names of the checks that passed on 4 ranks, of those that are wanted."""
+    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", *ranks.wanted(request, "name"), check=False)
     print(done.stderr)
     return re.findall(r"^ok (\w+)$", done.stdout, re.M)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", names())
 def test_as_on_one_device(name, passed):
     assert name in passed

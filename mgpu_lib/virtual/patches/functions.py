@@ -122,11 +122,20 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         is_causal
         and attn_mask is None
         and isinstance(query, VirtualTensor)
-        and not torch._fused_sdp_choice(query, key, value, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
+        and not by_one_kernel(query, key, value, dropout_p, scale, enable_gqa)
     ):
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         is_causal = False
     return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def by_one_kernel(query, key, value, dropout_p, scale, enable_gqa):
+    """Whether C++ will call one kernel for this causal attention, whose forms decide, and not single operations."""
+    forms = [
+        torch.empty_strided((1, *x.shape[1:]), x.stride(), dtype=x.dtype, device="cpu", requires_grad=x.requires_grad)
+        for x in (query, key, value)
+    ]
+    return torch._fused_sdp_choice(*forms, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa) != 0
 
 
 def pack_padded_sequence(input, lengths, batch_first):

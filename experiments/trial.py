@@ -1,0 +1,75 @@
+"""A trial of the clock: NVIDIA's figures of ResNet-50, which nothing was ever fitted to, and never may be.
+
+    python -m experiments.trial
+
+writes mgpu_lib/recorded/trial.json: every row of trial.json with what the clock said when it was first tried, and what
+it says now. Where the programs computed in half precision they kept images as channels last; the trial did not, so
+what that gives stands beside it.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torchvision
+
+from experiments import fingerprint
+from experiments.clock_validation import summary
+from experiments.record import provenance, write
+from mgpu_lib.prediction import predict
+from mgpu_lib.recorded import RESULTS
+
+PATH = Path(__file__).parent / "trial.json"
+OUT = RESULTS / "trial.json"
+SAMPLE = None  # all: a row takes less than a second
+
+
+def cases():
+    """{name of a row: (the row,)}."""
+    rows = json.loads(PATH.read_text())["rows"]
+    return {"/".join(map(str, list(row.values())[:5])): (row,) for row in rows}
+
+
+def recipe():
+    return {"sha256": fingerprint.of_times("experiments.trial.record", "experiments.trial.cases")}
+
+
+def published(row):
+    """Seconds of one step."""
+    if row["mode"] == "train":
+        return row["batch_per_gpu"] * row["gpus"] / row["images_per_second"]
+    return row["milliseconds"] / 1e3
+
+
+def seconds(row, layout=torch.contiguous_format):
+    """What the clock says of a row's step."""
+    with torch.device("meta"):
+        net = torchvision.models.resnet50().to(memory_format=layout)
+        X = torch.empty(row["batch_per_gpu"] * row["gpus"], 3, 224, 224).to(memory_format=layout)
+    training, strategy = row["mode"] == "train", "ddp" if row["gpus"] > 1 else "manual"
+    return predict(net, X, row["gpu"], row["gpus"], strategy, row["precision"], training=training).seconds
+
+
+def record(row):
+    """A row with what the clock says; "then" and "now" have seconds, and which part of the real is too much."""
+    real = published(row)
+    said = {"then": row["then"], "now": seconds(row)}
+    if row["precision"] == "amp":
+        said["now, channels last"] = seconds(row, torch.channels_last)
+    errors = {name: {"predicted": round(t, 6), "error": round(t / real - 1, 4)} for name, t in said.items()}
+    return {**{key: value for key, value in row.items() if key != "then"}, "published": round(real, 6), **errors}
+
+
+def main():
+    printed = json.loads(PATH.read_text())
+    found = [record(*case) for case in cases().values()]
+    errors = {name: summary([row[name]["error"] for row in found]) for name in ("then", "now")}
+    about = {key: printed[key] for key in ("what", "source_url", "rule")}
+    written = {"recipe": recipe(), **about, "summary": errors, "rows": found}
+    write(OUT, {"provenance": provenance("experiments.trial"), **written})
+    for name, numbers in errors.items():
+        print(name, numbers)
+
+
+if __name__ == "__main__":
+    main()
