@@ -47,19 +47,14 @@ def predict(
 
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
-    gpu, link      names as `virtual_gpus` takes them
-    strategy       "manual": as `train_batch` does it, one process, a star all-reduce for each parameter;
-                   "data_parallel": the real nn.DataParallel; "ddp": the real DistributedDataParallel, as rank 0
-                   of `n_gpus` processes, the others of which do the same at the same time
-    precision      "fp32" (all in FP32, while PyTorch's defaults let convolutions use TF32 where a GPU has it), "tf32"
-                   (convolutions and matrix products), or "amp" (autocast to FP16)
+    gpu, link, host  as `virtual_gpus` takes them: a fast processor of today may need a third of the host's time
+    strategy       "manual": one process, as in `train_batch`, a star all-reduce for each parameter; "data_parallel" and
+                   "ddp": PyTorch's own, "ddp" as rank 0 of `n_gpus` processes that do the same at the same time
+    precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only, in eval mode and without gradients
-    host           how long the host takes for a call: 1 for the servers of 2018 to 2022 that the clock was fitted to;
-                   a fast processor of today may need a third. What holds at 1 and at 1/3 holds between, too
 
-    The batch lies on the GPUs already, as behind a good input pipeline. The loss is the cross-entropy of outputs
-    (N, classes), or else the mean of the output; the optimizer is SGD with momentum. ValueError or TypeError, naming
-    what was passed, for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
+    The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
+    has momentum. ValueError or TypeError for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
     """
     check(model, example_batch, n_gpus, strategy, precision, training)
     with virtual_gpus(n_gpus, gpu, link, backing="meta", host=host) as machine:

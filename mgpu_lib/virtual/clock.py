@@ -250,7 +250,7 @@ class Clock:
 
     def off(self):
         """Inside, this thread books nothing."""
-        return replaced(self.host(), off=True)
+        return temporarily(self.host(), off=True)
 
     @contextlib.contextmanager
     def backward(self):
@@ -268,11 +268,11 @@ class Clock:
 
     def in_cpp(self):
         """Inside, C++ calls the operations, which takes less of the host's time than a call from Python."""
-        return replaced(self.host(), caller=CPP_CALLS)
+        return temporarily(self.host(), caller=CPP_CALLS)
 
 
 @contextlib.contextmanager
-def replaced(owner, **values):
+def temporarily(owner, **values):
     """Inside, attributes of `owner` have these values."""
     before = {name: getattr(owner, name) for name in values}
     vars(owner).update(values)

@@ -202,10 +202,13 @@ def test_an_entry_without_a_name_is_an_error(tmp_path):
 
 
 def number_of(name):
-    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, nothing in the index."""
+    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, "B." in the second appendix."""
     page = name.rpartition("/")[2]
     if not name.startswith("chapters/"):
         return ""
+    if page.startswith("appendix-"):
+        appendices = sorted(path.name for path in (ROOT / "chapters").glob("appendix-*.ipynb"))
+        return f"{'AB'[appendices.index(page)]}."
     return f"{int(page[:2]) if page[:2].isdigit() else page[0].upper()}."
 
 

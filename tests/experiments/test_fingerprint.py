@@ -390,7 +390,7 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
             ("experiments/published_transformers.json", '"measured": 245000', '"measured": 245001'),
             {"transformer_validation"},
         ),
-        (("experiments/trial.json", '"images_per_second": 367\n', '"images_per_second": 368\n'), {"trial"}),
+        (("experiments/trial.json", '"images_per_second": 367,', '"images_per_second": 368,'), {"trial"}),
     ],
 )
 @pytest.mark.sweep(4)

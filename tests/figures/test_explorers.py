@@ -170,12 +170,12 @@ def test_sentences(says):
         (
             {"batch_size": 1, "lr": 0.063, "num_gpus": 4},
             "accuracy 90.4% after 4 epochs (220,000 steps), 90.0% to 90.8% over 3 seeds. No cell of this map is "
-            "better. An epoch takes 39.4 s on 4 V100s, 3 of them without an image (modelled).",
+            "better. An epoch takes 39.5 s on 4 V100s, 3 of them without an image (modelled).",
         ),
         (
             {"batch_size": 4096, "lr": 1.0, "budget": "steps"},
             "accuracy 90.4% after 215 steps (880,640 images), 90.0% to 90.8% over 3 seeds. As good as the best "
-            "cell (batch 16, rate 0.4) within the spread of the seeds, and 15 times as slow. An epoch takes 141 ms on "
+            "cell (batch 16, rate 0.4) within the spread of the seeds, and 15 times as slow. An epoch takes 142 ms on "
             "one V100 (modelled).",
         ),
     ):
@@ -349,7 +349,7 @@ def test_the_map_shows_accuracies_divergence_and_the_best_of_each_batch_size(pag
     assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 4 epochs, in %"
     control(root, "Compare at").select_option("equal steps")
     assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 215 steps, in %"
-    assert root.locator(".mgpu-times").text_content() == "s/epoch39.42.460.230.14"
+    assert root.locator(".mgpu-times").text_content() == "s/epoch39.52.470.230.14"
 
 
 def test_a_place_among_the_rates_goes_by_their_ratio(calls):

@@ -148,6 +148,7 @@ FIT_THE_CLOCK = {
     "collective_validation",
     "published",
     "sheets",
+    "transformer_fit",
     "appendix-clock",
 }
 

@@ -699,4 +699,4 @@ with virtual_gpus(2):
 @pytest.mark.slow
 def test_a_pytorch_built_without_cuda():
     run = subprocess.run([sys.executable, "-c", CPU_BUILD], capture_output=True, text=True, timeout=120)
-    assert run.stdout == "['sm_70'] True\n", run.stderr
+    assert run.stdout == "['sm_80'] True\n", run.stderr
