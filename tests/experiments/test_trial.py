@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from experiments import trial
 from experiments.clock_validation import summary
 from experiments.fingerprint import ROOT
@@ -44,6 +46,7 @@ def test_all_rows_are_there():
         assert abs(rate / wanted - 1) < 1e-3
 
 
+@pytest.mark.slow
 def test_no_fit_can_read_its_rows():
     done = subprocess.run(
         [sys.executable, "-c", FITS], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
