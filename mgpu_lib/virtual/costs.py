@@ -165,9 +165,15 @@ def flops(func, args, kwargs, out):
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * flop_registry[aten.convolution](X, W, None, *options, out_val=grad)
     count = flop_registry.get(func.overloadpacket)
-    if "scaled_dot_product" in func.overloadpacket.__name__ and any(arg is True for arg in args):
+    if is_causal(func, args, kwargs):
         return count(*args, **(kwargs or {}), out_val=out) // 2  # causal: the kernels leave out what lies in the future
     return count(*args, **(kwargs or {}), out_val=out) if count else 2 * max(t.numel() for t in tensors_in(args))
+
+
+def is_causal(func, args, kwargs):
+    """Whether this is attention that leaves out what comes later."""
+    names = (argument.name for argument in func.overloadpacket.default._schema.arguments)
+    return dict(zip(names, args, strict=False)).get("is_causal", (kwargs or {}).get("is_causal", False))
 
 
 def results(name, args, out):

@@ -46,14 +46,14 @@ def test_all_rows_are_there():
         assert abs(rate / wanted - 1) < 1e-3
 
 
+def run(program):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.mark.slow
 def test_no_fit_can_read_its_rows():
-    done = subprocess.run(
-        [sys.executable, "-c", FITS], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run(FITS)
     assert done.returncode == 0, done.stderr
-    opened = FITS + "\nimport experiments.trial\nexperiments.trial.cases()\n"
-    done = subprocess.run(
-        [sys.executable, "-c", opened], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run(f"{FITS}\nimport experiments.trial\nexperiments.trial.cases()\n")
     assert done.returncode == 1 and "opened the trial's rows" in done.stderr  # it would be seen
