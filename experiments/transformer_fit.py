@@ -2,9 +2,9 @@
 
     python -m experiments.transformer_fit
 
-writes mgpu_lib/virtual/transformers.json. It comes after `clock_fit` and leaves alone what that has fitted: images say
-little about large matrix products in half precision, attention, layer norm, large losses and Adam. As there, each
-setting is drawn towards a plain starting value, by as much as it is known beforehand.
+writes mgpu_lib/virtual/transformers.json. It comes after `clock_fit` and leaves alone all else that was fitted there:
+images say little about large matrix products in half precision, attention, layer norm, large losses and Adam. As there,
+each setting is drawn towards a plain starting value, by as much as it is known beforehand.
 """
 
 import math
