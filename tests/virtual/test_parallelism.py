@@ -16,10 +16,7 @@ def names():
 
 @pytest.fixture(scope="module")
 def passed(request):
-    """The names of the checks that passed on 4 ranks, of those that are wanted."""
-    done = ranks.torchrun(4, PROGRAMS / "parallelism.py", *ranks.wanted(request, "name"), check=False)
-    print(done.stderr)
-    return re.findall(r"^ok (\w+)$", done.stdout, re.M)
+    return ranks.passed(request, PROGRAMS / "parallelism.py")
 
 
 @pytest.mark.sweep(4)

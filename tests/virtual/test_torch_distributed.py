@@ -20,10 +20,7 @@ def checks(program):
 
 @pytest.fixture(scope="module")
 def passed(request):
-    """The names of the checks that passed, of those that are wanted, on groups of 1 to 4 ranks."""
-    done = ranks.torchrun(4, PROGRAMS / "collectives.py", *ranks.wanted(request, "name"), check=False)
-    print(done.stderr)
-    return re.findall(r"^ok (\w+)$", done.stdout, re.M)
+    return ranks.passed(request, PROGRAMS / "collectives.py")
 
 
 @pytest.mark.sweep(3)
