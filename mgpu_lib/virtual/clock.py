@@ -93,10 +93,10 @@ class Clock:
     """The times of one machine's hosts and streams, and what happened when."""
 
     def __init__(self, factor=1.0):
-        self.events = deque(maxlen=LIMIT)  # what makes an Event, and its arguments: most are never looked at
+        self.events = deque(maxlen=LIMIT)  # tuples, each to make an Event of: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
-        self.prices = {}  # what an operation costs, by the operation and the shapes it is called with
-        self.ports = {}  # (what a copy occupies, see Topology.port, "copy in" or "copy out") -> when it is free
+        self.prices = {}  # what `price` says, by the operation and the shapes it is called with
+        self.ports = {}  # what a copy occupies at an end, see Topology.way -> when that is free
         self.shared = Host("host", factor=factor)
         self.reproducible = True  # False once the program has asked what only real time decides
 
@@ -112,37 +112,38 @@ class Clock:
         host = this_thread.host or self.shared
         if host.off:
             return
-        spec = gpu.machine.spec
-        if spec.tf32 is not None:
-            key = key, self.tf32 or costs.tf32_allowed()
-        price, waits = self.prices.get(key) or self.price(spec, func, args, kwargs, out, key)
+        price, waits, tf32 = self.prices.get(key) or self.price(gpu, func, args, kwargs, out, key)
+        if tf32 is not None and tf32 != (self.tf32 or costs.tf32_allowed()):  # a switch was turned
+            price, waits, tf32 = self.price(gpu, func, args, kwargs, out, key)
         called, launched = host.spend(price[host.caller], gpu.index)
         if price.seconds:
-            streams = gpu.streams
+            streams, work = gpu.streams, price.work
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, price.seconds)
-            self.events.append(
-                (kernel_event, price, gpu.index, stream.name, start, end, called, launched, host.thread, host.phase)
-            )
+            what, when = (work.name, work.kind, gpu.index, stream.name), (start, end, called, launched)
+            self.events.append(what + when + (host.thread, host.phase, work.nbytes, work.flops, price.bound))
         if waits:
             self.read(gpu)
 
     def since(self, start):
         """The events that were asked for at `start` or later, with times counted from there."""
-        events = (make(*values) for make, *values in list(self.events))
+        events = (Event(*values) for values in list(self.events))
         return [
             e._replace(start=e.start - start, end=e.end - start, called=e.called - start, launched=e.launched - start)
             for e in events
             if e.called >= start
         ]
 
-    def price(self, spec, func, args, kwargs, out, key):
-        """The cost of an operation, and whether the host waits for its result; entered under `key`."""
-        tf32 = NO_TF32 if spec.tf32 is None else key[1]
+    def price(self, gpu, func, args, kwargs, out, key):
+        """The cost of an operation, whether the host waits for its result, and the TF32 switches that this holds for,
+        or None if they don't matter; entered under `key`."""
+        spec = gpu.machine.spec
+        tf32 = NO_TF32 if spec.tf32 is None else self.tf32 or costs.tf32_allowed()
         price = costs.price(costs.work(func, args, kwargs, out, tf32), spec)
         if len(self.prices) > LIMIT:  # a program with ever new shapes
             self.prices.clear()
-        self.prices[key] = price, waits_for(price.work.name, args)
+        switched = spec.tf32 is not None and price.work.kind in costs.TENSOR
+        self.prices[key] = price, waits_for(price.work.name, args), tf32 if switched else None
         return self.prices[key]
 
     def synchronize(self, gpu, waited_for, latency=0.0):
@@ -166,36 +167,23 @@ class Clock:
         host = self.host()
         if host.off:
             return
-        ends = [
-            (gpu, row, current_stream_of(gpu), other and other.index)
-            for gpu, row, other in ((source, "copy out", target), (target, "copy in", source))
-            if gpu is not None
-        ]
-        first, machine = ends[0][0], ends[0][0].machine
+        gpus, first = [gpu for gpu in (source, target) if gpu is not None], source or target
+        streams, peer = [current_stream_of(gpu) for gpu in gpus], len(gpus) == 2
+        link, ports = first.machine.topology.way(source and source.index, target and target.index)
         called, launched = host.spend(HOST_COPY, first.index)
-        if len(ends) == 2:
-            link, kind = machine.topology.joint(source.index, target.index), "peer"
-        else:
-            link, kind = machine.pcie, memory
-        start, end = self.occupy(ends, launched, costs.link_seconds(nbytes, link, kind))
+        start = max(launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))
+        end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)
+        for stream in streams:
+            stream.free = end
         name, phase = f"copy {name_of(source)} to {name_of(target)}", host.phase
-        for gpu, row, *_ in ends:
+        for gpu, port in zip(gpus, ports, strict=True):
+            self.ports[port] = end
             times = start, end, called, launched
-            self.events.append((Event, name, "copy", gpu.index, row, *times, host.thread, phase, nbytes, 0, "link"))
-        if len(ends) == 1 and not (memory == "pinned" and non_blocking):
+            self.events.append((name, "copy", gpu.index, port[1], *times, host.thread, phase, nbytes, 0, "link"))
+        if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
-        elif len(ends) == 2 and host.engine is not None:  # the thread that serves the target hears of it now
+        elif peer and host.engine is not None:  # the thread that serves the target hears of it now
             host.wait(target.index, launched)
-
-    def occupy(self, ends, start, seconds):
-        """A copy takes the streams and ports of its `ends`, at `start` or when they are free: from when to when."""
-        ports = [(gpu.machine.topology.port(gpu.index, other), row) for gpu, row, _, other in ends]
-        for (_, _, stream, _), port in zip(ends, ports, strict=True):
-            start = max(start, stream.free, self.ports.get(port, 0.0))
-        end = start + seconds
-        for (_, _, stream, _), port in zip(ends, ports, strict=True):
-            stream.free = self.ports[port] = end
-        return start, end
 
     def kernel(self, gpu, name, seconds):
         """A kernel of so many `seconds` in the current stream of `gpu`, which no operation of PyTorch stands for."""
@@ -203,9 +191,7 @@ class Clock:
         called, launched = host.spend(HOST["pointwise"][0], gpu.index)
         stream = current_stream_of(gpu)
         times = *stream.enqueue(launched, seconds), called, launched
-        self.events.append(
-            (Event, name, "pointwise", gpu.index, stream.name, *times, host.thread, host.phase, 0, 0, "fixed")
-        )
+        self.events.append((name, "pointwise", gpu.index, stream.name, *times, host.thread, host.phase, 0, 0, "fixed"))
 
     def collective(self, name, gpus, nbytes, seconds):
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
@@ -216,7 +202,7 @@ class Clock:
         times, row = (start, start + seconds, called, launched), "collective"
         for gpu, stream in zip(gpus, on, strict=True):
             stream.free = start + seconds
-            self.events.append((Event, name, row, gpu.index, row, *times, host.thread, host.phase, nbytes, 0, "link"))
+            self.events.append((name, row, gpu.index, row, *times, host.thread, host.phase, nbytes, 0, "link"))
             host.wait(gpu.index, launched)
 
     def work(self, seconds, name="work"):
@@ -245,7 +231,7 @@ class Clock:
 
     def host_event(self, name, thread, start, end):
         self.events.append(
-            (Event, name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
+            (name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
         )
 
     def off(self):
@@ -305,11 +291,6 @@ class ReplicaThread(threading.Thread):
         super().join(timeout)
         self.parent.now = max(self.parent.now, self.host.now)
         self.parent.children -= 1
-
-
-def kernel_event(price, gpu, row, start, end, called, launched, thread, phase):
-    work, times = price.work, (start, end, called, launched)
-    return Event(work.name, work.kind, gpu, row, *times, thread, phase, work.nbytes, work.flops, price.bound)
 
 
 def waits_for(name, args):

@@ -22,7 +22,6 @@ from mgpu_lib.virtual.clock import current_stream_of
 from mgpu_lib.virtual.rates import HOST_COPY
 from mgpu_lib.virtual.streams import Stream
 from mgpu_lib.virtual.tensor import VirtualTensor, wrap
-from mgpu_lib.virtual.timeline import Event
 
 RECORD = 256  # bytes of what a rank says
 PATIENCE = 0.25  # part of the time limit after which a rank that waits leaves word of where
@@ -132,7 +131,7 @@ class NcclWork(torch._C._distributed_c10d.Work):
             name, called, launched, thread, phase, nbytes = self.booked
             row, times = communicator.row, (self.start, self.end, called, launched)
             communicator.gpu.clock.events.append(
-                (Event, name, "collective", communicator.gpu.index, row, *times, thread, phase, nbytes, 0, "link")
+                (name, "collective", communicator.gpu.index, row, *times, thread, phase, nbytes, 0, "link")
             )
             self.booked = None
 

@@ -119,10 +119,17 @@ def take_in(rule, func, args, kwargs):
         misplaced += elsewhere
     else:
         inner_kwargs, key = kwargs, (id(func), key)
-    if misplaced and not rule.mixes and not called_by_autograd():
+    if misplaced and not accepts(rule, misplaced) and not called_by_autograd():
         for tensor in check_devices(func, args, kwargs, gpu, misplaced):
             count(tensor.nbytes, None, gpu)
     return inner, inner_kwargs, gpu, key
+
+
+def accepts(rule, misplaced):
+    """Whether an operation takes these tensors from other devices, as far as that can be said at once."""
+    if rule.takes_scalars and all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in misplaced):
+        return True
+    return rule.mixes
 
 
 def unwrap(values, gpu):

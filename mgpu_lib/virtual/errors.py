@@ -5,6 +5,7 @@ import weakref
 import torch
 
 from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.rules import STRICT
 
 GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -20,7 +21,6 @@ KERNELS = {
 }
 # Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
 ITERATED = set("mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits allclose dist".split())
-STRICT = {"cat", "stack", "nll_loss_forward", "embedding", "index_select", "gather", "addmm", "mm", "bmm"}
 ARGUMENTS = {
     ("embedding", "indices"): "index",
     ("embedding", "weight"): "self",

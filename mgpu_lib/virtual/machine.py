@@ -68,7 +68,7 @@ class Machine:
         super().__setattr__(name, value)
 
     def __repr__(self):
-        return f"<{len(self.gpus)} virtual {self.spec.key}, {self.link.name}, {'on' if self in RUNNING else 'off'}>"
+        return f"<{len(self.gpus)} virtual {self.spec.key}, {self.topology.name}, {'on' if self in RUNNING else 'off'}>"
 
     @property
     def devices(self):

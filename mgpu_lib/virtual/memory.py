@@ -1,8 +1,9 @@
 """What each virtual GPU holds, its peak, and running out.
 
-The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. Blocks
-that are freed stay reserved, in steps of 2 MiB, until `torch.cuda.empty_cache()`. Two things are left out:
-fragmentation, and the scratch memory that a kernel takes and gives back while it runs.
+The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. As there,
+blocks of more than 1 MiB have a pool of their own, and blocks that are freed stay reserved, in steps of 2 MiB, until
+`torch.cuda.empty_cache()`. Two things are left out: fragmentation, and the scratch memory that a kernel takes and gives
+back while it runs.
 """
 
 import threading
@@ -10,6 +11,7 @@ import threading
 import torch
 
 BLOCK = 512
+SMALL = 1 << 20  # bytes of a block that the small pool still takes
 SEGMENT = 2 << 20
 
 
@@ -30,13 +32,38 @@ class Block:
         self.ledger.release(self.nbytes)
 
     def resize(self, nbytes):
-        """Take `nbytes` from now on; torch.OutOfMemoryError, and nothing changes, if the GPU has no room for more."""
-        nbytes, before = round_up(nbytes, BLOCK), self.nbytes
-        if nbytes > before:
-            self.ledger.take(nbytes - before, blocks=0 if before else 1)
-        else:
-            self.ledger.release(before - nbytes, blocks=0 if nbytes else 1)
-        self.nbytes = nbytes
+        """Take `nbytes` from now on; torch.OutOfMemoryError, and nothing changes, if the GPU has no room for more.
+
+        As with CUDA, new memory is taken before the old is given back, because what it holds is copied.
+        """
+        before, self.nbytes = self.nbytes, self.ledger.take(nbytes)
+        self.ledger.release(before)
+
+
+class Pool:
+    """One of the allocator's two pools: bytes, blocks and reserved bytes, each now, at their peak, and taken ever."""
+
+    def __init__(self):
+        self.allocated = self.blocks = self.reserved = 0
+        self.reset_peak()
+        self.reset_accumulated()
+
+    def reset_peak(self):
+        self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved
+
+    def reset_accumulated(self):
+        """Count anew what is taken and given back from now on."""
+        self.ever_allocated = self.ever_blocks = self.ever_reserved = 0
+        self.at_reset = self.blocks, self.allocated, self.reserved
+
+    def stats(self):
+        """For blocks, bytes, and reserved bytes: how many now, at most, taken ever, and how many when that began."""
+        blocks, allocated, reserved = self.at_reset
+        return (
+            (self.blocks, self.peak_blocks, self.ever_blocks, blocks),
+            (self.allocated, self.peak, self.ever_allocated, allocated),
+            (self.reserved, self.peak_reserved, self.ever_reserved, reserved),
+        )
 
 
 class Ledger:
@@ -45,43 +72,63 @@ class Ledger:
     This process may take `fraction` of the capacity.
     """
 
+    allocated, blocks, reserved = (
+        property(lambda self, name=name: getattr(self.small, name) + getattr(self.large, name))
+        for name in ("allocated", "blocks", "reserved")
+    )
+
     def __init__(self, index, capacity):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
-        self.allocated = self.peak = self.reserved = self.peak_reserved = 0
-        self.blocks = self.peak_blocks = 0
+        self.small, self.large = Pool(), Pool()
+        self.reset_peak()
         self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
 
-    def take(self, nbytes, blocks=1):
-        """Enter `nbytes`, rounded up, in so many new blocks, and return them; torch.OutOfMemoryError without room."""
+    def take(self, nbytes):
+        """Enter a block of `nbytes`, rounded up, and return its size; torch.OutOfMemoryError without room."""
         size = -(-nbytes // BLOCK) * BLOCK  # round_up(nbytes, BLOCK), which is called too often
         if not size:
             return 0
+        small, large = self.small, self.large
+        pool = small if size <= SMALL else large
         with self.lock:
-            now = self.allocated + size
+            now = small.allocated + large.allocated + size
             if now > self.capacity or self.fraction < 1:
                 self.check(size)
-            self.allocated = now
-            self.ever_allocated += size
-            self.blocks += blocks
-            self.ever_blocks += blocks
-            if self.blocks > self.peak_blocks:
-                self.peak_blocks = self.blocks
+            pool.allocated += size
+            pool.ever_allocated += size
+            pool.blocks += 1
+            pool.ever_blocks += 1
+            if pool.blocks > pool.peak_blocks:
+                pool.peak_blocks = pool.blocks
+            if pool.allocated > pool.peak:
+                pool.peak = pool.allocated
+            if small.blocks + large.blocks > self.peak_blocks:
+                self.peak_blocks = small.blocks + large.blocks
             if now > self.peak:
                 self.peak = now
-            if now > self.reserved:
-                wanted = min(round_up(now, SEGMENT), self.capacity)
-                self.ever_reserved += wanted - self.reserved
-                self.reserved = wanted
-                self.peak_reserved = max(self.peak_reserved, wanted)
+            if pool.allocated > pool.reserved:
+                self.reserve(pool)
         return size
 
-    def release(self, nbytes, blocks=1):
-        """Give back what `take` took."""
-        if nbytes:
+    def release(self, size):
+        """Give back a block that `take` entered."""
+        if size:
+            pool = self.small if size <= SMALL else self.large
             with self.lock:
-                self.allocated -= nbytes
-                self.blocks -= blocks
+                pool.allocated -= size
+                pool.blocks -= 1
+
+    def reserve(self, pool):
+        """Take from the driver what `pool` needs; if that is too much, what nobody uses is given back first."""
+        wanted = round_up(pool.allocated, SEGMENT)
+        if self.reserved - pool.reserved + wanted > self.capacity:
+            self.empty_cache()
+            wanted = min(wanted, self.capacity - self.reserved + pool.reserved)
+        pool.ever_reserved += wanted - pool.reserved
+        pool.reserved = wanted
+        pool.peak_reserved = max(pool.peak_reserved, wanted)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def check(self, nbytes):
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
@@ -100,39 +147,56 @@ class Ledger:
         )
 
     def empty_cache(self):
-        self.reserved = round_up(self.allocated, SEGMENT)
+        for pool in (self.small, self.large):
+            pool.reserved = min(pool.reserved, round_up(pool.allocated, SEGMENT))
 
     def reset_peak(self):
-        self.peak, self.peak_reserved, self.peak_blocks = self.allocated, self.reserved, self.blocks
+        self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved
+        self.small.reset_peak()
+        self.large.reset_peak()
 
     def reset_accumulated(self):
         """Count anew what is taken and given back from now on."""
-        self.ever_blocks = self.ever_allocated = self.ever_reserved = self.out_of_memory = 0
-        self.at_reset = self.blocks, self.allocated, self.reserved
+        self.out_of_memory = 0
+        self.small.reset_accumulated()
+        self.large.reset_accumulated()
 
     def stats(self):
-        """The nested dictionary that `torch.cuda.memory_stats` flattens; no split into pools."""
-
-        def stat(current, peak, taken, at_reset):
-            freed = at_reset + taken - current
-            return {"all": {"current": current, "peak": peak, "allocated": taken, "freed": freed}}
-
-        blocks = stat(self.blocks, self.peak_blocks, self.ever_blocks, self.at_reset[0])
-        allocated = stat(self.allocated, self.peak, self.ever_allocated, self.at_reset[1])
-        reserved = stat(self.reserved, self.peak_reserved, self.ever_reserved, self.at_reset[2])
-        none = stat(0, 0, 0, 0)  # no block is ever split, and a request is never tried twice
+        """The nested dictionary that `torch.cuda.memory_stats` flattens."""
+        pools = {"small_pool": self.small.stats(), "large_pool": self.large.stats()}
+        peaks = self.peak_blocks, self.peak, self.peak_reserved
+        sums = [[sum(both) for both in zip(*stats, strict=True)] for stats in zip(*pools.values(), strict=True)]
+        pools["all"] = [(now, peak, *rest) for (now, _, *rest), peak in zip(sums, peaks, strict=True)]
+        blocks, allocated, reserved, segments, none = (
+            {pool: stat(*numbers(stats)) for pool, stats in pools.items()}
+            for numbers in (
+                lambda stats: stats[0],
+                lambda stats: stats[1],
+                lambda stats: stats[2],
+                lambda stats: [-(-nbytes // SEGMENT) for nbytes in stats[2]],
+                lambda stats: (0, 0, 0, 0),  # no block is ever split, and a request is never tried twice
+            )
+        )
         return {
             "allocation": blocks,
             "active": blocks,
+            "segment": segments,
             "allocated_bytes": allocated,
             "active_bytes": allocated,
             "requested_bytes": allocated,
             "reserved_bytes": reserved,
             "inactive_split": none,
             "inactive_split_bytes": none,
+            "oversize_allocations": none["all"],
+            "oversize_segments": none["all"],
             "num_alloc_retries": 0,
             "num_ooms": self.out_of_memory,
         }
+
+
+def stat(current, peak, taken, before):
+    """One row; `before` there were when counting what is taken began."""
+    return {"current": current, "peak": peak, "allocated": taken, "freed": before + taken - current}
 
 
 def readable(nbytes):

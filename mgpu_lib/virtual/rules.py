@@ -15,7 +15,7 @@ MIXING |= {
     "mkldnn_rnn_layer_backward",
 }  # in place of biases that there aren't, C++ makes zeros there
 
-
+STRICT = set("cat stack nll_loss_forward embedding index_select gather addmm mm bmm".split())  # take no scalars
 FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM
 
 
@@ -26,6 +26,7 @@ class Rule(NamedTuple):
     func: Callable  # what runs on the inner tensors
     call: Callable  # the same without a Python function around it
     mixes: bool  # PyTorch lets it mix devices
+    takes_scalars: bool  # for certain; of operations that write to their arguments `errors.check_devices` decides
     mutates: bool  # writes to an argument, and returns it
     reshapes: bool  # may change that argument's sizes or strides
     written_lists: list  # (position, name) of lists of tensors that it writes to, as optimizers' foreach functions do
@@ -40,7 +41,8 @@ def rule_of(func, handler):
     written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
     lists = [(i, a.name) for i, a in written if a.type.kind() == "ListType"]
     call = getattr(runs, "_op", runs)
-    return Rule(handler, runs, call, name in MIXING, func._schema.is_mutable, reshapes, lists)
+    takes_scalars = not func._schema.is_mutable and name not in STRICT
+    return Rule(handler, runs, call, name in MIXING, takes_scalars, func._schema.is_mutable, reshapes, lists)
 
 
 def is_composite(func):

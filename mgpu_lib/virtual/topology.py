@@ -143,6 +143,14 @@ class Topology:
         self.kind, self.link, self.pcie, self.network = kind, link, pcie, network
         self.cards = cards or (network and network.cards) or (kind.cards if kind else 1)
         self.found = {}  # rings, by the GPUs that they go through
+        self.ways = {}  # what `way` says
+
+    @property
+    def name(self):
+        """The link's name; of machine types theirs, with the link and the network."""
+        if self.kind is None:
+            return self.link.name
+        return f"{self.kind.key} ({self.link.name}{f', {self.network.key}' if self.network else ''})"
 
     def node(self, gpu):
         """The number of the node that this GPU is in."""
@@ -186,6 +194,16 @@ class Topology:
         name = "PIX" if switch == other_switch else "NODE" if socket == other_socket else "SYS"
         bandwidth = min(self.pcie.bandwidth, self.kind.sockets) if name == "SYS" else self.pcie.bandwidth
         return Joint(name, bandwidth, self.pcie.latency)
+
+    def way(self, source, target):
+        """(Joint or Link, ports): what a copy from GPU `source` to GPU `target` goes over (one of them None: the host),
+        and what it occupies at both ends, as keys."""
+        ends = source, target
+        if ends not in self.ways:
+            link = self.pcie if None in ends else self.joint(source, target)
+            rows = (source, target, "copy out"), (target, source, "copy in")
+            self.ways[ends] = link, [(self.port(gpu, other), row) for gpu, other, row in rows if gpu is not None]
+        return self.ways[ends]
 
     def port(self, gpu, other):
         """What a copy between `gpu` and GPU `other` (None: the host) occupies at the end of `gpu`: a key."""

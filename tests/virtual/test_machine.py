@@ -249,7 +249,6 @@ def test_blocks_are_rounded_up_to_512_bytes(gpus):
     y = torch.empty(129, device="cuda:0")
     assert torch.cuda.memory_allocated(0) == 512 + 1024 and torch.cuda.memory_stats(0)["allocation.all.current"] == 2
     assert torch.cuda.mem_get_info(0) == (gpus.spec.memory - 2 * MiB, gpus.spec.memory)
-    assert "cuda:0 (virtual)" in torch.cuda.memory_summary(0)
     del x, y
 
 
@@ -324,10 +323,42 @@ def test_memory_statistics(gpus):
     torch.cuda.reset_accumulated_memory_stats(0)
     torch.cuda.reset_peak_memory_stats(0)
     assert stats("allocation") == [1, 1, 0, 0] and stats("allocated_bytes") == [4 * MiB, 4 * MiB, 0, 0]
-    kept.resize_(2 * MiB)
-    assert stats("allocation") == [1, 1, 0, 0] and stats("allocated_bytes") == [8 * MiB, 8 * MiB, 4 * MiB, 0]
+    kept.resize_(
+        2 * MiB
+    )  # CUDA copies to new memory, and then gives back the old (aten/src/ATen/native/cuda/Resize.cpp)
+    assert stats("allocation") == [1, 2, 1, 1]
+    assert stats("allocated_bytes") == [8 * MiB, 12 * MiB, 8 * MiB, 4 * MiB]
     del kept
-    assert stats("allocation") == [0, 1, 0, 1] and stats("allocated_bytes") == [0, 8 * MiB, 4 * MiB, 8 * MiB]
+    assert stats("allocation") == [0, 2, 1, 2] and stats("allocated_bytes") == [0, 12 * MiB, 8 * MiB, 12 * MiB]
+
+
+def test_blocks_above_a_mebibyte_have_a_pool_of_their_own(gpus):
+    small, large = torch.empty(MiB // 4, device="cuda:0"), torch.empty(MiB // 4 + 1, device="cuda:0")
+    stats = torch.cuda.memory_stats(0)
+    rows = ("allocation", "allocated_bytes", "reserved_bytes", "segment")
+    pools = {pool: [stats[f"{row}.{pool}.current"] for row in rows] for pool in ("small_pool", "large_pool", "all")}
+    assert pools["small_pool"] == [1, MiB, 2 * MiB, 1] and pools["large_pool"] == [1, MiB + 512, 2 * MiB, 1]
+    assert pools["all"] == [2, 2 * MiB + 512, 4 * MiB, 2]
+    summary = torch.cuda.memory_summary(0)  # PyTorch's own table, which asks for every row
+    assert "from large pool |   1024 KiB" in summary and "CUDA OOMs: 0" in summary
+    del small
+    stats = torch.cuda.memory_stats(0)
+    assert [stats[f"allocated_bytes.small_pool.{name}"] for name in ("current", "peak", "freed")] == [0, MiB, MiB]
+    assert stats["allocated_bytes.all.peak"] == 2 * MiB + 512 and stats["allocated_bytes.large_pool.freed"] == 0
+    del large
+
+
+def test_reserved_memory_gives_way(v100s):
+    """What one pool keeps for later, the other may have."""
+    GiB = 1 << 30
+    blocks = [torch.empty(MiB, dtype=torch.uint8, device="cuda:0") for _ in range(15 << 10)]
+    del blocks
+    assert torch.cuda.memory_reserved(0) == 15 * GiB
+    large = torch.empty(15 * GiB, dtype=torch.uint8, device="cuda:0")
+    assert torch.cuda.memory_reserved(0) == 15 * GiB
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(GiB, dtype=torch.uint8, device="cuda:0")
+    del large
 
 
 @pytest.mark.parametrize("backing", ["cpu", "meta"])

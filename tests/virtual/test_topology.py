@@ -72,6 +72,7 @@ def test_networks():
     two = topology("DGX A100", "InfiniBand HDR")
     assert [two.node(gpu) for gpu in (0, 7, 8, 15)] == [0, 0, 1, 1] and two.cards == 8
     assert two.joint(7, 8).name == "NET" and two.joint(8, 9).name == "NV12"
+    assert two.name == "DGX A100 (NVLink 3, 12 links, InfiniBand HDR)"
     assert topology("DGX A100", "Ethernet 25").cards == 1  # a machine has one such card, not eight
 
 

@@ -12,7 +12,6 @@ import torch
 
 from mgpu_lib.virtual import streams
 from mgpu_lib.virtual.errors import bad_fork, no_addresses
-from mgpu_lib.virtual.memory import readable
 from mgpu_lib.virtual.patches.properties import properties_of
 from mgpu_lib.virtual.running import current, current_index, select
 from mgpu_lib.virtual.tensor import VirtualTensor
@@ -124,7 +123,6 @@ def cuda_names():
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
         "set_stream": streams.set_stream,
-        "memory_summary": memory_summary,
         "is_current_stream_capturing": lambda: False,
     }
 
@@ -250,15 +248,6 @@ def memory_info(index):
 def empty_cache():
     for gpu in current().gpus:
         gpu.ledger.empty_cache()
-
-
-def memory_summary(device=None, abbreviated=False):
-    """What the ledger knows, as a table; PyTorch's own has rows for pools and segments that a ledger has not."""
-    held = ledger(current_index() if device is None else torch.cuda._utils._get_device_index(device, optional=True))
-    rows = [("allocated", held.allocated, held.peak), ("reserved", held.reserved, held.peak_reserved)]
-    lines = [f"{name:<10}{readable(now):>12}{readable(peak):>12}" for name, now, peak in rows]
-    head = f"cuda:{held.index} (virtual), {readable(held.capacity)}"
-    return "\n".join([head, f"{'':<10}{'now':>12}{'peak':>12}", *lines])
 
 
 def set_memory_fraction(fraction, index):

@@ -221,7 +221,8 @@ def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=
         return Base.to(x, device, copy=copy, **options)
     if isinstance(x, UninitializedTensorMixin):
         return lazy_on(x, gpu.device, options["dtype"])
-    moved = move(Base.to(x, **options), gpu, non_blocking)
+    same = dtype in (None, x.dtype) and memory_format is None
+    moved = move(x if same else Base.to(x, **options), gpu, non_blocking)
     if memory_format not in (None, torch.preserve_format):
         moved = moved.contiguous(memory_format=memory_format)
     return moved if gpu or target.type == "cpu" else Base.to(moved, device)
