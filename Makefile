@@ -1,6 +1,6 @@
 # Two commands do it: `make book` and `make test`. Each sets up .venv by itself, once per state of the requirements.
 #   make book                 build the static book and print where to open it
-#   make test                 ruff, and pytest --nbval over tests/ and chapters/; the slowest not, long sweeps in part
+#   make test                 ruff, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them
 #   make serve                build the book and serve it at http://localhost:8000
 #   make lab                  open the chapters in JupyterLab

@@ -94,24 +94,25 @@ def on_a_rank():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name, make, pairs in (("ResNet-18, 64 images a rank", resnet, 20), ("GPT, 4 x 256 tokens a rank", gpt, 10)):
-        median = statistics.median(ratios(rank, make, pairs))
-        if rank == 0:
-            print(f"{name}: {median:.3f} (bound {BOUND})", flush=True)
-        kept = median <= BOUND
-        if rank == 0 and not kept:
-            print("not kept", flush=True)
+        report(rank, name, ratios(rank, make, pairs), BOUND)
     dist.destroy_process_group()
 
 
-def main():
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+def report(rank, name, ratios, bound):
+    """Rank 0 prints the median of its ratios."""
+    median = statistics.median(ratios)
+    if rank == 0:
+        print(f"{name}: {median:.3f} (bound {bound}{', not kept' * (median > bound)})", flush=True)
+
+
+def run_on(ranks, module):
+    """Run `module` on so many ranks, print what they print, and exit: with 1 if a bound is not kept."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, "-m", "benchmarks.ddp_overhead"], env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT
-    )
+    done = subprocess.run([*launcher, "-m", module], env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
     print(done.stdout, end="")
     sys.exit(done.returncode or "not kept" in done.stdout)
 
 
 if __name__ == "__main__":
-    on_a_rank() if "LOCAL_RANK" in os.environ else main()
+    on_a_rank() if "LOCAL_RANK" in os.environ else run_on(RANKS, "benchmarks.ddp_overhead")

@@ -48,7 +48,18 @@ __all__ = [
     "virtual_gpus",
 ]
 
-MODULES = ("checkpoints", "checks", "collectives", "exercises", "plots", "splitting", "traffic", "tuning", "widgets")
+MODULES = (
+    "checkpoints",
+    "checks",
+    "collectives",
+    "ddp",
+    "exercises",
+    "plots",
+    "splitting",
+    "traffic",
+    "tuning",
+    "widgets",
+)
 
 
 def __getattr__(name):

@@ -15,18 +15,20 @@ matplotlib.use("Agg")  # no window for a figure that a test draws; kernels under
 
 lab = live.lab  # a fixture: a JupyterLab for the tests of one file
 
-LONG_CHAPTERS = {
-    "04-data-parallelism-from-scratch.ipynb",
-    "06-dataparallel-in-one-line.ipynb",
-    "museum.ipynb",
-}  # more than half of the time that all chapters take
+SHORT_CHAPTERS = {  # the others take more than half a minute each
+    "01-meet-your-gpus.ipynb",
+    "02-tensors-on-devices.ipynb",
+    "03-what-fills-the-memory.ipynb",
+    "05-the-parallel-primitives.ipynb",
+    "appendix-clock.ipynb",
+}
 INSIDE = ("file:", "data:", "blob:", "about:")
 
 
 def pytest_collection_modifyitems(config, items):
     """What `make test` leaves out, and `make test ALL=1` (MGPU_ALL=1) runs.
 
-    That is each test with the mark `slow`, the chapters that train longest, and of a test with `sweep(n)` all but every
+    That is each test with the mark `slow`, the chapters that take long, and of a test with `sweep(n)` all but every
     n-th case. Where those begin is chosen by the test's name, so that tests which go through the same list take
     different ones of it.
     """
@@ -34,7 +36,7 @@ def pytest_collection_modifyitems(config, items):
         return
     cases = defaultdict(list)
     for item in items:
-        if item.path.name in LONG_CHAPTERS:
+        if item.path.suffix == ".ipynb" and item.path.name not in SHORT_CHAPTERS:
             continue
         cases[item.nodeid.partition("[")[0]].append(item)
     kept = {item for test, its_cases in cases.items() for item in chosen(test, its_cases)}

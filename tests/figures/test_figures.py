@@ -24,6 +24,7 @@ COLOURS = """(names) => names.map((name) => {
     const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
     return [color, fill, backgroundColor].join();
 })"""
+pytestmark = pytest.mark.sweep(2)
 FOCUSABLE = ".mgpu :is(input, select, button, [tabindex='0'])"
 
 

@@ -65,6 +65,7 @@ def without_marks(text):
     return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))
 
 
+@pytest.mark.slow
 def test_what_ranks_print_comes_in_order(script, capsys):
     script.write_text(PRINTS)
     mgpu.launch("script.py", 2, "--epochs", 3, gpu="T4")

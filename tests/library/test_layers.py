@@ -35,7 +35,7 @@ ROWS = [
     "__init__",  # the public names
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
-    "rank_process",
+    "rank_process ddp",
     "parallel primitives splitting collectives models data",
     "devices table arguments recorded",
     "virtual",

@@ -114,6 +114,7 @@ def test_one_gpu_is_the_same_for_every_strategy():
     assert one == pytest.approx(seconds["ddp"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
     def seconds(**options):
         return mgpu.predict(resnet50, images(256), n_gpus=4, **options).seconds

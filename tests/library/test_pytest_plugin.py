@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # Named so that it is loaded also where the environment was made before there was the plugin; twice it never is.
 PYTEST = sys.executable, "-m", "pytest", "-p", "pytest_virtual_gpus", "--strict-markers", "-rA", "--tb=short"
@@ -62,6 +64,7 @@ def test_no_such_argument():
 """
 
 
+@pytest.mark.slow
 def test_the_plugin(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

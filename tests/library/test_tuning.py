@@ -281,6 +281,7 @@ def small_grid(few, tmp_path, monkeypatch):
     return done
 
 
+@pytest.mark.slow
 def test_an_interrupted_grid_goes_on_where_it_was(small_grid, monkeypatch, capsys):
     record = grid.record
 

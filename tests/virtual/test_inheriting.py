@@ -56,6 +56,7 @@ def check_reports(done, trace):
 OPTIONS = "--gpu", "A100-80", "--account", "--trace"
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_report_together(tmp_path):
     trace = tmp_path / "trace.json"
     trace.write_text('{"displayTimeUnit": "ms", "otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')

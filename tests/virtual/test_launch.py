@@ -37,6 +37,7 @@ def launched(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("program", [["script.py"], ["-m", "script"]])
 def test_a_program_runs_unmodified(folder, program):
     options = ["--gpus", "3", "--gpu", "T4", "--trace", "trace.json", "--account"]

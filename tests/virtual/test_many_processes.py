@@ -10,6 +10,7 @@ import pytest
 import ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
+pytestmark = pytest.mark.slow
 KERNEL = 1e-3  # seconds, as in programs/times.py
 
 
@@ -24,7 +25,6 @@ def run():
     return times()
 
 
-@pytest.mark.slow
 def test_times_are_the_same_in_every_run(run):
     """Also in two at once, each a load for the other."""
     with ThreadPoolExecutor(2) as pool:
@@ -70,7 +70,6 @@ def words():
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "error"),
     [
@@ -88,7 +87,6 @@ def test_every_rank_hears_of_a_mistake(mistake, error, words):
     assert all(error in words[mistake][rank] for rank in range(3)), words[mistake]
 
 
-@pytest.mark.slow
 def test_who_runs_out_of_time_learns_who_did_not_come(words):
     late = words["one_stays_away"]
     assert late[1] == ""
@@ -97,14 +95,12 @@ def test_who_runs_out_of_time_learns_who_did_not_come(words):
         assert all(f"rank {r} waits in all_reduce of float32[4], SUM, operation 1" in late[rank] for r in (0, 2))
 
 
-@pytest.mark.slow
 def test_both_ends_of_a_message_hear_of_its_size(words):
     said = words["a_message_of_another_size"]
     assert said[2] == "" and said[0] == said[1]
     assert "rank 0: message of float32[4]\n  rank 1: message of float32[5]" in said[0]
 
 
-@pytest.mark.slow
 def test_a_rank_that_has_gone_is_not_waited_for(words):
     assert (
         all("another rank has gone" in words["one_has_gone"][rank] for rank in (0, 1))

@@ -103,7 +103,7 @@ def operations():
 PARTS = 16
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.filterwarnings("ignore")
 def test_operations_equal_those_on_the_cpu(part):

@@ -19,7 +19,7 @@ def passed(request):
     return ranks.passed(request, PROGRAMS / "parallelism.py")
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_as_on_one_device(name, passed):
     assert name in passed

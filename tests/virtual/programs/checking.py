@@ -1,6 +1,9 @@
 """What the programs of checks share: a network, batches, and the network trained alone, on the CPU, as the oracle."""
 
 import copy
+import sys
+import traceback
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -90,3 +93,24 @@ def equal_on_all_ranks(tensor):
     everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everybody, tensor.detach().contiguous())
     return all(torch.equal(tensor, other) for other in everybody)
+
+
+def run(names):
+    """Run the checks of these names, or all: rank 0 prints "ok NAME" for each that no rank failed."""
+    dist.init_process_group("nccl", timeout=timedelta(seconds=8))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    for function in CHECKS:
+        if names and function.__name__ not in names:
+            continue
+        failed = 0
+        try:
+            function(rank, n)
+        except Exception:
+            failed = 1
+            print(f"rank {rank}, {function.__name__}", traceback.format_exc(), file=sys.stderr)
+        flag = torch.tensor(failed)
+        dist.all_reduce(flag, group=dist.new_group(backend="gloo"))
+        if rank == 0 and not flag:
+            print("ok", function.__name__, flush=True)
+    dist.destroy_process_group()

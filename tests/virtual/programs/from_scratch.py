@@ -1,0 +1,194 @@
+"""The library's own DistributedDataParallel, against the network on one device, and against PyTorch's.
+
+Run by torchrun; with names of checks as arguments, only those.
+"""
+
+import copy
+import sys
+
+import torch
+from checking import (
+    batches,
+    check,
+    equal_on_all_ranks,
+    network,
+    part,
+    parts,
+    raises,
+    run,
+    same,
+    same_networks,
+    sgd,
+    train,
+    trained_alone,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_lib import current_machine
+from mgpu_lib.ddp import DDP
+
+F = nn.functional
+SIZES = 1, 200, 25 * 2**20  # bytes: a bucket for each tensor, some, and one for all
+
+
+class Tied(nn.Module):
+    """The last layer has the weight of the first; a layer between is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = (nn.Linear(5, 5).double() for _ in range(3))
+        self.last.weight = self.first.weight
+        self.middle.requires_grad_(False)
+
+    def forward(self, X):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(X)))))
+
+
+class Branches(nn.Module):
+    """Each number has a branch of its own; the last is for nobody."""
+
+    def __init__(self, n=5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(5, 4).double()
+        self.branches = nn.ModuleList([nn.Linear(4, 3).double() for _ in range(n)])
+
+    def forward(self, X, number):
+        return self.branches[number](torch.tanh(self.trunk(X)))
+
+
+def replica(net, rank, **options):
+    """Ranks begin with different numbers: all get those of rank 0."""
+    net = copy.deepcopy(net).cuda()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(rank)
+    return DDP(net, **options)
+
+
+@check
+def any_bucket(rank, n):
+    for net in (network(), Tied()):
+        for size in SIZES:
+            ddp = train(replica(net, rank, bucket_bytes=size), parts(rank, n))
+            same_networks(ddp.module, trained_alone(net))
+            assert all(equal_on_all_ranks(p) for p in ddp.parameters())
+
+
+@check
+def as_pytorch_does_it(rank, n):
+    """To the last bit: the same sums in the same order."""
+    net = network().float()
+    data = [(X.float(), y) for X, y in parts(rank, n)]
+    theirs = train(DistributedDataParallel(copy.deepcopy(net).cuda(), device_ids=[rank]), data)
+    ours = train(replica(net, rank), data)
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+@check
+def uneven_shards(rank, n):
+    """The mean of the ranks' means is that of the batch if each counts by its rows."""
+    net = network()
+    ddp, rows = replica(net, rank), 10
+    for X, y in batches(rows):
+        mine, labels = X.tensor_split(n)[rank].cuda(), y.tensor_split(n)[rank].cuda()
+        (F.cross_entropy(ddp(mine), labels, reduction="sum") * n / rows).backward()
+        F.cross_entropy(net(X), y).backward()
+    for p, q in zip(ddp.module.parameters(), net.parameters(), strict=True):
+        same(p.grad, q.grad)
+
+
+@check
+def accumulation(rank, n):
+    """Two micro-batches a step: only the second travels, and it takes the first along."""
+    net, data = network(), list(batches(16))
+    ddp = replica(net, rank, bucket_bytes=200)
+    optimizer = sgd(ddp.parameters())
+    for X, y in data:
+        optimizer.zero_grad()
+        halves = list(zip(X.chunk(2), y.chunk(2), strict=True))
+        with ddp.no_sync():
+            F.cross_entropy(ddp(part(halves[0][0], rank, n)), part(halves[0][1], rank, n)).div(2).backward()
+        assert n == 1 or not equal_on_all_ranks(next(ddp.parameters()).grad)
+        F.cross_entropy(ddp(part(halves[1][0], rank, n)), part(halves[1][1], rank, n)).div(2).backward()
+        optimizer.step()
+    same_networks(ddp.module, trained_alone(net, data=data))
+
+
+@check
+def unused_parameters(rank, n):
+    """Each rank goes another way; what no rank uses has no gradient, and what was used under no_sync counts."""
+    for size in SIZES:
+        net, alone = replica(Branches(), rank, bucket_bytes=size, find_unused=True), Branches()
+        X, y = next(batches())
+        for shift in range(2):
+            with net.no_sync():
+                F.cross_entropy(net(part(X, rank, n), shift), part(y, rank, n)).backward()
+            F.cross_entropy(net(part(X, rank, n), (rank + shift) % 4), part(y, rank, n)).backward()
+            losses = [
+                F.cross_entropy(alone(x, number), t)
+                for r, (x, t) in enumerate(zip(X.chunk(n), y.chunk(n), strict=True))
+                for number in (shift, (r + shift) % 4)
+            ]
+            (sum(losses) / n).backward()
+            for p, q in zip(net.module.parameters(), alone.parameters(), strict=True):
+                assert (p.grad is None) == (q.grad is None)
+                if q.grad is not None:
+                    same(p.grad, q.grad)
+
+
+@check
+def unused_parameters_are_named(rank, n):
+    net, X = replica(Branches(3), rank), torch.ones(2, 5, dtype=torch.float64, device="cuda")
+    words = "no gradient for branches.0.weight, branches.0.bias, branches.2.weight, branches.2.bias: freeze"
+    raises(RuntimeError, words, lambda: net(X, 1).sum().backward())
+    net.find_unused = True  # the pass that failed is forgotten
+    net(X, 1).sum().backward()
+    assert equal_on_all_ranks(net.module.trunk.weight.grad)
+
+
+@check
+def buffers(rank, n):
+    """Running statistics are those of rank 0 before each pass, and counts stay whole numbers."""
+    net = replica(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).double(), rank)
+    theirs = DistributedDataParallel(copy.deepcopy(net.module), device_ids=[rank])
+    for X, _ in parts(rank, n):
+        for each in (net, theirs):
+            each(X + rank).sum().backward()
+    for ours, expected in zip(net.buffers(), theirs.buffers(), strict=True):
+        assert torch.equal(ours, expected) and ours.dtype == expected.dtype
+    net.eval()(X)
+    assert net.module[1].num_batches_tracked == 3
+
+
+@check
+def different_networks(rank, n):
+    words = "rank 1 and rank 0 have different networks: 0.weight"
+    raises(ValueError, words, DDP, nn.Sequential(nn.Linear(5, 4 if rank == 1 else 3, bias=False)).cuda())
+    half = nn.Linear(5, 3).cuda()
+    half.bias.requires_grad_(rank != 2)
+    raises(ValueError, "rank 2 and rank 0 have different networks: bias", DDP, half)
+    raises(ValueError, "nothing to train", DDP, nn.Linear(5, 3).requires_grad_(False).cuda())
+    raises(ValueError, "bucket_bytes is 0", DDP, nn.Linear(5, 3).cuda(), bucket_bytes=0)
+
+
+@check
+def buckets_travel_behind_the_backward_pass(rank, n):
+    """All but the last are sent before the pass is over, and there are as many as their size says."""
+    net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(6))).cuda()
+    X, machine = torch.ones(64, 1024, device="cuda"), current_machine()
+    for size, expected in ((4 * 2**20, 6), (8 * 2**20, 3), (25 * 2**20, 1)):
+        ddp = DDP(copy.deepcopy(net), bucket_bytes=size)
+        loss, start = ddp(X).sum(), machine.elapsed()
+        loss.backward()
+        events = [e for e in machine.timeline if e.called >= start and e.gpu == rank]
+        sums = [e for e in events if e.kind == "collective"]
+        last = max(e.called for e in events if e.phase == "backward" and e.kind == "matmul")
+        assert len(sums) == expected and [e.called < last for e in sums] == [True] * (expected - 1) + [False]
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
