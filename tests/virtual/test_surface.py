@@ -157,8 +157,13 @@ def test_more_properties(gpus):
     assert properties.L2_cache_size == 40 * 2**20 and properties.warp_size == 32
     assert properties.max_threads_per_multi_processor == 2048 and properties.shared_memory_per_block_optin == 163 * 1024
     assert properties.clock_rate == pytest.approx(1.41e6, rel=0.01)
-    with virtual_gpus(1, "B200"), pytest.raises(AttributeError, match="data sheet of the B200 has no"):
-        torch.cuda.get_device_properties(0).L2_cache_size  # noqa: B018
+    with virtual_gpus(1, "T4"):
+        properties = torch.cuda.get_device_properties(0)
+        assert properties.memory_bus_width == 256
+        assert properties.memory_clock_rate == pytest.approx(5_001_000, rel=0.01)  # deviceQuery on one
+    for name in ("L2_cache_size", "memory_clock_rate"):
+        with virtual_gpus(1, "B200"), pytest.raises(AttributeError, match=f"{name}: the data sheet of the B200 has no"):
+            getattr(torch.cuda.get_device_properties(0), name)
 
 
 # Streams and events

@@ -24,6 +24,8 @@ LIMITS = {
 # deviceQuery on one, gist Terminus-IMRC/5e4b7782. RTX 4090: get_device_properties of one, GitHub chenlb/knowledge,
 # cuda-install-on-windows.md.
 L2_CACHE = {"V100": 6, "T4": 4, "A100-40": 40, "A100-80": 40, "RTX4090": 72, "H100": 50}
+# Bits of the memory's bus: "memory interface" in the white papers of Volta, Turing, Ampere, Ada and Hopper.
+BUS_WIDTH = {"V100": 4096, "T4": 256, "A100-40": 5120, "A100-80": 5120, "RTX4090": 384, "H100": 5120}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class DeviceProperties:
     shared_memory_per_block_optin: int
     clock_rate: int  # kHz
     pci_bus_id: int
+    bandwidth: float  # of the memory, bytes per second
     key: str  # of its data sheet
     # the next four are the same for every compute capability (sources: see LIMITS)
     max_threads_per_block: int = 1024
@@ -55,9 +58,21 @@ class DeviceProperties:
 
     @property
     def L2_cache_size(self):
-        if self.key not in L2_CACHE:
-            raise AttributeError(f"L2_cache_size: the data sheet of the {self.key} has no figure for it")
-        return L2_CACHE[self.key] * MIB
+        return self.listed("L2_cache_size", L2_CACHE) * MIB
+
+    @property
+    def memory_bus_width(self):
+        return self.listed("memory_bus_width", BUS_WIDTH)
+
+    @property
+    def memory_clock_rate(self):
+        """kHz. Memory moves two bits a cycle on each wire of its bus."""
+        return round(self.bandwidth / (2 * self.listed("memory_clock_rate", BUS_WIDTH) / 8) / 1e3)
+
+    def listed(self, name, table):
+        if self.key not in table:
+            raise AttributeError(f"{name}: the data sheet of the {self.key} has no figure for it")
+        return table[self.key]
 
     def __repr__(self):
         return (
@@ -83,5 +98,6 @@ def properties_of(spec, index):
         optin * KIB,
         round(spec.frequency / 1e3),
         index,
+        spec.bandwidth,
         spec.key,
     )
