@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 from collections import OrderedDict, deque
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from mgpu_lib.virtual.errors import no_addresses, no_data, no_values, not_numpy
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.rules import Base
+
+OWN = ("inner", "form", "gpu")  # the attributes that make a tensor virtual
+ATTRIBUTES = vars(Tensor)["__dict__"]  # all attributes of a tensor, these included
 
 
 class VirtualStorage:
@@ -70,6 +74,29 @@ class VirtualTypedStorage:
         return self.untyped.data_ptr()
 
 
+class Notes(dict):
+    """The attributes that people have given to a virtual tensor: its __dict__, without what makes it virtual."""
+
+    def __init__(self, attributes):
+        super().__init__({name: value for name, value in attributes.items() if name not in OWN})
+        self.attributes = attributes
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, value)
+        self.attributes[name] = value
+
+    def __delitem__(self, name):
+        super().__delitem__(name)
+        del self.attributes[name]
+
+    # These go through the two above.
+    update, setdefault = MutableMapping.update, MutableMapping.setdefault
+    pop, popitem, clear = MutableMapping.pop, MutableMapping.popitem, MutableMapping.clear
+
+    def __copy__(self):
+        return dict(self)
+
+
 class VirtualTensor(Tensor):
     """Values in `inner`, of this `form` (see `shapes.form_of`), on the GPU `gpu` (a `gpu.VirtualGPU`)."""
 
@@ -78,6 +105,16 @@ class VirtualTensor(Tensor):
     def __new__(cls, data, requires_grad=None):
         """What type(x)(data) makes: of a parameter, whose type is this one, and requires_grad=…, a parameter."""
         return data.detach() if requires_grad is None else Parameter(data, requires_grad)
+
+    @property
+    def __dict__(self):
+        """Some libraries hand it on from tensor to tensor, as fastai does: values and place must not go with it."""
+        return Notes(ATTRIBUTES.__get__(self))
+
+    @__dict__.setter
+    def __dict__(self, notes):
+        attributes = ATTRIBUTES.__get__(self)
+        ATTRIBUTES.__set__(self, {**notes, **{name: attributes[name] for name in OWN}})
 
     device = property(lambda self: self.gpu.device)
     is_cuda = property(lambda self: True)
@@ -249,13 +286,21 @@ class VirtualTensor(Tensor):
         return torch._tensor._rebuild_from_type_v2, (function, plain_class(type(self)), arguments, notes_of(self))
 
 
+class VirtualSubclass(VirtualTensor):
+    """What virtual tensors of subclasses have in common: super().__torch_function__ there is torch.Tensor's."""
+
+
+VirtualSubclass.__torch_function__ = inspect.getattr_static(Tensor, "__torch_function__")  # see `virtual_class`
+
+
 @functools.cache
 def virtual_class(cls):
     """The class of tensors of class `cls`, a subclass of torch.Tensor, that lie on a virtual GPU."""
     if cls is Tensor or issubclass(cls, VirtualTensor):
         return VirtualTensor if cls is Tensor else cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    made = type(cls)(cls.__name__, (cls, VirtualTensor), names)
+    above = [virtual_class(base) for base in cls.__bases__ if issubclass(base, Tensor) and base is not Tensor]
+    made = type(cls)(cls.__name__, (cls, *(above or [VirtualSubclass])), names)
     # Set afterwards: of a class with a __torch_dispatch__, PyTorch switches its own off.
     made.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")
     SUBCLASSES.add(made)
@@ -269,7 +314,7 @@ def plain_class(cls):
 
 def notes_of(tensor):
     """The attributes that people have given to a virtual tensor."""
-    return {name: value for name, value in vars(tensor).items() if name not in ("inner", "form", "gpu")}
+    return dict(vars(tensor))
 
 
 def like(tensor, made):
@@ -424,7 +469,9 @@ def swap(a, b):
             with torch.inference_mode(False):
                 torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(stale_graph)
     a.__class__, b.__class__ = b.__class__, a.__class__
-    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    attributes = ATTRIBUTES.__get__(a), ATTRIBUTES.__get__(b)
+    ATTRIBUTES.__set__(a, attributes[1])
+    ATTRIBUTES.__set__(b, attributes[0])
     hooks = [(t._backward_hooks, t._post_accumulate_grad_hooks) for t in (a, b)]
     torch._C._swap_tensor_impl(a, b)
     for tensor, ours in zip((a, b), hooks, strict=True):  # hooks belong to the tensor that they were given to

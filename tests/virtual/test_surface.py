@@ -2,6 +2,7 @@
 and code of the CPU that must not suffer."""
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -27,6 +28,14 @@ def gpus():
 
 class Marked(torch.Tensor):
     """A subclass of tensors that keeps PyTorch's own __torch_function__."""
+
+
+class Asking(torch.Tensor):
+    """A subclass with a __torch_function__ of its own, which leaves the work to that of torch.Tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 # Subclasses of tensors
@@ -55,6 +64,47 @@ def test_a_plain_subclass_computes_and_travels(gpus):
     assert isinstance(torch.ones(2).as_subclass(Marked).cuda(), Marked)
     assert type(x.cpu()) is Marked
     assert repr(x) == "Marked([1., 1.], device='cuda:1')"
+
+
+def test_what_makes_a_tensor_virtual_does_not_travel_with_its_attributes(gpus):
+    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
+    x.note = "mine"
+    there, here = x + 1, (x + 2).cpu()
+    for tensor in (there, here):  # fastai's TensorBase.set_meta
+        tensor.__dict__ = copy.copy(x.__dict__)
+    assert vars(there) == vars(here) == vars(x) == {"note": "mine"}
+    assert there.device == GPU1 and there.tolist() == [2, 2]
+    assert here.device.type == "cpu" and here.cuda(0).device == GPU0 and here.cuda(0).tolist() == [3, 3]
+    x.__dict__["more"] = 1
+    assert x.more == 1 and x.__dict__.pop("more") == 1 and not hasattr(x, "more") and (x + 1).tolist() == [2, 2]
+    assert x.__dict__.setdefault("more", 2) == 2 == x.more
+    x.__dict__.clear()
+    assert not hasattr(x, "note") and x.tolist() == [1, 1]
+
+
+def test_a_subclass_may_call_the_torch_function_of_its_base(gpus):
+    x = torch.ones(2, device="cuda:1").as_subclass(Asking)
+    y = x + 1
+    assert isinstance(y, Asking) and y.device == GPU1 and y.tolist() == [2, 2]
+    assert isinstance(torch.ones(2, device="cuda:1") * x, Asking)
+    assert isinstance(torch.stack([x, y])[0], Asking)
+
+
+def test_subclasses_of_subclasses_compute_together(gpus):
+    class Special(Asking):
+        pass
+
+    x, y = (torch.ones(2, device="cuda:1").as_subclass(cls) for cls in (Special, Asking))
+    assert isinstance(x + y, Special) and isinstance(y + x, Special)
+    assert x.add_(y).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["marked", "asking"])
+def test_a_subclass_becomes_a_plain_tensor_again(gpus, kind):
+    cls = {"marked": Marked, "asking": Asking}[kind]
+    assert type(torch.ones(2).as_subclass(cls).as_subclass(torch.Tensor)) is torch.Tensor
+    there = torch.ones(2, device="cuda:1").as_subclass(cls).as_subclass(torch.Tensor)
+    assert not isinstance(there, cls) and there.device == GPU1
 
 
 def test_gradients_go_through_a_subclass(gpus):
@@ -216,6 +266,20 @@ def test_functions_are_scripted_as_without_gpus(gpus):
         return torch.zeros(2) + F.dropout(x, 0.5, False).to(torch.float64)
 
     assert torch.jit.script(function)(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_torchscript_saves_what_is_on_the_cpu(gpus):
+    """What is on a GPU, C++ would write without values, or crash."""
+    here, file = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), io.BytesIO()
+    torch.jit.save(here, file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file, map_location="cpu").state_dict()["0.weight"], here[0].weight)
+    with pytest.raises(RuntimeError, match="TorchScript can't load to cuda:1, a virtual GPU: load to the CPU"):
+        torch.jit.load(file, map_location="cuda:1")
+    there = torch.jit.trace(nn.Linear(2, 2).to(GPU1), torch.ones(1, 2, device=GPU1))
+    for save in (there.save, lambda file: torch.jit.save(there, file)):
+        with pytest.raises(RuntimeError, match="TorchScript can't save 'weight', which is on cuda:1, a virtual GPU"):
+            save(io.BytesIO())
 
 
 def test_compile_runs_functions_as_they_are(gpus):

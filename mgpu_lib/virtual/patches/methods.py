@@ -19,13 +19,13 @@ class Method:
     It equals the original: libraries keep methods in sets and tables, as torchvision does for its tv_tensors.
     """
 
-    def __init__(self, original, function):
+    def __init__(self, original, function, asks=True):
         functools.update_wrapper(self, original)
-        self.original, self.function = original, function
+        self.original, self.function, self.asks = original, function, asks
 
     def __call__(self, *args, **kwargs):
         tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
-        if has_torch_function(tensors):
+        if self.asks and has_torch_function(tensors):
             return handle_torch_function(self, tensors, *args, **kwargs)
         return self.function(*args, **kwargs)
 
@@ -41,7 +41,8 @@ class Method:
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    yield Tensor, "as_subclass", as_subclass
+    # PyTorch's asks no __torch_function__ (torch/csrc/autograd/python_variable.cpp): that would put the class back.
+    yield Tensor, "as_subclass", Method(Tensor.as_subclass, as_subclass, asks=False)
     yield Tensor, "_make_subclass", staticmethod(make_subclass)
 
 
@@ -50,7 +51,8 @@ def as_subclass(self, cls):
     cls = plain_class(cls)
     if not isinstance(self, VirtualTensor):
         return Base.as_subclass(self, cls)
-    made = torch.ops.aten.alias.default(self)
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias.default(self)
     made.__class__ = virtual_class(cls)
     return made
 
