@@ -4,7 +4,7 @@ What lies on a virtual GPU can't be saved with TorchScript: C++ would write it, 
 """
 
 import torch
-from torch.jit import RecursiveScriptModule, _builtins, _recursive, _serialization
+from torch.jit import RecursiveScriptModule, ScriptModule, _builtins, _recursive, _serialization
 
 from mgpu_lib.virtual.running import find
 from mgpu_lib.virtual.tensor import is_virtual
@@ -22,8 +22,9 @@ def patches():
     yield _builtins, "_find_builtin", lambda fn: _find_builtin(original_of(fn))
     yield _recursive, "try_compile_fn", lambda fn, loc: _try_compile_fn(original_of(fn), loc)
     yield _serialization, "validate_map_location", validate_map_location
-    for name in ("save", "save_to_buffer"):  # torch.jit.save calls one of them
-        yield RecursiveScriptModule, name, only_from_the_cpu(getattr(RecursiveScriptModule, name))
+    for kind in (ScriptModule, RecursiveScriptModule):  # the first, what traced modules are, has methods of its own
+        for name in ("save", "save_to_buffer"):  # torch.jit.save calls one of them
+            yield kind, name, only_from_the_cpu(getattr(kind, name))
 
 
 def original_of(fn):
