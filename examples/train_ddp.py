@@ -1,4 +1,4 @@
-"""Train LeNet or ResNet-18 on Fashion-MNIST with DistributedDataParallel: one file to read, take away and change.
+r"""Train LeNet or ResNet-18 on Fashion-MNIST with DistributedDataParallel: one file to read, take away and change.
 
 In one process, on a GPU or on the CPU:
 
@@ -14,12 +14,14 @@ On four virtual GPUs:
 
 On two machines with four GPUs each. Start the same line on both; HOST is the name of one of them:
 
-    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 examples/train_ddp.py
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+        examples/train_ddp.py
 
 With a checkpoint. When a rank dies, torchrun restarts all of them, and they go on from the last checkpoint. When
 torchrun itself has died or was stopped, start the same line again to go on from there:
 
-    torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/train_ddp.py --checkpoint run.pt --metrics run.csv
+    torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/train_ddp.py \
+        --checkpoint run.pt --metrics run.csv
 
 Under Slurm, on two nodes with four GPUs each:
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -145,7 +146,10 @@ def same_run(folder, other):
     )
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port(ports=(0,)):
+    """A port that nobody listens at: one of `ports`, or any."""
+    for port in random.sample(ports, len(ports)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
+    raise OSError(f"no port of {ports} is free")
