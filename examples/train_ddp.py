@@ -92,8 +92,16 @@ def join_group():
         torch.cuda.set_device(device)
     else:
         backend, device = "gloo", torch.device("cpu")
-    alone = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(backend, timeout=timedelta(minutes=5), **alone)  # how long to wait for a rank that hangs
+    if launched:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        if os.environ["GROUP_WORLD_SIZE"] == "1":
+            # torchrun keeps its store when it restarts the ranks of one machine: without a prefix for each attempt, a
+            # fast rank finds the address of its neighbour's dead predecessor there, and fails to connect.
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    else:
+        store, rank, world_size = dist.HashStore(), 0, 1
+    limit = timedelta(minutes=5)  # for a rank that hangs
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     return device
 
 

@@ -123,7 +123,7 @@ def stop_after(run, folder, count, signum=signal.SIGTERM):
 
 
 def checkpoint(folder, name="run.pt"):
-    return torch.load(Path(folder, name), weights_only=True)
+    return torch.load(Path(folder, name), map_location="cpu", weights_only=True)
 
 
 def equal(a, b):
