@@ -26,7 +26,7 @@ def requirements(name):
 
 def test_every_test_has_a_room_and_none_the_number_of_a_chapter():
     files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
-    assert {str(path.parent) for path in files} == {"virtual", "library", "figures", "book", "experiments"}
+    assert {str(path.parent) for path in files} == {"virtual", "library", "figures", "book", "examples", "experiments"}
     assert [str(path) for path in files if re.search(r"\d", path.stem)] == []
 
 

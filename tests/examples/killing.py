@@ -1,0 +1,132 @@
+"""A program that runs another one and kills it on the way: python killing.py PLAN.json script.py [arguments].
+
+The plan is a list of Kill. Each start of the program takes the first one that hasn't happened; those that have are
+counted in the file PLAN.json.done. The moments are given by the program's progress, not by a clock.
+"""
+
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+WRITING = "half", "fsync", "replace"  # moments inside a checkpoint's writing; half: some of the bytes are there
+MOMENTS = "step", *WRITING, "replaced"
+
+
+class Kill(NamedTuple):
+    moment: str  # one of MOMENTS
+    count: int  # the how manieth of these in the process
+    rank: int  # on which rank the moment is looked for
+    victim: str = "rank"  # or "agent", or "error": the rank isn't killed, but raises an exception
+    share: float = 0.5  # of the bytes, for "half"
+
+
+def drawn(seed, kills, ranks, victim="rank"):
+    """As many kills, drawn from a seed. Checkpoints are written by rank 0; steps are everybody's."""
+    generator, plan = random.Random(seed), []
+    for _ in range(kills):
+        moment = generator.choice(("step", "step", *MOMENTS))
+        rank = generator.randrange(ranks) if moment == "step" else 0
+        count = generator.randint(1, 7) if moment == "step" else generator.randint(1, 2)
+        plan.append(Kill(moment, count, rank, victim, generator.random()))
+    return plan
+
+
+def happened(plan):
+    """How many kills of the plan, a file, have happened."""
+    path = Path(f"{plan}.done")
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def prepare(plan):
+    """Have this process killed as the next entry of the plan says."""
+    kills = [Kill(*entry) for entry in json.loads(Path(plan).read_text())]
+    if happened(plan) == len(kills):
+        return
+    kill, seen = kills[happened(plan)], 0
+    if int(os.environ.get("RANK", 0)) != kill.rank:
+        return
+
+    def die():
+        with Path(f"{plan}.done").open("a") as file:
+            file.write(f"{kill}\n")
+        if kill.victim == "error":
+            raise RuntimeError("an error on one rank")
+        if kill.victim == "agent":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(30)  # whoever is left when its launcher is gone would now go on
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(moment):
+        nonlocal seen
+        seen += moment == kill.moment
+        if moment == kill.moment and seen == kill.count:
+            die()
+
+    watch(counted, kill)
+
+
+def watch(counted, kill):
+    """Call `counted` at each moment that the script comes to."""
+    import torch
+
+    step, fsync, replace, opened = torch.optim.SGD.step, os.fsync, os.replace, Path.open
+
+    def counted_step(*args, **kwargs):
+        result = step(*args, **kwargs)
+        counted("step")
+        return result
+
+    def counted_fsync(file):
+        counted("fsync")
+        fsync(file)
+
+    def counted_replace(*paths):
+        counted("replace")
+        replace(*paths)
+        counted("replaced")
+
+    def counted_open(path, mode="r", *args, **kwargs):
+        file = opened(path, mode, *args, **kwargs)
+        return Halves(file, counted, kill.share) if path.name.endswith(".pt.new") else file
+
+    torch.optim.SGD.step, os.fsync, os.replace, Path.open = counted_step, counted_fsync, counted_replace, counted_open
+
+
+class Halves:
+    """A file that is written in two parts, with a moment between them."""
+
+    def __init__(self, file, counted, share):
+        self.file, self.counted, self.share = file, counted, share
+
+    def write(self, content):
+        middle = int(len(content) * self.share)
+        self.file.write(content[:middle])
+        self.file.flush()
+        self.counted("half")
+        self.file.write(content[middle:])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def run(plan, script, arguments):
+    prepare(plan)
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2], sys.argv[3:])

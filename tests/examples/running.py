@@ -1,0 +1,155 @@
+"""Running examples/train_ddp.py: each run has a time limit, and none of its processes is left, whatever happens."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SCRIPT = ROOT / "examples" / "train_ddp.py"
+KILLING = HERE / "killing.py"
+LIMIT = 240  # seconds for a run
+VANISHING = 40  # seconds for its processes to end by themselves, once the first one has
+MARK = "MGPU_TEST_RUN"  # the environment variable by which the processes of a run are found
+TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
+
+
+def write_data(folder, images=240, tests=61):
+    """Files like Fashion-MNIST's with random images, of which each class has a brighter row."""
+    raw, generator = Path(folder, "FashionMNIST", "raw"), np.random.default_rng(0)
+    raw.mkdir(parents=True)
+    for part, count in ("train", images), ("t10k", tests):
+        labels = generator.integers(0, 10, count, dtype=np.uint8)
+        pixels = generator.integers(0, 100, (count, 28, 28), dtype=np.uint8)
+        pixels[np.arange(count), 2 * labels + 4] += 150
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(bytes(16) + pixels.tobytes())
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(bytes(8) + labels.tobytes())
+    return str(folder)
+
+
+class Run:
+    """A command that runs in `folder`; `said` is what it has written so far."""
+
+    def __init__(self, command, folder, **environment):
+        self.mark, self.log = uuid.uuid4().hex, Path(folder, f"log-{uuid.uuid4().hex[:8]}.txt")
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, MARK: self.mark} | environment
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                list(map(str, command)), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    @property
+    def said(self):
+        return self.log.read_text(errors="replace")
+
+    def ended(self):
+        """The exit status, as soon as there is one."""
+        return self.process.wait(LIMIT)
+
+    def family(self):
+        """The processes of this run that are there, wherever they have got to."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def vanished(self):
+        """Whether all processes of this run end by themselves."""
+        return wait_until(lambda: not self.family(), VANISHING)
+
+    def kill(self):
+        while family := self.family():
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.05)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def started(command, folder, **environment):
+    run = Run(command, folder, **environment)
+    try:
+        yield run
+    except BaseException:
+        print(run.said)
+        raise
+    finally:
+        run.kill()
+
+
+def done(command, folder, status=0, **environment):
+    """What a command says that must end with that exit status and leave no process."""
+    with started(command, folder, **environment) as run:
+        assert run.ended() == status, run.said
+        assert run.vanished(), run.family()
+        return run.said
+
+
+def wait_until(condition, seconds=LIMIT):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lines(folder, name="run.csv"):
+    path = Path(folder, name)
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def stop_after(run, folder, count, signum=signal.SIGTERM):
+    """Send a signal to a run's first process once the metrics have `count` lines; its exit status."""
+    assert wait_until(lambda: len(lines(folder)) >= count or run.process.poll() is not None)
+    assert run.process.poll() is None, run.said
+    run.process.send_signal(signum)
+    return run.ended()
+
+
+def checkpoint(folder, name="run.pt"):
+    return torch.load(Path(folder, name), map_location="cpu", weights_only=True)
+
+
+def equal(a, b):
+    """Whether two checkpoints hold the same, to the bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def same_run(folder, other):
+    """Whether two runs have left the same metrics and checkpoint, and nothing that they wrote on the way."""
+    return (
+        lines(folder) == lines(other)
+        and equal(checkpoint(folder), checkpoint(other))
+        and not Path(folder, "run.pt.new").exists()
+    )
+
+
+def free_port(ports=(0,)):
+    """A port that nobody listens at: one of `ports`, or any."""
+    for port in random.sample(ports, len(ports)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
+    raise OSError(f"no port of {ports} is free")

@@ -1,0 +1,120 @@
+"""examples/train_ddp.py, killed: it resumes as if nothing had happened, to the bit, and leaves no file half written."""
+
+import json
+import sys
+from pathlib import Path
+
+import killing
+import pytest
+import running
+
+SIXTY_STEPS = "--batch-size 24 --epochs 6 --every 4 --checkpoint run.pt --metrics run.csv".split()
+PLANS = {  # the kills that a seed stands for: of one process, of ranks under torchrun, of torchrun itself
+    "alone": {seed: killing.drawn(seed, 10, ranks=1) for seed in (1, 2)},
+    "rank": {seed: killing.drawn(seed, 5, ranks=2) for seed in (3, 4)},
+    "agent": {seed: killing.drawn(seed, 3, ranks=2, victim="agent") for seed in (5, 6)},
+}
+pytestmark = pytest.mark.slow
+
+
+def planned(folder, plan):
+    path = Path(folder, "plan.json")
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def alone(folder, plan, *arguments, status=0):
+    """Run the script in one process, started again after each kill."""
+    folder.mkdir(exist_ok=True)
+    command = sys.executable, running.HERE / "forking.py", planned(folder, plan), running.SCRIPT
+    return running.done([*command, *(arguments or SIXTY_STEPS)], folder, status)
+
+
+def torchrun(folder, plan, *options, virtual=()):
+    folder.mkdir(exist_ok=True)
+    script = running.KILLING, planned(folder, plan), running.SCRIPT
+    return [*running.TORCHRUN, "2", *options, *virtual, *script, *SIXTY_STEPS]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of a run by two ranks that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    running.done([*running.TORCHRUN, "2", running.SCRIPT, *SIXTY_STEPS], folder)
+    assert len(running.lines(folder)) == 61
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed_alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    alone(folder, [])
+    return folder
+
+
+def test_seeds_draw_thirty_kills_and_ten_of_them_inside_the_writing_of_a_checkpoint():
+    kills = [kill for plans in PLANS.values() for plan in plans.values() for kill in plan]
+    assert len(kills) >= 30 and sum(kill.moment in killing.WRITING for kill in kills) >= 10
+    assert {kill.moment for kill in kills} == set(killing.MOMENTS)
+
+
+@pytest.mark.parametrize("seed", PLANS["alone"])
+def test_a_killed_process_started_again_ends_as_an_undisturbed_one(seed, undisturbed_alone, tmp_path):
+    plan = PLANS["alone"][seed]
+    alone(tmp_path, plan)
+    assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed_alone)
+
+
+@pytest.mark.parametrize("seed", PLANS["rank"])
+def test_torchrun_restarts_killed_ranks_which_end_as_undisturbed_ones(seed, undisturbed, tmp_path):
+    plan = PLANS["rank"][seed]
+    running.done(torchrun(tmp_path, plan, "--max-restarts", len(plan)), tmp_path)
+    assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("seed", PLANS["agent"])
+def test_after_a_kill_of_torchrun_the_same_command_ends_as_an_undisturbed_one(seed, undisturbed, tmp_path):
+    plan, path = PLANS["agent"][seed], tmp_path / "run.pt"
+    command = torchrun(tmp_path, plan)
+    for count in range(1, len(plan) + 1):
+        with running.started(command, tmp_path) as run:
+            assert run.ended() == -9, run.said
+            assert run.vanished(), "ranks have outlived torchrun"
+        assert killing.happened(tmp_path / "plan.json") == count
+        assert not path.exists() or running.checkpoint(tmp_path)["step"] % 4 == 0
+    running.done(command, tmp_path)
+    assert running.same_run(tmp_path, undisturbed)
+
+
+def test_virtual_gpus_compute_and_resume_to_the_same_bit(undisturbed, tmp_path):
+    """The losses are those of two ranks on the CPU, and so are the parameters."""
+    plan, virtual = [killing.Kill("step", 6, 1), killing.Kill("half", 1, 0)], ("-m", "mgpu_lib.virtual")
+    running.done(torchrun(tmp_path, plan, "--max-restarts", 2, virtual=virtual), tmp_path)
+    assert killing.happened(tmp_path / "plan.json") == 2 and running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--batch-size 8 --images 40 --accumulate 2 --amp bf16",
+        "--batch-size 6 --images 30 --accumulate 3 --amp fp16 --seed 7",
+        "--batch-size 2 --images 8 --net resnet18",
+    ],
+)
+def test_other_options_resume_to_the_same_bit(options, tmp_path):
+    """Mixed precision (and fp16's scale), gradients that add up, and the statistics of batch norm."""
+    arguments = [*options.split(), *"--epochs 2 --every 3 --checkpoint run.pt --metrics run.csv".split()]
+    alone(tmp_path / "undisturbed", [], *arguments)
+    alone(tmp_path / "killed", [killing.Kill("step", 5, 0), killing.Kill("replace", 1, 0)], *arguments)
+    assert killing.happened(tmp_path / "killed" / "plan.json") == 2
+    assert running.same_run(tmp_path / "undisturbed", tmp_path / "killed")
+
+
+def test_a_resnet_of_three_ranks_resumes_to_the_same_bit(tmp_path):
+    """The sum of three numbers depends on their order, and so on how gradients are laid out in buckets."""
+    arguments = "--net resnet18 --images 12 --batch-size 6 --every 2 --checkpoint run.pt --metrics run.csv".split()
+    folders = [tmp_path / "once", tmp_path / "twice"]
+    for folder, epochs in zip((folders[0], folders[1], folders[1]), (2, 1, 2), strict=True):
+        folder.mkdir(exist_ok=True)
+        running.done([*running.TORCHRUN, "3", running.SCRIPT, *arguments, "--epochs", epochs], folder)
+    assert running.same_run(*folders)

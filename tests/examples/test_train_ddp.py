@@ -1,0 +1,171 @@
+"""examples/train_ddp.py: what it computes, what it writes, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import killing
+import pytest
+import running
+
+PLAIN = sys.executable, running.SCRIPT
+SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
+LONG = "--batch-size 24 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
+
+
+def torchrun(*arguments, script=(running.SCRIPT,), ranks=2):
+    return [*running.TORCHRUN, ranks, *script, *arguments]
+
+
+def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
+    said = running.done([*PLAIN, *SHORT], tmp_path)
+    assert "epoch 0, step 5: loss" in said and "test accuracy" in said
+    table = [line.split(",") for line in running.lines(tmp_path)]
+    assert table[0] == ["step", "epoch", "loss", "accuracy"]
+    assert [row[:2] for row in table[1:]] == [[str(step), "0"] for step in range(1, 6)]
+    assert all(float(row[2]) > 0 for row in table[1:]) and [bool(row[3]) for row in table[1:]] == 4 * [False] + [True]
+    assert running.checkpoint(tmp_path)["step"] == 5 and not (tmp_path / "run.pt.new").exists()
+
+
+def test_two_ranks_count_every_test_image_once(tmp_path):
+    """61 images can't be halved: a share of correct ones is a whole number of sixty-firsts."""
+    running.done(torchrun(*SHORT), tmp_path)
+    correct = 61 * float(running.lines(tmp_path)[-1].split(",")[3])
+    assert correct == pytest.approx(round(correct), abs=1e-9) and running.checkpoint(tmp_path)["step"] == 5
+
+
+# A run that is resumed
+
+
+@pytest.mark.slow
+def test_a_run_can_be_lengthened_but_not_changed(tmp_path):
+    running.done([*PLAIN, *SHORT], tmp_path)
+    said = running.done([*PLAIN, *SHORT, "--epochs", "2"], tmp_path)
+    assert "resuming run.pt after step 5" in said and len(running.lines(tmp_path)) == 11
+    before = (tmp_path / "run.pt").read_bytes()
+    said = running.done([*PLAIN, *SHORT, "--epochs", "3", "--lr", "0.1"], tmp_path, status=1)
+    assert "run.pt was trained with lr = 0.05, not 0.1: name another file" in said and "Traceback" not in said
+    assert (tmp_path / "run.pt").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch-size", "25"], "--batch-size 25 can't be split over 2 ranks and 1 passes"),
+        (["--data", "nowhere"], "nowhere/FashionMNIST/raw/train-images-idx3-ubyte is missing. To download it: python"),
+    ],
+)
+def test_mistakes_are_named_once(options, words, tmp_path):
+    assert running.done(torchrun(*SHORT, *options), tmp_path, status=1).count(words) == 1
+
+
+# Signals and failures
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of a LONG run by two ranks that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    running.done(torchrun(*LONG), folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
+    with running.started([*PLAIN, *LONG], tmp_path) as run:
+        assert running.stop_after(run, tmp_path, 4) == 0
+        step = running.checkpoint(tmp_path)["step"]
+        assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 301
+
+
+@pytest.mark.slow
+def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
+    for lines in (10, 80):
+        with running.started(torchrun(*LONG), tmp_path) as run:
+            assert running.stop_after(run, tmp_path, lines) == 1  # torchrun's own, whatever its ranks do
+            assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
+        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"]
+    running.done(torchrun(*LONG), tmp_path)
+    assert running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
+    with running.started(torchrun(*LONG), tmp_path) as run:
+        assert running.wait_until(lambda: len(running.lines(tmp_path)) > 3)
+        ranks = [process for process in run.family() if process.environ().get("RANK") == "1"]
+        assert len(ranks) == 1
+        ranks[0].send_signal(signal.SIGTERM)
+        assert run.ended() == 0 and run.vanished()
+        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_process(tmp_path):
+    with running.started(torchrun(*LONG, "--every", "2"), tmp_path) as run:
+        assert running.stop_after(run, tmp_path, 6, signal.SIGINT) != 0
+        assert run.vanished(), run.family()
+        assert running.checkpoint(tmp_path)["step"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("virtual", [(), ("-m", "mgpu_lib.virtual")], ids=["gloo", "virtual"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps([killing.Kill("step", 3, rank, "error")]))
+    said = running.done(torchrun(*LONG, script=(*virtual, running.KILLING, plan, running.SCRIPT)), tmp_path, status=1)
+    assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
+
+
+# Disks
+
+
+@pytest.fixture
+def good(tmp_path):
+    """A folder with a checkpoint, and the bytes of that."""
+    running.done([*PLAIN, *SHORT], tmp_path)
+    return tmp_path, (tmp_path / "run.pt").read_bytes()
+
+
+def check_refusal(said, good, *reasons):
+    folder, content = good
+    assert said.count("can't write the checkpoint run.pt after step 10") == 1, said
+    assert 'train_ddp.py", line' not in said, said  # no traceback, but torchrun's own
+    assert any(reason in said for reason in reasons), said
+    assert (folder / "run.pt").read_bytes() == content and not os.path.lexists(folder / "run.pt.new")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(good):
+    folder, _ = good
+    (folder / "run.pt.new").symlink_to("/dev/full")
+    check_refusal(running.done(torchrun(*SHORT, "--epochs", "2"), folder, status=1), good, "No space left on device")
+
+
+@pytest.mark.slow
+def test_a_file_that_gets_too_long_is_named_and_the_last_checkpoint_stays(good):
+    """Some bytes are written, then no more."""
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
+    check_refusal(running.done([*limited, *PLAIN, *SHORT, "--epochs", "2"], good[0], status=1), good, "File too large")
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_named_and_the_last_checkpoint_stays(good, tmp_path_factory):
+    """Permissions don't bind root, unless it has given up that capability."""
+    folder, _ = good
+    bound = "setpriv --bounding-set=-dac_override --inh-caps=-dac_override --".split() if os.geteuid() == 0 else []
+    if bound and subprocess.run([*bound, "true"], capture_output=True, timeout=60).returncode:
+        pytest.skip("root can't give up its power over permissions here")
+    folder.chmod(0o555)
+    try:
+        command = [*bound, *PLAIN, *SHORT, "--epochs", "2"]
+        with running.started(command, folder) as run:
+            assert run.ended() == 1
+            check_refusal(run.said, good, "Permission denied", "Read-only file system")
+    finally:
+        folder.chmod(0o755)
