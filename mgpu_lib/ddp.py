@@ -126,12 +126,14 @@ def broadcast_from_rank_0(tensors):
 
 
 def check_same_on_all_ranks(module):
-    """ValueError, on all ranks, unless their networks have equal names, shapes and types, and freeze the same."""
+    """ValueError, on all ranks, unless all have equal names, shapes and types, in one order, and freeze the same."""
     state = [*module.named_parameters(), *module.named_buffers()]
     mine = {name: (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad) for name, tensor in state}
     all_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(all_ranks, mine)
+    first = all_ranks[0]
     for rank, other in enumerate(all_ranks):
-        if other != all_ranks[0]:
-            names = sorted(n for n in {*other, *all_ranks[0]} if other.get(n) != all_ranks[0].get(n)) or ["the order"]
-            raise ValueError(f"rank {rank} and rank 0 have different networks: {', '.join(names)}")
+        if list(other.items()) != list(first.items()):  # the order counts, too: that of the collectives follows it
+            names = sorted(name for name in {*other, *first} if other.get(name) != first.get(name))
+            what = ", ".join(names) or f"{list(other)} come in another order"
+            raise ValueError(f"rank {rank} and rank 0 have different networks: {what}")

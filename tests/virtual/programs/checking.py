@@ -24,6 +24,19 @@ def network(hidden=9):
     return nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
+class Branches(nn.Module):
+    """A branch for each remainder of a number, and the last one for nobody."""
+
+    def __init__(self, n=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(5, 4).double()
+        self.branches = nn.ModuleList([nn.Linear(4, 3).double() for _ in range(n)])
+
+    def forward(self, X, number):
+        return self.branches[number % (len(self.branches) - 1)](torch.tanh(self.trunk(X)))
+
+
 def batches(rows=8, steps=STEPS, shape=(5,), classes=3):
     """Whole batches: each rank takes its part of every one of them."""
     generator = torch.Generator().manual_seed(1)

@@ -8,6 +8,7 @@ import sys
 
 import torch
 from checking import (
+    Branches,
     batches,
     check,
     equal_on_all_ranks,
@@ -44,19 +45,6 @@ class Tied(nn.Module):
 
     def forward(self, X):
         return self.last(torch.tanh(self.middle(torch.tanh(self.first(X)))))
-
-
-class Branches(nn.Module):
-    """Each number has a branch of its own; the last is for nobody."""
-
-    def __init__(self, n=5):
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = nn.Linear(5, 4).double()
-        self.branches = nn.ModuleList([nn.Linear(4, 3).double() for _ in range(n)])
-
-    def forward(self, X, number):
-        return self.branches[number](torch.tanh(self.trunk(X)))
 
 
 def replica(net, rank, **options):
@@ -122,7 +110,7 @@ def accumulation(rank, n):
 def unused_parameters(rank, n):
     """Each rank goes another way; what no rank uses has no gradient, and what was used under no_sync counts."""
     for size in SIZES:
-        net, alone = replica(Branches(), rank, bucket_bytes=size, find_unused=True), Branches()
+        net, alone = replica(Branches(5), rank, bucket_bytes=size, find_unused=True), Branches(5)
         X, y = next(batches())
         for shift in range(2):
             with net.no_sync():
@@ -142,7 +130,7 @@ def unused_parameters(rank, n):
 
 @check
 def unused_parameters_are_named(rank, n):
-    net, X = replica(Branches(3), rank), torch.ones(2, 5, dtype=torch.float64, device="cuda")
+    net, X = replica(Branches(), rank), torch.ones(2, 5, dtype=torch.float64, device="cuda")
     words = "no gradient for branches.0.weight, branches.0.bias, branches.2.weight, branches.2.bias: freeze"
     raises(RuntimeError, words, lambda: net(X, 1).sum().backward())
     net.find_unused = True  # the pass that failed is forgotten
@@ -171,6 +159,11 @@ def different_networks(rank, n):
     half = nn.Linear(5, 3).cuda()
     half.bias.requires_grad_(rank != 2)
     raises(ValueError, "rank 2 and rank 0 have different networks: bias", DDP, half)
+    parts = {"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)}
+    turned = nn.ModuleDict(dict(reversed(parts.items())) if rank == 3 else parts).cuda()
+    raises(
+        ValueError, "rank 3 and rank 0 have different networks: ['second.weight', 'second.bias', 'first.", DDP, turned
+    )
     raises(ValueError, "nothing to train", DDP, nn.Linear(5, 3).requires_grad_(False).cuda())
     raises(ValueError, "bucket_bytes is 0", DDP, nn.Linear(5, 3).cuda(), bucket_bytes=0)
 

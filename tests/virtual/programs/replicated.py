@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from checking import (
+    Branches,
     batches,
     check,
     equal_on_all_ranks,
@@ -44,19 +45,6 @@ def ddp_buckets(rank, n):
     for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
         ddp = train(replica(net, rank, bucket_cap_mb=SMALL, **options), parts(rank, n))
         same_networks(ddp.module, trained_alone(net))
-
-
-class Branches(nn.Module):
-    """The first branch for even numbers, the second for odd ones; a third for nobody."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = nn.Linear(5, 4).double()
-        self.branches = nn.ModuleList([nn.Linear(4, 3).double() for _ in range(3)])
-
-    def forward(self, X, number):
-        return self.branches[number % 2](torch.tanh(self.trunk(X)))
 
 
 @check
