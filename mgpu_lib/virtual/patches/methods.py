@@ -41,7 +41,7 @@ class Method:
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    # PyTorch's asks no __torch_function__ (torch/csrc/autograd/python_variable.cpp): that would put the class back.
+    # PyTorch's asks no __torch_function__: that would put the class back.
     yield Tensor, "as_subclass", Method(Tensor.as_subclass, as_subclass, asks=False)
     yield Tensor, "_make_subclass", staticmethod(make_subclass)
 
