@@ -42,29 +42,34 @@ def predict(
     link=None,
     training=True,
     host=1.0,
+    network=None,
+    bucket_cap_mb=25,
 ):
     """The time and memory of one training step of `model` on `n_gpus` GPUs: a Prediction.
 
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
-    gpu, link, host  as `virtual_gpus` takes them: a fast processor of today may need a third of the host's time
+    gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
     strategy       "manual": one process, as in `train_batch`, a star all-reduce for each parameter; "data_parallel" and
                    "ddp": PyTorch's own, "ddp" as rank 0 of `n_gpus` processes that do the same at the same time
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only, in eval mode and without gradients
+    bucket_cap_mb  for "ddp": at most so many MiB of gradients travel together, as DistributedDataParallel takes it
 
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
     has momentum. ValueError or TypeError for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
     """
-    check(model, example_batch, n_gpus, strategy, precision, training)
-    with virtual_gpus(n_gpus, gpu, link, backing="meta", host=host) as machine:
+    check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb)
+    with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine:
         if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
             raise ValueError(f'precision={precision!r}: the {gpu} has no tensor cores for it; "fp32" would do')
         machine.clock.tf32 = (precision == "tf32",) * 2
         casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
         X = torch.empty_like(example_batch, device="meta", requires_grad=False)
         with torch.set_grad_enabled(training), process_group(n_gpus) if strategy == "ddp" else nullcontext():
-            start = settled(strategy, STRATEGIES[strategy](bare(model).train(training), X, machine, casting), machine)
+            options = {"bucket_cap_mb": bucket_cap_mb} if strategy == "ddp" else {}
+            step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting, **options)
+            start = settled(strategy, step, machine)
         seconds = synchronized(machine) - start
         if seconds == 0:
             raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
@@ -83,7 +88,7 @@ def settled(strategy, step, machine):
     return start
 
 
-def check(model, example_batch, n_gpus, strategy, precision, training):
+def check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb):
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module")
     if not isinstance(example_batch, torch.Tensor) or example_batch.dim() == 0:
@@ -96,6 +101,8 @@ def check(model, example_batch, n_gpus, strategy, precision, training):
         raise ValueError(f"strategy={strategy!r}: use {', '.join(map(repr, STRATEGIES))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: use {', '.join(map(repr, PRECISIONS))}")
+    if not isinstance(bucket_cap_mb, (int, float)) or not 0 < bucket_cap_mb < float("inf"):
+        raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: the MiB of a bucket must be a number above 0")
     if isinstance(n_gpus, int) and n_gpus > len(example_batch):
         raise ValueError(f"n_gpus={n_gpus} for a batch of {len(example_batch)}: each GPU needs at least one sample")
 
@@ -183,7 +190,7 @@ def one_process(net, X, optimizer, casting):
             optimizer.step()
 
 
-def ddp(net, X, machine, casting):
+def ddp(net, X, machine, casting, bucket_cap_mb):
     """A step of rank 0, which has the largest shard; the others do the same at the same time."""
     device, k = machine.devices[0], len(machine.gpus)
     net = net.to_empty(device=device)
@@ -191,7 +198,7 @@ def ddp(net, X, machine, casting):
     if k == 1 or not net.training:
         return lambda: one_process(net, X, optimizer, casting)
     optimizer.register_step_pre_hook(lambda *args: check_gradients(net))
-    wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[device])
+    wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[device], bucket_cap_mb=bucket_cap_mb)
     return lambda: one_process(wrapped, X, optimizer, casting)
 
 

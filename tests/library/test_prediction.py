@@ -203,6 +203,22 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
         assert mgpu.current_machine() is machine
 
 
+def test_buckets_travel_within_a_node_and_between_nodes(resnet50):
+    """Each bucket is one collective, which takes longer over the network; the numbers that travel are the same."""
+    found = {}
+    for bucket in (4, 25, 1000):
+        for network, k in ((None, 8), ("InfiniBand HDR", 16)):
+            made = mgpu.predict(
+                resnet50, images(4 * k), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
+            )
+            sums = [e for e in made.timeline.on(0) if "all" in e.name and e.kind == "collective"]
+            found[bucket, k] = len(sums), sum(e.nbytes for e in sums), sum(e.end - e.start for e in sums)
+    assert len({nbytes for _, nbytes, _ in found.values()}) == 1
+    assert found[4, 8][0] > found[25, 8][0] > found[1000, 8][0]
+    for bucket in (4, 25, 1000):
+        assert found[bucket, 8][0] == found[bucket, 16][0] and found[bucket, 8][2] < found[bucket, 16][2]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -214,6 +230,9 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
         ({"n_gpus": 5}, "n_gpus=5 for a batch of 4"),
         ({"strategy": "fsdp"}, "'manual', 'data_parallel', 'ddp'"),
         ({"precision": "fp8"}, "'fp32', 'tf32', 'amp'"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb=0: the MiB of a bucket must be a number above 0"),
+        ({"bucket_cap_mb": "25"}, "bucket_cap_mb='25'"),
+        ({"network": "InfiniBand HDR"}, "needs a machine type"),
         ({"gpu": "V100", "precision": "tf32"}, "no tensor cores for it"),
     ],
 )
