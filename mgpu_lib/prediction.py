@@ -43,7 +43,7 @@ def predict(
     training=True,
     host=1.0,
     network=None,
-    bucket_cap_mb=25,
+    bucket_cap_mb=None,
 ):
     """The time and memory of one training step of `model` on `n_gpus` GPUs: a Prediction.
 
@@ -54,7 +54,8 @@ def predict(
                    "ddp": PyTorch's own, "ddp" as rank 0 of `n_gpus` processes that do the same at the same time
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only, in eval mode and without gradients
-    bucket_cap_mb  for "ddp": at most so many MiB of gradients travel together, as DistributedDataParallel takes it
+    bucket_cap_mb  as DistributedDataParallel takes it, for "ddp": MiB of gradients that travel together at most; None:
+                   25, but only 1 in the first bucket
 
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
     has momentum. ValueError or TypeError for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
@@ -101,8 +102,9 @@ def check(model, example_batch, n_gpus, strategy, precision, training, bucket_ca
         raise ValueError(f"strategy={strategy!r}: use {', '.join(map(repr, STRATEGIES))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: use {', '.join(map(repr, PRECISIONS))}")
-    if not isinstance(bucket_cap_mb, (int, float)) or not 0 < bucket_cap_mb < float("inf"):
-        raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: the MiB of a bucket must be a number above 0")
+    bucketed = bucket_cap_mb is None or (isinstance(bucket_cap_mb, (int, float)) and 0 < bucket_cap_mb < float("inf"))
+    if not bucketed:
+        raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: the MiB of a bucket must be a number above 0, or None")
     if isinstance(n_gpus, int) and n_gpus > len(example_batch):
         raise ValueError(f"n_gpus={n_gpus} for a batch of {len(example_batch)}: each GPU needs at least one sample")
 

@@ -206,7 +206,7 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
 def test_buckets_travel_within_a_node_and_between_nodes(resnet50):
     """Each bucket is one collective, which takes longer over the network; the numbers that travel are the same."""
     found = {}
-    for bucket in (4, 25, 1000):
+    for bucket in (4, 25, 1000, None):
         for network, k in ((None, 8), ("InfiniBand HDR", 16)):
             made = mgpu.predict(
                 resnet50, images(4 * k), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
@@ -215,6 +215,7 @@ def test_buckets_travel_within_a_node_and_between_nodes(resnet50):
             found[bucket, k] = len(sums), sum(e.nbytes for e in sums), sum(e.end - e.start for e in sums)
     assert len({nbytes for _, nbytes, _ in found.values()}) == 1
     assert found[4, 8][0] > found[25, 8][0] > found[1000, 8][0]
+    assert found[None, 8][0] == found[25, 8][0] + 1  # the first MiB travels alone
     for bucket in (4, 25, 1000):
         assert found[bucket, 8][0] == found[bucket, 16][0] and found[bucket, 8][2] < found[bucket, 16][2]
 
