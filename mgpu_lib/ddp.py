@@ -16,18 +16,20 @@ class DDP(nn.Module):
 
     Parameters and buffers begin as rank 0 has them. During the backward pass gradients are collected in buckets of at
     most `bucket_bytes`, those of the last layers first. A bucket is all-reduced as soon as it is full, while autograd
-    goes on with the layers below. Each forward pass in training begins with the buffers of rank 0.
+    goes on with the layers below.
 
-    find_unused  parameters may go without a gradient, and those that get none on any rank keep the one they had.
-                 Without it, a backward pass that leaves parameters out raises a RuntimeError that names them.
+    broadcast_buffers  each forward pass in training begins with the buffers of rank 0
+    find_unused        parameters may go without a gradient, and those that get none on any rank keep the one they had.
+                       Without it, a backward pass that leaves parameters out raises a RuntimeError that names them.
     Raises ValueError, on all ranks, if their networks differ in names, shapes or types, or if nothing can be trained.
     Freeze parameters before you wrap the network: what changes later goes unnoticed, as with PyTorch's own.
     """
 
-    def __init__(self, module, bucket_bytes=25 * 2**20, find_unused=False):
+    def __init__(self, module, bucket_bytes=25 * 2**20, broadcast_buffers=True, find_unused=False):
         super().__init__()
         check_count("bucket_bytes", bucket_bytes)
-        self.module, self.find_unused, self.synchronizes = module, find_unused, True
+        self.module, self.broadcast_buffers, self.find_unused = module, broadcast_buffers, find_unused
+        self.synchronizes = True
         check_same_on_all_ranks(module)
         self.names = {p: name for name, p in module.named_parameters() if p.requires_grad}  # a tied one only once
         if not self.names:
@@ -50,7 +52,7 @@ class DDP(nn.Module):
     def forward(self, *inputs, **kwargs):
         if torch.is_grad_enabled():
             self.prepare()
-            if self.synchronizes and self.training:
+            if self.broadcast_buffers and self.synchronizes and self.training:
                 broadcast_from_rank_0(list(self.module.buffers()))
         return self.module(*inputs, **kwargs)
 

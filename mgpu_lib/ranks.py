@@ -26,15 +26,24 @@ _started = None  # the ranks of the notebook
 def start_ranks(n, gpu="A100-80"):
     """Start `n` ranks, and have notebook cells that begin with %%ranks run on all of them; returns the Ranks.
 
-    Those that were started before are stopped.
+    %%ranks --local runs a cell in the notebook, too. Ranks that were started before are stopped.
     """
     global _started
     if _started is not None:
         _started.stop()
     _started = ranks = Ranks(n, gpu)
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-        shell.register_magic_function(lambda line, cell: ranks.run(cell), "cell", "ranks")
+        shell.register_magic_function(lambda line, cell: run_cell(shell, ranks, line, cell), "cell", "ranks")
     return ranks
+
+
+def run_cell(shell, ranks, line, cell):
+    """Run a notebook's `cell` that begins with %%ranks, or with %%ranks --local: then in the notebook, too."""
+    if line.split() not in ([], ["--local"]):
+        raise ValueError(f"%%ranks {line}: write %%ranks alone, or %%ranks --local to run the cell here, too")
+    ranks.run(cell)
+    if line:
+        shell.run_cell(cell)
 
 
 class Ranks:
