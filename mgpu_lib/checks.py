@@ -3,14 +3,29 @@
 A *replica* is a module, a dict of tensors, or a list of tensors: one GPU's copy of the network. Everything works on
 real GPUs, virtual GPUs and CPUs. Put them into your tests, or for some steps into your training loop.
 What compares replicas raises ValueError when there are fewer than two: it could not fail.
+Where each GPU has a process of its own, `from_all_ranks` makes the list that a check takes, on every rank.
 """
 
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_lib.virtual import is_virtual
+
+
+def from_all_ranks(mine):
+    """A list of what each rank has passed as `mine`, for the checks: call it on all ranks; all get the same list.
+
+    `mine` may hold tensors, in dicts, lists and tuples; they come detached, on the CPU. It's also anything that can be
+    pickled, such as row numbers. Each rank needs memory for all of them. Raises TypeError for a module.
+    """
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, on_cpu(mine))
+    return everybody
 
 
 def assert_replicas_equal(replicas, atol=0.0):
@@ -46,6 +61,21 @@ def assert_draws_agree(draws):
         fail_if(
             torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
             f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.",
+        )
+
+
+def assert_draws_differ(draws):
+    """No two of `draws` are the same: what GPUs drew at random for their own rows, or the orders of several epochs.
+
+    Each is a tensor or a sequence of numbers, long enough that chance alone won't make two of them equal.
+    """
+    draws = [torch.as_tensor(draw).tolist() for draw in two_or_more(draws, "draw")]
+    for number, draw in enumerate(draws):
+        first = draws.index(draw)
+        fail_if(
+            first < number,
+            f"draw {number} is the same as draw {first}. Of GPUs: give each a seed of its own for what it draws for "
+            "its own rows. Of epochs: call sampler.set_epoch(epoch) before each.",
         )
 
 
@@ -136,6 +166,40 @@ def assert_every_row_once(rows, total):
     )
 
 
+def assert_mean_over_rows(reported, parts, rtol=1e-5):
+    """The number `reported` is the mean over all rows. `parts` holds one tensor per GPU: a value for each of its rows.
+
+    A value is a loss, say, or whether the answer was right. That no row is in two parts, `assert_every_row_once` says.
+    Raises ValueError when there are no rows.
+    """
+    parts = [torch.as_tensor(part).detach().cpu().double().flatten() for part in two_or_more(parts, "part")]
+    sizes, rows = [len(part) for part in parts], torch.cat(parts)
+    if len(rows) == 0:
+        raise ValueError(f"none of the {len(parts)} parts has a row: there is no mean")
+    mean, reported = rows.mean().item(), float(reported)
+    fail_if(
+        not abs(reported - mean) <= rtol * abs(mean),  # NaN fails, too
+        f"{reported:.6g} was reported, but the mean over all {len(rows)} rows is {mean:.6g}. The GPUs have "
+        f"{', '.join(map(str, sizes))} rows: is it a mean of their means? Add up over all GPUs, and divide once.",
+    )
+
+
+def assert_one_rank_saves(save):
+    """`save(path)`, which all ranks call, writes on exactly one of them; call the check on all ranks, too.
+
+    Each rank passes a path of its own, in a temporary folder. Not for checkpoints of which every rank writes a part.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        save(str(Path(folder, "checkpoint")))
+        wrote = from_all_ranks(any(Path(folder).iterdir()))
+    writers = [rank for rank, written in enumerate(wrote) if written]
+    fail_if(
+        len(writers) != 1,
+        f"of {len(wrote)} ranks {len(writers)} wrote a file{some(writers)}. Under one name, the last to write wins, or "
+        "the file is a mixture: save on rank 0 only, and let the others wait until it is done.",
+    )
+
+
 def assert_every_gpu_works(step, devices):
     """One call of `step()` uses memory on each of the `devices`. ValueError for a CPU, whose memory isn't counted."""
     if any(torch.device(device).type != "cuda" for device in devices):
@@ -182,6 +246,20 @@ def assert_same_shapes(replicas, called):
     for replica, title in zip(replicas, called, strict=True):
         for name, tensor in replica.items():
             fail_if(tensor.isnan().any(), f"{title} holds NaN in {name!r}")
+
+
+def on_cpu(value):
+    """`value` with each tensor in it detached and on the CPU."""
+    if isinstance(value, nn.Module):
+        raise TypeError(
+            f"a {type(value).__name__} is a module, and the checks want to know which of its tensors: pass "
+            "dict(net.named_parameters()), dict(net.named_buffers()) or net.state_dict()"
+        )
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {name: on_cpu(part) for name, part in value.items()}
+    return type(value)(map(on_cpu, value)) if type(value) in (list, tuple) else value
 
 
 def two_or_more(replicas, what="replica"):

@@ -1,17 +1,32 @@
 """The museum's bugs: what the page shows is what is tested. The checks named find each; the fix shown passes them."""
 
+import io
+import json
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 import mgpu_lib as mgpu
+from mgpu_lib.ranks import Ranks
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "chapters" / "museum.ipynb"
-CELLS = nbformat.read(NOTEBOOK, as_version=4).cells
-BUGS = {cell.id: cell.source for cell in CELLS if "exhibit" in cell.metadata.get("tags", [])}
-TEXTS = {cell.id: cell.source for cell in CELLS}
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "chapters" / "museum.ipynb"
+SECOND_HALL = ROOT / "drafts" / "10-second-hall.ipynb"  # a section of CHAPTER
+CHAPTER = "10-distributeddataparallel.ipynb"
+
+
+def sources(notebook, ids):
+    """({cell id: source} of the exhibits, and of all cells) of those whose ids begin with `ids`."""
+    cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.id.startswith(ids)]
+    texts = {cell.id: cell.source.removeprefix("%%ranks\n") for cell in cells}
+    return {cell.id: texts[cell.id] for cell in cells if "exhibit" in cell.metadata.get("tags", [])}, texts
+
+
+BUGS, TEXTS = sources(NOTEBOOK, "")
+HALL_BUGS, HALL_TEXTS = sources(SECOND_HALL, "hall-")
 # The cells before the first exhibit, and the one that makes the networks of room 3.
 SETUP = ["setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"]
 STEP = "assert_step_matches_single_device"
@@ -31,6 +46,16 @@ FOUND_BY = {
     "shuffle": {"assert_every_row_once"},
     "padded": {"assert_every_row_once"},
 }
+HALL_FOUND_BY = {
+    "hall-set-epoch": {"assert_draws_differ"},
+    "hall-one-seed": {"assert_draws_differ"},
+    "hall-unfrozen": {"assert_replicas_equal"},
+    "hall-no-sync": {"assert_replicas_equal"},
+    "hall-inner": {"assert_replicas_equal"},
+    "hall-mean-over-ranks": {"assert_mean_over_rows"},
+    "hall-everybody-saves": {"assert_one_rank_saves"},
+}
+both_halls = pytest.mark.parametrize("name", [*FOUND_BY, *HALL_FOUND_BY])
 
 
 def fixed(source, diff):
@@ -43,7 +68,7 @@ def fixed(source, diff):
 
 
 def fix_of(name):
-    [diff] = re.findall(r"^```diff\n(.*?)^```$", TEXTS[f"{name}-why"], re.M | re.S)
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", (TEXTS | HALL_TEXTS)[f"{name}-why"], re.M | re.S)
     return diff
 
 
@@ -81,6 +106,7 @@ def rebound(function, names):
 def test_every_exhibit_is_tested():
     assert BUGS.keys() == FOUND_BY.keys()
     assert len(BUGS) >= 12
+    assert HALL_BUGS.keys() == HALL_FOUND_BY.keys()
 
 
 @pytest.mark.parametrize("name", FOUND_BY)
@@ -90,18 +116,136 @@ def test_the_checks_find_the_bug_and_pass_its_fix(museum, name, capsys):
     assert findings(museum, fixed(BUGS[name], fix_of(name))) == set()
 
 
-@pytest.mark.parametrize("name", FOUND_BY)
+@both_halls
 def test_a_fix_is_one_line_or_two(name):
     marks = [line[0] for line in fix_of(name).splitlines()]
     assert 1 <= max(marks.count("-"), marks.count("+")) <= 2
 
 
-@pytest.mark.parametrize("name", FOUND_BY)
+@both_halls
 def test_every_exhibit_has_a_prediction_and_a_heading(name):
-    assert "\n> **Predict.** " in TEXTS[f"{name}-intro"]
-    assert TEXTS[f"{name}-intro"].startswith("### "), "other chapters link to it"
-    assert re.fullmatch(r'caught\("(.+)"\)', TEXTS[f"{name}-caught"]).group(1) in BUGS[name]
+    intro = (TEXTS | HALL_TEXTS)[f"{name}-intro"]
+    assert "\n> **Predict.** " in intro
+    assert intro.startswith("### "), "other chapters link to it"
+    assert called(name) in (BUGS | HALL_BUGS)[name]
+
+
+def called(name):
+    """What the catalog calls an exhibit."""
+    return re.fullmatch(r'caught\("(.+)"\)', (TEXTS | HALL_TEXTS)[f"{name}-caught"]).group(1)
 
 
 def test_the_right_program_passes(museum, capsys):
     assert findings(museum, TEXTS["right"].splitlines()[0]) == set()
+
+
+# The second hall: many processes
+
+
+def test_the_page_lists_the_second_hall():
+    """In its order: what an exhibit is called, where it stands, and which checks find it."""
+    section = TEXTS["catalog-why"].partition("### The second hall\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| \[(.+?)\]\((.+?)#(.+?)\).* \| (.+) \|$", section, re.M)
+    assert [(text.replace("`", ""), page, anchor, found) for text, page, anchor, found in listed] == [
+        (
+            called(name),
+            CHAPTER,
+            HALL_TEXTS[f"{name}-intro"].splitlines()[0].removeprefix("### ").replace(" ", "-"),
+            ", ".join(f"`{check.removeprefix('assert_')}`" for check in sorted(found)),
+        )
+        for name, found in HALL_FOUND_BY.items()
+    ]
+
+
+def test_the_page_says_how_many_bugs_and_checks_there_are():
+    words = dict(
+        enumerate("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split())
+    )
+    assert f"name {words[len(BUGS)]} ways" in TEXTS["title"] and f"{words[len(HALL_BUGS)]} more" in TEXTS["title"]
+    checks = re.findall(r"^\| `(assert_\w+)\(", TEXTS["catalog-why"], re.M)
+    assert set(checks) >= set().union(*FOUND_BY.values(), *HALL_FOUND_BY.values())
+    assert f"with {words[len(checks)]} short checks" in TEXTS["title"]
+
+
+BEGIN = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+import mgpu_lib as mgpu
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+"""
+TWO_STEPS = """
+def train(net, batches=batches, whole=train, **rest):
+    whole(net, batches=lambda epoch: batches(epoch)[:2], **rest)
+"""
+
+
+@pytest.fixture(scope="module")
+def hall():
+    """The chapter's own functions on four ranks, with two steps in place of an epoch."""
+    ranks = Ranks(4)
+    setup = [HALL_TEXTS[f"hall-{cell}"] for cell in ("setup", "train", "show", "caught")]
+    for code in (BEGIN, *setup, TWO_STEPS, HALL_TEXTS["hall-right"]):
+        ranks.run(code)
+    yield ranks
+    ranks.stop()
+
+
+def found_on_ranks(hall, program, capsys):
+    """The names of the checks that object to a program of the second hall."""
+    hall.run("catalog.clear()")
+    hall.run(program)
+    capsys.readouterr()
+    hall.run("import json\nfor *_, found in catalog.values():\n    print(json.dumps(list(found)))")
+    said = [json.loads(line.partition(": ")[2]) for line in capsys.readouterr().out.splitlines()]
+    assert said == [said[0]] * 4, "all ranks fail alike"
+    return set(said[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HALL_FOUND_BY)
+def test_the_checks_find_the_bug_and_pass_its_fix_on_four_ranks(hall, name, capsys):
+    assert found_on_ranks(hall, HALL_BUGS[name], capsys) == HALL_FOUND_BY[name]
+    assert found_on_ranks(hall, fixed(HALL_BUGS[name], fix_of(name)), capsys) == set()
+
+
+@pytest.mark.slow
+def test_the_right_program_passes_on_four_ranks(hall, capsys):
+    assert found_on_ranks(hall, HALL_TEXTS["hall-right"], capsys) == set()
+
+
+LATER_LAYER = """
+net = small_net()
+wrapped = DistributedDataParallel(net)
+train(wrapped, epochs=1)
+{change}
+train(wrapped, epochs=1)
+show("later", wrapped, accuracy(wrapped), equal(wrapped))
+"""
+
+
+@pytest.mark.slow
+def test_a_layer_added_after_wrapping_drifts_and_a_replaced_one_is_an_error(hall, capsys):
+    """As the second hall says."""
+    added = LATER_LAYER.format(change="net.append(nn.Linear(10, 10).double().cuda())")
+    assert found_on_ranks(hall, added, capsys) == {"assert_replicas_equal"}
+    replaced = LATER_LAYER.format(change="net[3] = nn.Linear(32, 10).double().cuda()")
+    with pytest.raises(RuntimeError, match="parameters that were not used in producing loss"):
+        hall.run(replaced)
+
+
+def test_a_mixture_of_two_checkpoints_can_be_loaded():
+    """As the second hall says: nothing tells that the file is half of the one and half of the other."""
+    files = [io.BytesIO(), io.BytesIO()]
+    for number, file in enumerate(files):
+        torch.save({"a": torch.full((1000,), float(number)), "b": torch.full((1000,), float(number))}, file)
+    first, second = (file.getvalue() for file in files)
+    cut = len(first) // 2
+    mixture = torch.load(io.BytesIO(first[:cut] + second[cut:]), weights_only=True)
+    values = torch.cat([mixture["a"], mixture["b"]])
+    assert len(first) == len(second) and set(values.tolist()) == {0.0, 1.0}

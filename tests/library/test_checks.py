@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mgpu_lib import checks
+from mgpu_lib.ranks import Ranks
 from mgpu_lib.virtual import virtual_gpus
 
 
@@ -72,7 +73,13 @@ def test_infinity_is_equal_to_itself_only(devices):
 
 @pytest.mark.parametrize(
     "check",
-    [checks.assert_replicas_equal, checks.assert_buffers_equal, checks.assert_no_aliasing, checks.assert_draws_agree],
+    [
+        checks.assert_replicas_equal,
+        checks.assert_buffers_equal,
+        checks.assert_no_aliasing,
+        checks.assert_draws_agree,
+        checks.assert_draws_differ,
+    ],
 )
 @pytest.mark.parametrize("replicas", [[], [[torch.zeros(2)]]])
 def test_there_is_nothing_to_compare_with_fewer_than_two(check, replicas):
@@ -252,6 +259,31 @@ def test_draws(devices):
         checks.assert_draws_agree([*draws[:2], draws[2] + 1e-7])
 
 
+def test_draws_that_must_differ(devices):
+    draws = [torch.rand(4, generator=torch.Generator().manual_seed(i)).to(device) for i, device in enumerate(devices)]
+    checks.assert_draws_differ(draws)
+    checks.assert_draws_differ([[2, 0, 1], [2, 1, 0], (2, 1)])
+    with pytest.raises(AssertionError, match=r"draw 3 is the same as draw 1\. .*set_epoch"):
+        checks.assert_draws_differ([*draws, draws[1].clone()])
+
+
+def test_the_mean_is_that_over_all_rows(devices):
+    parts = [torch.tensor(values, device=device) for values, device in zip([[1.0, 1.0], [0.0], []], devices)]
+    checks.assert_mean_over_rows(2 / 3, parts)
+    checks.assert_mean_over_rows(torch.tensor(2 / 3, device=devices[0]), [part > 0.5 for part in parts])  # right or not
+    for wrong in (1 / 2, 0.667, math.nan):  # the first is the mean of the means
+        with pytest.raises(AssertionError, match=r"but the mean over all 3 rows is 0.666667. The GPUs have 2, 1, 0 "):
+            checks.assert_mean_over_rows(wrong, parts)
+    with pytest.raises(AssertionError, match="rows is nan"):
+        checks.assert_mean_over_rows(0.5, [*parts, [math.nan]])
+    with pytest.raises(AssertionError, match=r"0\.001 was reported, but the mean over all 2 rows is 0"):
+        checks.assert_mean_over_rows(0.001, [[0.0], [0.0]])
+    with pytest.raises(ValueError, match="1 part: pass two or more"):
+        checks.assert_mean_over_rows(0.5, parts[:1])
+    with pytest.raises(ValueError, match="none of the 2 parts has a row"):
+        checks.assert_mean_over_rows(0.5, [[], []])
+
+
 def test_a_gpu_that_does_nothing_is_found():
     with virtual_gpus(3) as machine:
         net = make_net().to("cuda:0")
@@ -265,3 +297,70 @@ def test_a_gpu_that_does_nothing_is_found():
 def test_nothing_counts_a_cpu_s_memory():
     with pytest.raises(ValueError, match="pass GPUs, real or virtual"):
         checks.assert_every_gpu_works(lambda: None, [torch.device("cpu")])
+
+
+# A process per GPU
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = Ranks(3)
+    ranks.run("import torch, torch.distributed as dist\nfrom torch import nn\nfrom mgpu_lib import checks")
+    ranks.run("dist.init_process_group('nccl')\nrank = dist.get_rank()\ntorch.cuda.set_device(rank)")
+    yield ranks
+    ranks.stop()
+
+
+def test_all_ranks_get_what_each_has(ranks, capsys):
+    ranks.run("""
+mine = {"w": torch.full((2,), float(rank), device="cuda", requires_grad=True), "rows": [rank, (torch.tensor(rank),)]}
+everybody = checks.from_all_ranks(mine)
+print([(part["w"].tolist(), part["w"].device.type, part["w"].requires_grad, part["rows"]) for part in everybody])
+mine["w"].requires_grad and mine["w"].device.index == rank
+""")
+    expected = [([float(rank)] * 2, "cpu", False, [rank, (torch.tensor(rank),)]) for rank in range(3)]
+    assert capsys.readouterr().out == "".join(f"[rank{rank}]: {expected}\n[rank{rank}]: True\n" for rank in range(3))
+
+
+def test_a_check_fails_on_all_ranks_alike(ranks, capsys):
+    """Also on those that have the right numbers."""
+    ranks.run("""
+torch.manual_seed(0)
+net = nn.Linear(2, 2).cuda()
+for wrong_rank in None, 2:
+    with torch.no_grad():
+        net.bias += rank == wrong_rank
+    try:
+        checks.assert_replicas_equal(checks.from_all_ranks(dict(net.named_parameters())))
+        print("equal")
+    except AssertionError as error:
+        print(str(error).partition(". ")[0])
+""")
+    differs = "replica 2 differs from replica 0 in 1 of 2 tensors; the first is 'bias', by up to 1"
+    lines = [f"[rank{rank}]: {line}\n" for rank in range(3) for line in ("equal", differs)]
+    assert capsys.readouterr().out == "".join(lines)
+
+
+def test_it_must_be_said_which_tensors_of_a_module():
+    with pytest.raises(TypeError, match=r"a Sequential is a module, .* pass dict\(net.named_parameters\(\)\)"):
+        checks.on_cpu([make_net()])
+
+
+def test_files_of_several_ranks_are_found(ranks, capsys):
+    ranks.run("""
+def saved_by(*writers):
+    def save(path):
+        dist.all_reduce(torch.ones(1, device="cuda"))  # ranks may meet in it
+        if rank in writers:
+            torch.save(torch.arange(rank), f"{path}.{rank}")
+    try:
+        checks.assert_one_rank_saves(save)
+        print("one")
+    except AssertionError as error:
+        print(str(error).partition(".")[0])
+
+for writers in (0,), (2,), (), (0, 1, 2):
+    saved_by(*writers)
+""")
+    said = ["one", "one", "of 3 ranks 0 wrote a file", "of 3 ranks 3 wrote a file (0, 1, 2)"]
+    assert capsys.readouterr().out == "".join(f"[rank{rank}]: {line}\n" for rank in range(3) for line in said)
