@@ -164,29 +164,6 @@ def with_names(X, y, replicas, devices, lr):
     shown("07", "named_step", phase=torch.cuda.nvtx.range)["named_step"](X, y, replicas, devices, lr)
 
 
-def buckets_in_streams(way):
-    """Chapter 7: the step whose buckets are summed at the end, or while the backward pass goes on. The second step."""
-
-    def program(X, y, devices):
-        names = shown(
-            "07",
-            "sum_bucket",
-            "add_hooks",
-            "sum_in",
-            "run_step",
-            "at_the_end",
-            "overlapped",
-            phase=torch.cuda.nvtx.range,
-        )
-        nets = [make_net().to(device) for device in devices]
-        finish = names[way](nets)
-        for _ in range(2):
-            grads = names["run_step"](nets, X, y, finish, lr=0.0)
-        return grads
-
-    return program
-
-
 def gradients_for_the_noise(X, y, devices):
     """Chapter 9: the mean gradients of the shards, none of them empty. Weighted by their rows they are the batch's."""
     devices = devices[: len(X)]
@@ -209,9 +186,6 @@ ON_PARAMS = {
         partial(solution("04", "bucketed_allreduce"), bucket_bytes=100_000)
     ),
     "chapter 7: named_step": stepped(with_names),
-    "chapter 7: ring_in_streams": reduced(
-        one_by_one(lambda data: shown("07", "ring_in_streams", on=torch.cuda.stream)["ring_in_streams"](data))
-    ),
     "chapter 9: replica_gradients": gradients_for_the_noise,
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
     "museum: solution clipped_step": stepped(partial(clipped_step, length=1e9)),  # nothing is that long
@@ -229,8 +203,6 @@ ON_NET = {
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
     "chapter 5: step_in_phases": in_phases,
     "chapter 6: SumLoss": sum_loss,
-    "chapter 7: run_step": buckets_in_streams("at_the_end"),
-    "chapter 7: run_step, overlapped": buckets_in_streams("overlapped"),
 }
 
 
@@ -465,7 +437,6 @@ NO_PROGRAMS = {
         "chapter 4: solution reduce_bucket",
         "chapter 6: heat_net",
         "museum: backward",
-        "chapter 7: sum_bucket",
         "museum: split_in_layer",
     ],
     "times programs that are tested": [
@@ -511,7 +482,6 @@ NO_PROGRAMS = {
         "chapter 5: solution gather_in_order",
         "chapter 5: solution broadcast_backward",
         "chapter 6: solution unwrap",
-        "chapter 7: replicas",
     ],
     "wrong on purpose": [
         "chapter 2: replicas",

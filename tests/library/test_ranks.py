@@ -76,6 +76,10 @@ def test_cells_run_on_all_ranks(capsys):
         ]
         assert said.out == "".join(lines).replace(", 0)", ", device='cuda:0')").replace(", 1)", ", device='cuda:1')")
         assert said.err == "[rank0]: a warning\n[rank1]: a warning\n"
+        shell.run_cell_magic("ranks", "--local", "print(1 + 1)")
+        assert capsys.readouterr().out == "[rank0]: 2\n[rank1]: 2\n2\n"
+        with pytest.raises(ValueError, match="%%ranks --all: write %%ranks alone, or %%ranks --local"):
+            shell.run_cell_magic("ranks", "--all", "1")
         with pytest.raises(RuntimeError) as raised:
             ranks.run(ONE_FAILS)
         assert without_marks(str(raised.value)) == without_marks(ERROR)

@@ -140,16 +140,18 @@ def unused_parameters_are_named(rank, n):
 
 @check
 def buffers(rank, n):
-    """Running statistics are those of rank 0 before each pass, and counts stay whole numbers."""
-    net = replica(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).double(), rank)
-    theirs = DistributedDataParallel(copy.deepcopy(net.module), device_ids=[rank])
-    for X, _ in parts(rank, n):
-        for each in (net, theirs):
-            each(X + rank).sum().backward()
-    for ours, expected in zip(net.buffers(), theirs.buffers(), strict=True):
-        assert torch.equal(ours, expected) and ours.dtype == expected.dtype
-    net.eval()(X)
-    assert net.module[1].num_batches_tracked == 3
+    """Running statistics are those of rank 0 before each pass, or each rank's own; counts stay whole numbers."""
+    for broadcast in (True, False):
+        net = replica(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).double(), rank, broadcast_buffers=broadcast)
+        theirs = copy.deepcopy(net.module)
+        theirs = DistributedDataParallel(theirs, device_ids=[rank], broadcast_buffers=broadcast)
+        for X, _ in parts(rank, n):
+            for each in (net, theirs):
+                each(X + rank).sum().backward()
+        for ours, expected in zip(net.buffers(), theirs.buffers(), strict=True):
+            assert torch.equal(ours, expected) and ours.dtype == expected.dtype
+        net.eval()(X)
+        assert net.module[1].num_batches_tracked == 3
 
 
 @check

@@ -1,0 +1,87 @@
+"""What "DistributedDataParallel" builds by hand is right: its three versions and its ring, on several ranks."""
+
+import pages
+import pytest
+
+from mgpu_lib.ranks import Ranks
+
+PAGE = "10-distributeddataparallel"
+MAGIC = "%%ranks"
+CHECKS = """
+import copy
+
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    tied = nn.Linear(5, 5)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), tied, nn.Tanh(), tied, nn.Linear(5, 4)).to(dtype)
+
+def trained(net, wrap, finish, parts, steps=3):
+    net = copy.deepcopy(net)
+    net.to(parts[0][0].device)
+    wrapped, optimizer = wrap(net), torch.optim.SGD(net.parameters(), lr=0.1)
+    for X, y in parts[:steps]:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(X), y).backward()
+        finish(wrapped)
+        optimizer.step()
+    return [p.detach().cpu() for p in net.parameters()]
+
+k = dist.get_world_size()
+whole = [(torch.rand(6 * k, 3, dtype=torch.float64), torch.arange(6 * k) % 4) for _ in range(3)]
+mine = [(X.chunk(k)[rank].cuda(), y.chunk(k)[rank].cuda()) for X, y in whole]
+alone = trained(network(), lambda net: net, lambda net: None, whole)
+
+def gap(wrap, finish):
+    return max((p - q).abs().max().item() for p, q in zip(trained(network(), wrap, finish, mine), alone))
+"""
+
+
+def cell(name):
+    """The source of a cell that runs on all ranks, without the magic."""
+    [found] = [cell for cell in pages.cells(PAGE) if cell.id == name]
+    first, _, rest = found.source.partition("\n")
+    assert first.startswith(MAGIC), f"{name} does not run on ranks"
+    return rest
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def group(request):
+    """So many ranks that have run the page's cells."""
+    ranks = Ranks(request.param)
+    try:
+        ranks.run(cell("hello"))
+        for name in ("version-1", "version-2", "version-3", "ring"):
+            ranks.run(cell(name))
+        ranks.run("torch.manual_seed(0)" + CHECKS)
+        yield ranks
+    finally:
+        ranks.stop()
+
+
+@pytest.mark.slow
+def test_all_three_versions_take_the_steps_of_one_device(group):
+    """A layer that is used twice has one gradient, and several steps find a hook that works only once."""
+    group.run("assert gap(lambda net: net, average_gradients) < 1e-12")
+    group.run("assert gap(PerParameter, PerParameter.wait) < 1e-12")
+    for size in (1e-9, 1e-4, 3e-4, 4):  # MiB: a bucket for each gradient, some, and one for all
+        group.run(f"assert gap(lambda net: Buckets(net, bucket_mb={size}), Buckets.wait) < 1e-12")
+
+
+@pytest.mark.slow
+def test_without_the_wait_or_the_mean_they_do_not(group):
+    """The negative control."""
+    wrong = len(group.processes) > 1
+    group.run(f"assert (gap(lambda net: net, lambda net: None) > 1e-4) == {wrong}")
+    group.run(f"assert (gap(Buckets, lambda net: None) > 1e-4) == {wrong}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [1, 2, 7, 12])
+def test_ring_and_star_sum(group, numbers):
+    for way in ("ring_all_reduce", "star_all_reduce"):
+        group.run(f"""
+x = torch.arange({numbers}.0, device="cuda") + rank
+expected = k * torch.arange({numbers}.0) + sum(range(k))
+{way}(x)
+assert x.cpu().equal(expected), x
+""")
