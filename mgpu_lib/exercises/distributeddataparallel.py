@@ -16,9 +16,6 @@ from mgpu_lib.models import resnet18
 from mgpu_lib.prediction import predict
 from mgpu_lib.virtual import GPUS, find_link, ring_seconds
 
-MIB = 2**20
-
-
 # A script on two machines
 
 
@@ -32,7 +29,7 @@ def check_mended_script(answer):
             where = f"on {machines} machine{'s' * (machines > 1)} with {gpus} GPU{'s' * (gpus > 1)}"
             where += " each" * (machines > 1)
             check_training(ran, where, gpus)
-            check_rows(ran, where, machines)
+            check_epochs(ran, where, machines)
             shares.append(len(ran[0].rows) // 2)
     one, two, four = shares
     return f"an epoch gives one GPU all {one} images, each of two GPUs {two}, and each of four on two machines {four}"
@@ -55,7 +52,7 @@ def check_training(ran, where, gpus):
         )
 
 
-def check_rows(ran, where, machines):
+def check_epochs(ran, where, machines):
     """In each of two epochs every row is looked at once, by one rank, and in another order."""
     epochs = [[did.rows[: len(did.rows) // 2] for did in ran], [did.rows[len(did.rows) // 2 :] for did in ran]]
     seen = [row for rows in epochs[0] for row in rows]
@@ -86,7 +83,7 @@ def check_ddp_collectives(answer):
     """ddp_collectives(grads, buffers, first, cap): how many collectives DistributedDataParallel calls in a step."""
     for case, net, X, caps in collective_cases():
         grads, buffers, calls = ddp_step(net, X, None if caps == (1, 25) else caps[1])
-        first, cap = (int(size * MIB) for size in caps)
+        first, cap = (int(size * 2**20) for size in caps)
         got = filled(answer(list(grads), list(buffers), first, cap))
         if got != len(calls):
             sent = ", ".join(f"{name} of {nbytes:,} bytes" for name, nbytes in calls)
@@ -97,16 +94,19 @@ def check_ddp_collectives(answer):
 
 def collective_cases():
     """(what it is, network, its input, MiB of the first and of the other buckets); (1, 25) is PyTorch's default."""
-    wide = torch.empty(4, 512)
-    with torch.device("meta"):
-        yield "five gradients of 0.75 MiB, buckets of 2 MiB", nn.Sequential(*layers(5)), wide, (2, 2)
-        norms = [nn.BatchNorm1d(384), nn.BatchNorm1d(384)]
-        yield "one gradient of 0.75 MiB and two batch norms", nn.Sequential(*layers(1), *norms), wide, (1, 25)
-        yield "gradients of two types in turn, buckets of 0.5 MiB", nn.Sequential(*mixed()), wide, (0.5, 0.5)
-        yield "ResNet-18 with PyTorch's buckets of 1 and 25 MiB", resnet18(), torch.empty(4, 1, 28, 28), (1, 25)
+    wide, images = torch.empty(4, 512), torch.empty(4, 1, 28, 28)
+    with torch.device("meta"):  # where making a network draws no random numbers
+        alike, two_types = nn.Sequential(*linear_layers(5)), nn.Sequential(*layers_of_two_types())
+        norms, resnet = nn.Sequential(*linear_layers(1), nn.BatchNorm1d(384), nn.BatchNorm1d(384)), resnet18()
+    return [
+        ("five gradients of 0.75 MiB, buckets of 2 MiB", alike, wide, (2, 2)),
+        ("one gradient of 0.75 MiB and two batch norms", norms, wide, (1, 25)),
+        ("gradients of two types in turn, buckets of 0.5 MiB", two_types, wide, (0.5, 0.5)),
+        ("ResNet-18 with PyTorch's buckets of 1 and 25 MiB", resnet, images, (1, 25)),
+    ]
 
 
-def layers(n):
+def linear_layers(n):
     """`n` linear layers of 0.75 MiB."""
     return [nn.Linear(*((512, 384) if i % 2 == 0 else (384, 512)), bias=False) for i in range(n)]
 
@@ -122,9 +122,9 @@ class To(nn.Module):
         return X.to(self.dtype)
 
 
-def mixed():
+def layers_of_two_types():
     """Layers of 0.75 MiB in float32 and of half as much in bfloat16, in turn."""
-    first, second, third, fourth = layers(4)
+    first, second, third, fourth = linear_layers(4)
     half = To(torch.bfloat16), To(torch.float32)
     return [first, half[0], second.bfloat16(), half[1], third, half[0], fourth.bfloat16()]
 
@@ -215,21 +215,22 @@ def last_end(ready, nbytes, latency, bandwidth, cap):
 
 def on_pcie(answer):
     """The same for ResNet-18 with 8 images on each of four V100, and what the step takes with this cap, modelled."""
-    with torch.device("meta"):  # where making a network draws no random numbers
+    with torch.device("meta"):
         net, shard, X = resnet18(), torch.empty(8, 1, 28, 28), torch.empty(32, 1, 28, 28)
-    link, caps = find_link("pcie", GPUS["V100"]), [MIB, 4 * MIB, 25 * MIB, 1000 * MIB]
+    link, caps = find_link("pcie", GPUS["V100"]), [mib * 2**20 for mib in (1, 4, 25, 1000)]
     latency = ring_seconds(0, 4, link)
-    bandwidth = MIB / (ring_seconds(MIB, 4, link) - latency)
+    bandwidth = 2**20 / (ring_seconds(2**20, 4, link) - latency)
     ready, nbytes = arrivals(net, shard, "V100")
     got = filled(answer(list(ready), list(nbytes), latency, bandwidth, list(caps)))
     given = ready, nbytes, latency, bandwidth
     check_cap(got, given, caps, "ResNet-18 on four V100 with PCIe, modelled, in ms and bytes", 1e-3)
     ours, one = (
-        1e3 * predict(net, X, "V100", 4, "ddp", link="pcie", bucket_cap_mb=cap / MIB).seconds for cap in (got, caps[-1])
+        1e3 * predict(net, X, "V100", 4, "ddp", link="pcie", bucket_cap_mb=cap / 2**20).seconds
+        for cap in (got, caps[-1])
     )
     return (
-        f"with buckets of {got // MIB} MiB, ResNet-18's step on four V100 with PCIe takes {ours:.1f} ms, with one for "
-        f"all {one:.1f} ms (modelled)"
+        f"with buckets of {got // 2**20} MiB, ResNet-18's step on four V100 with PCIe takes {ours:.1f} ms, with one "
+        f"for all {one:.1f} ms (modelled)"
     )
 
 

@@ -50,10 +50,21 @@ def run_as(script, rank, machines, gpus):
         virtual_gpus(gpus, backing="meta") as machine,
         in_place_of_ranks(rank, world_size),
     ):
-        filled(script(data), in_place=True)
+        with saying_who_has_no_gpu(rank, machines, gpus):
+            filled(script(data), in_place=True)
         events = list(machine.timeline)
     calls = [(event.name, event.nbytes) for event in events if event.kind == "collective"]
     return Ran(data.rows, {event.gpu for event in events}, calls)
+
+
+@contextmanager
+def saying_who_has_no_gpu(rank, machines, gpus):
+    try:
+        yield
+    except RuntimeError as error:
+        where = f"{machines} machines with {gpus} GPUs each" if machines > 1 else f"one machine with {gpus}"
+        expect("invalid device ordinal" not in str(error), f"on {where}, rank {rank} asks for a GPU that isn't there")
+        raise
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from mgpu_lib.exercises.framework import expect, filled
 
 EPOCHS, SHARE, ROWS = 3, 12, 4  # epochs, rows of this rank in an epoch, rows of a step
-PLAIN = "save state dicts, tensors and numbers, not the objects themselves"
+WHAT_TO_SAVE = "save state dicts, tensors and numbers, not the objects themselves"
 TELLING = 5  # after so many steps, to start over, to repeat an epoch and to repeat a step are three different things
 
 
@@ -52,7 +52,7 @@ def training(answer, seed, checkpoint=None, draws=()):
         if draws:
             torch.set_rng_state(draws[len(run.rows)])
         run.rows.append([(row == X).all(1).nonzero().item() for row in inputs[0]])
-        run.params.append(flat(module))
+        run.params.append(parameters_of(module))
         run.draws.append(torch.get_rng_state())
 
     def save(content):
@@ -60,16 +60,16 @@ def training(answer, seed, checkpoint=None, draws=()):
         try:
             torch.save(filled(content), file)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            expect(False, f"the checkpoint can't be written ({error}): {PLAIN}")
+            expect(False, f"the checkpoint can't be written ({error}): {WHAT_TO_SAVE}")
         run.saved.append(file.getvalue())
 
     net.register_forward_pre_hook(look)
     filled(answer(net, X, y, DistributedSampler(X, 2, 1), checkpoint, save), in_place=True)
-    run.params.append(flat(net))
+    run.params.append(parameters_of(net))
     return run
 
 
-def flat(net):
+def parameters_of(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
@@ -78,7 +78,7 @@ def loaded(saved):
     try:
         return torch.load(io.BytesIO(saved), weights_only=True)
     except pickle.UnpicklingError:
-        expect(False, f"the checkpoint can't be loaded with weights_only=True: {PLAIN}")
+        expect(False, f"the checkpoint can't be loaded with weights_only=True: {WHAT_TO_SAVE}")
 
 
 def check_whole(whole):
@@ -98,7 +98,7 @@ def check_whole(whole):
 def check_resumed(again, whole, done):
     """`again`, resumed after `done` steps, did what `whole` did from there on."""
     case = f"resumed after step {done} of {len(whole.rows)}"
-    check_rows(again.rows, whole.rows, done, case)
+    check_next_rows(again.rows, whole.rows, done, case)
     expect(again.params[0].equal(whole.params[done]), f"{case}, the network doesn't have the parameters that it had")
     expect(
         again.draws[0].equal(whole.draws[done]),
@@ -115,7 +115,7 @@ def check_resumed(again, whole, done):
     )
 
 
-def check_rows(rows, whole, done, case):
+def check_next_rows(rows, whole, done, case):
     """Resumed after `done` steps, the steps take the `rows` that are left of `whole`."""
     expect(rows, f"{case}, the run takes no step")
     expect(rows != whole, f"{case}, the run starts over: it takes all {len(whole)} steps again")

@@ -119,7 +119,7 @@ WRONG = [
         (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
         (REPLICAS, "num_replicas=dist.get_world_size(), rank=local_rank", "16 of 32 images are never looked at"),
         (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=rank", "your code raises ValueError: Invalid rank 2"),
-        ("set_device(local_rank)", "set_device(rank)", "your code raises"),
+        ("set_device(local_rank)", "set_device(rank)", "rank 2 asks for a GPU that isn't there"),
         ("    torch.cuda.set_device(local_rank)\n", "", "rank 1 works on GPU 0 of its machine, and its own is 1"),
         ("        sampler.set_epoch(epoch)\n", "", "every epoch has the same order"),
         (", sampler=sampler", ", shuffle=True", "64 images are looked at in an epoch, and there are 32"),
@@ -147,7 +147,7 @@ WRONG = [
     (
         "best_cap",
         changed(CAP, "max(end, ready[i]) +", "max(end, ready[i] +").replace("bandwidth\n", "bandwidth)\n"),
-        "they take turns",
+        "all-reduces take turns",
     ),
     ("best_cap", changed(CAP, " or i == len(ready) - 1", ""), "instead of"),
     *wrong_runs(
