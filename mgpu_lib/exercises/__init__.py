@@ -9,6 +9,13 @@ from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_uneven_weights,
 )
 from mgpu_lib.exercises.dataparallel_in_one_line import check_halve_every, check_strip_prefix, check_unwrap
+from mgpu_lib.exercises.distributeddataparallel import (
+    check_best_cap,
+    check_count_correct,
+    check_ddp_collectives,
+    check_mended_script,
+    check_resumable,
+)
 from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, check_two_batch_noise
 from mgpu_lib.exercises.meet_your_gpus import check_emptiest_gpu, check_physical, check_strays
 from mgpu_lib.exercises.museum import check_clipped_step
@@ -37,6 +44,7 @@ from mgpu_lib.exercises.where_the_time_goes import (
 __all__ = [
     "check_accuracy_of_each",
     "check_aliases",
+    "check_best_cap",
     "check_best_cut",
     "check_best_lr",
     "check_bottleneck",
@@ -44,7 +52,9 @@ __all__ = [
     "check_bubble",
     "check_bucketed_allreduce",
     "check_clipped_step",
+    "check_count_correct",
     "check_critical_batch",
+    "check_ddp_collectives",
     "check_diagnose",
     "check_emptiest_gpu",
     "check_gather_in_order",
@@ -52,7 +62,9 @@ __all__ = [
     "check_largest",
     "check_linear_three_gpus",
     "check_longest_gap",
+    "check_mended_script",
     "check_physical",
+    "check_resumable",
     "check_ring_allreduce",
     "check_row_parallel",
     "check_scatter_sizes",

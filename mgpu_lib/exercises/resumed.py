@@ -1,0 +1,137 @@
+"""Runs of training that die after a step and go on from a checkpoint, compared with one that was left alone."""
+
+import io
+import pickle
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data.distributed import DistributedSampler
+
+from mgpu_lib.exercises.framework import expect, filled
+
+EPOCHS, SHARE, ROWS = 3, 12, 4  # epochs, rows of this rank in an epoch, rows of a step
+WHAT_TO_SAVE = "save state dicts, tensors and numbers, not the objects themselves"
+TELLING = 5  # after so many steps, to start over, to repeat an epoch and to repeat a step are three different things
+
+
+class Trained(NamedTuple):
+    """What a run of training did."""
+
+    rows: list  # of each step
+    params: list  # all of them in one tensor, before each step and after the last
+    draws: list  # the state of the random numbers before each forward pass
+    saved: list  # the bytes of each checkpoint
+
+
+def loop(net, X, y, sampler, checkpoint, save):
+    """The loop that the exercise gives, which saves nothing."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for rows in torch.tensor(list(sampler)).split(ROWS):
+            optimizer.zero_grad()
+            F.cross_entropy(net(X[rows]), y[rows]).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+def training(answer, seed, checkpoint=None, draws=()):
+    """Let `answer` train in what is to it a new process: another network, and random numbers from another `seed`.
+
+    With `draws`, the random numbers of each forward pass begin at one of these states.
+    """
+    torch.manual_seed(seed)
+    net, run = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3)), Trained([], [], [], [])
+    X = torch.linspace(-1, 1, 2 * SHARE)[:, None] ** torch.arange(6)
+    y = torch.arange(2 * SHARE) % 3
+
+    def look(module, inputs):
+        if draws:
+            torch.set_rng_state(draws[len(run.rows)])
+        run.rows.append([(row == X).all(1).nonzero().item() for row in inputs[0]])
+        run.params.append(parameters_of(module))
+        run.draws.append(torch.get_rng_state())
+
+    def save(content):
+        file = io.BytesIO()
+        try:
+            torch.save(filled(content), file)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            expect(False, f"the checkpoint can't be written ({error}): {WHAT_TO_SAVE}")
+        run.saved.append(file.getvalue())
+
+    net.register_forward_pre_hook(look)
+    filled(answer(net, X, y, DistributedSampler(X, 2, 1), checkpoint, save), in_place=True)
+    run.params.append(parameters_of(net))
+    return run
+
+
+def parameters_of(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def loaded(saved):
+    """A checkpoint as a new process reads it."""
+    try:
+        return torch.load(io.BytesIO(saved), weights_only=True)
+    except pickle.UnpicklingError:
+        expect(False, f"the checkpoint can't be loaded with weights_only=True: {WHAT_TO_SAVE}")
+
+
+def check_whole(whole):
+    """The run `whole`, which was left alone, did what the loop does, and saved a checkpoint after each step."""
+    expect(
+        whole.rows == training(loop, seed=0).rows, "without a checkpoint, the rows differ from those of the loop given"
+    )
+    given = training(loop, seed=0, draws=whole.draws)  # who seeds each step anew draws others, and rightly so
+    expect(
+        whole.params[-1].equal(given.params[-1]),
+        "without a checkpoint, the parameters differ from those of the loop given: optimizer and schedule should stay",
+    )
+    steps, saves = len(whole.rows), len(whole.saved)
+    expect(saves == steps, f"save was called {saves} times for {steps} steps: call it at the end of every step")
+
+
+def check_resumed(again, whole, done):
+    """`again`, resumed after `done` steps, did what `whole` did from there on."""
+    case = f"resumed after step {done} of {len(whole.rows)}"
+    check_next_rows(again.rows, whole.rows, done, case)
+    expect(again.params[0].equal(whole.params[done]), f"{case}, the network doesn't have the parameters that it had")
+    expect(
+        again.draws[0].equal(whole.draws[done]),
+        f"{case}, rows and parameters are right, but dropout draws other random numbers: torch.get_rng_state()",
+    )
+    expect(
+        again.params[1].equal(whole.params[done + 1]),
+        f"{case}, everything is as it was up to the first update, which is another one. What does the optimizer "
+        "remember of the steps before?",
+    )
+    expect(
+        again.params[-1].equal(whole.params[-1]),
+        f"{case}, the first step is the same to the bit, and a later one isn't. Which learning rate comes next?",
+    )
+
+
+def check_next_rows(rows, whole, done, case):
+    """Resumed after `done` steps, the steps take the `rows` that are left of `whole`."""
+    expect(rows, f"{case}, the run takes no step")
+    expect(rows != whole, f"{case}, the run starts over: it takes all {len(whole)} steps again")
+    per_epoch = SHARE // ROWS
+    if rows[0] != whole[done]:
+        begins = whole[done // per_epoch * per_epoch]
+        expect(rows[0] != begins, f"{case}, the run repeats the epoch from its start. How many of its steps are done?")
+        expect(
+            rows[0] != whole[done - 1],
+            f"{case}, the run takes step {done} again: save how many steps are done, and this one is",
+        )
+        expect(
+            False, f"{case}, the next rows are {rows[0]} instead of {whole[done]}: which epoch is it, and which step?"
+        )
+    expect(
+        rows == whole[done:],
+        f"{case}, the first rows are right, and {len(rows)} steps follow instead of {len(whole) - done}, or with other "
+        "rows. Are steps skipped in the first epoch only, and does the sampler know each epoch?",
+    )
