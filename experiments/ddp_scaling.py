@@ -27,8 +27,15 @@ from mgpu_lib.virtual.specs import GPUS
 from mgpu_lib.virtual.topology import MACHINES
 
 OUT = RESULTS / "ddp_scaling.json"
-SAMPLE = None  # all: a row takes some seconds
-SHOWN = "key title program model gpu sheet machine network precision batch_per_gpu bucket_mib runs software url quote".split()
+SAMPLE = (  # both networks, one node and several, a machine of the book's and one that is not
+    "csc-puhti-amp",
+    "ray-nodes-fp32",
+    "lambdal/deeplearning-benchmark, run log/BERT-large fine-tuning, 384 words, 112 each/H100-SXM5-80GB/"
+    "fp16 (apex AMP O2, fp32 master weights)",
+)
+SHOWN = (
+    "key title program model gpu sheet machine network precision batch_per_gpu bucket_mib runs software url quote"
+).split()
 
 
 def cases():
@@ -77,7 +84,7 @@ def replicated(net, bucket_cap_mb):
 
 
 def record(table):
-    """A table with "rows": nodes, GPUs, and of time and efficiency the published value, the modelled one, and the error.
+    """A table with "rows": nodes, GPUs, and the published and the modelled time and efficiency, each with its error.
 
     An error is by which part the modelled value is too high. The first row is what the others are compared with.
     """
