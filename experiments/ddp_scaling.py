@@ -112,7 +112,7 @@ def about(rows):
     return {
         "efficiency": summary([row["efficiency"]["error"] for row in rows]),
         "time": summary([row["time"]["error"] for row in rows]),
-        "if it were perfect": summary([1 / row["efficiency"]["published"] - 1 for row in rows]),
+        "if it were perfect": summary([round(1 / row["efficiency"]["published"] - 1, 4) for row in rows]),
     }
 
 

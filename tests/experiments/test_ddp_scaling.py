@@ -157,3 +157,19 @@ def test_machines_of_the_study_are_not_the_book_s():
     ddp_scaling.seconds(COUNTED["csc-puhti-fp32"], 1)
     assert not set(published_scaling.OTHERS) & set(MACHINES) and not set(published_scaling.LARGER) & set(GPUS)
     assert published_scaling.OTHERS["Puhti"].pairs[0, 3] == 2 and published_scaling.OTHERS["Mahti"].cards == 1
+
+
+@pytest.mark.slow
+def test_what_the_appendix_says_of_other_networks_and_processors():
+    """scaling-why: a slower network puts neither of Ray's tables right; a faster host does CSC's A100s."""
+    for key, worse in (("ray-nodes-fp32", -0.015), ("ray-nodes-amp", 0.10)):
+        real = TABLES[key]["rows"][1]["efficiency"]["published"]
+        slow = {**COUNTED[key], "network": "Ethernet 25"}
+        error = ddp_scaling.seconds(slow, 8) / ddp_scaling.seconds(slow, 16) / real - 1
+        assert error < worse if worse < 0 else error > worse
+    with torch.device("meta"):
+        net, X = torchvision.models.resnet50(), torch.empty(4 * 32, 3, 224, 224)
+    for precision, known in (("tf32", 0.96), ("amp", 0.93)):
+        shared = {"gpu": "A100-40", "strategy": "ddp", "precision": precision, "host": 0.33}
+        alone, four = (mgpu.predict(net, X[: 32 * k], n_gpus=k, link="HGX A100 4-GPU", **shared) for k in (1, 4))
+        assert alone.seconds / four.seconds == pytest.approx(known, abs=0.005)
