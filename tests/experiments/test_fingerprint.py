@@ -300,7 +300,7 @@ def test_text_is_written_in_ascii(form):
 # The book's own studies
 
 TRAINED = ["critical", "digits", "example", "noise", "oscillation", "resnet_grid", "same_step", "scaling", "unseen"]
-TIMES = {"why_slower", "clock_validation", "transformer_validation", "trial"}
+TIMES = {"why_slower", "clock_validation", "transformer_validation", "ddp_scaling", "trial"}
 STUDIES = [*TRAINED, "tuning", *sorted(TIMES)]
 STACKED = {"critical", "digits", "oscillation", "scaling", "unseen", "tuning"}  # trained by tuning_runs
 
@@ -388,8 +388,10 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
         (("experiments/published.json", '"value": 243.93', '"value": 243.94'), {"clock_validation"}),
         (
             ("experiments/published_transformers.json", '"measured": 245000', '"measured": 245001'),
-            {"transformer_validation"},
+            {"transformer_validation", "ddp_scaling"},
         ),
+        (("experiments/published_scaling.json", "[1, 2, [701]]", "[1, 2, [702]]"), {"ddp_scaling"}),
+        (("mgpu_lib/virtual/topology.py", "AMD = 6e9, 22e9, 16e9", "AMD = 6e9, 22e9, 17e9"), {"ddp_scaling"}),
         (("experiments/trial.json", '"images_per_second": 367,', '"images_per_second": 368,'), {"trial"}),
     ],
 )
