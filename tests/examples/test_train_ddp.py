@@ -10,13 +10,20 @@ import killing
 import pytest
 import running
 
-PLAIN = sys.executable, running.SCRIPT
+PLAIN = running.FORK, running.SCRIPT
 SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
-LONG = "--batch-size 24 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
+LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
 
 
-def torchrun(*arguments, script=(running.SCRIPT,), ranks=2):
-    return [*running.TORCHRUN, ranks, *script, *arguments]
+def torchrun(*arguments, script=(running.SCRIPT,), python=running.FORK):
+    return [python, *running.TORCHRUN, 2, *script, *arguments]
+
+
+def planned(folder, *plan):
+    """The beginning of a command that follows a plan."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    return running.KILLING, path, running.SCRIPT
 
 
 def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
@@ -27,6 +34,8 @@ def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
     assert [row[:2] for row in table[1:]] == [[str(step), "0"] for step in range(1, 6)]
     assert all(float(row[2]) > 0 for row in table[1:]) and [bool(row[3]) for row in table[1:]] == 4 * [False] + [True]
     assert running.checkpoint(tmp_path)["step"] == 5 and not (tmp_path / "run.pt.new").exists()
+    assert "loss" not in running.done([*PLAIN, *SHORT], tmp_path)  # all is done
+    assert [line.split(",") for line in running.lines(tmp_path)] == table
 
 
 def test_two_ranks_count_every_test_image_once(tmp_path):
@@ -83,29 +92,26 @@ def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
-    for lines in (10, 80):
-        with running.started(torchrun(*LONG), tmp_path) as run:
-            assert running.stop_after(run, tmp_path, lines) == 1  # torchrun's own, whatever its ranks do
-            assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
-        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"]
-    running.done(torchrun(*LONG), tmp_path)
+    """Nothing is forked here: torchrun and its ranks are as a reader starts them."""
+    command = torchrun(*LONG, python=sys.executable)
+    with running.started(command, tmp_path) as run:
+        assert running.stop_after(run, tmp_path, 80) == 1  # torchrun's own, whatever its ranks do
+        assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    running.done(command, tmp_path)
     assert running.same_run(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
 def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
-    with running.started(torchrun(*LONG), tmp_path) as run:
-        assert running.wait_until(lambda: len(running.lines(tmp_path)) > 3)
-        ranks = [process for process in run.family() if process.environ().get("RANK") == "1"]
-        assert len(ranks) == 1
-        ranks[0].send_signal(signal.SIGTERM)
-        assert run.ended() == 0 and run.vanished()
-        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    running.done(torchrun(*LONG, script=planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] == 4
 
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_process(tmp_path):
-    with running.started(torchrun(*LONG, "--every", "2"), tmp_path) as run:
+    command = torchrun(*LONG, "--every", "2")
+    with running.started(command, tmp_path) as run:
         assert running.stop_after(run, tmp_path, 6, signal.SIGINT) != 0
         assert run.vanished(), run.family()
         assert running.checkpoint(tmp_path)["step"] >= 2
@@ -115,9 +121,8 @@ def test_an_interrupt_leaves_no_process(tmp_path):
 @pytest.mark.parametrize("virtual", [(), ("-m", "mgpu_lib.virtual")], ids=["gloo", "virtual"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps([killing.Kill("step", 3, rank, "error")]))
-    said = running.done(torchrun(*LONG, script=(*virtual, running.KILLING, plan, running.SCRIPT)), tmp_path, status=1)
+    script = *virtual, *planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
+    said = running.done(torchrun(*LONG, script=script), tmp_path, status=1)
     assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
 
 
@@ -151,7 +156,8 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays(good):
 def test_a_file_that_gets_too_long_is_named_and_the_last_checkpoint_stays(good):
     """Some bytes are written, then no more."""
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
-    check_refusal(running.done([*limited, *PLAIN, *SHORT, "--epochs", "2"], good[0], status=1), good, "File too large")
+    command = [*limited, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
+    check_refusal(running.done(command, good[0], status=1), good, "File too large")
 
 
 @pytest.mark.slow
@@ -163,7 +169,7 @@ def test_a_read_only_folder_is_named_and_the_last_checkpoint_stays(good, tmp_pat
         pytest.skip("root can't give up its power over permissions here")
     folder.chmod(0o555)
     try:
-        command = [*bound, *PLAIN, *SHORT, "--epochs", "2"]
+        command = [*bound, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
         with running.started(command, folder) as run:
             assert run.ended() == 1
             check_refusal(run.said, good, "Permission denied", "Read-only file system")
