@@ -135,6 +135,16 @@ def done(command, folder, status=0, **environment):
         return run.said
 
 
+@contextlib.contextmanager
+def on_two_machines(folder, *arguments):
+    """torchrun started twice, as on two machines with one rank each, which here share a folder."""
+    meeting = "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"
+    command = FORK, *TORCHRUN[:2], "--nnodes", 2, "--nproc-per-node", 1, *meeting, *arguments
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as the script's docstring asks for
+    with started(command, folder, **environment) as one, started(command, folder, **environment) as other:
+        yield one, other
+
+
 def wait_until(condition, seconds=LIMIT):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -149,12 +159,13 @@ def lines(folder, name="run.csv"):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def stop_after(run, folder, count, signum=signal.SIGTERM):
-    """Send a signal to a run's first process once the metrics have `count` lines; its exit status."""
-    assert wait_until(lambda: len(lines(folder)) >= count or run.process.poll() is not None)
-    assert run.process.poll() is None, run.said
-    run.process.send_signal(signum)
-    return run.ended()
+def stop_after(runs, folder, count, signum=signal.SIGTERM):
+    """Send a signal to each run's first process once the metrics have `count` lines; their exit statuses."""
+    assert wait_until(lambda: len(lines(folder)) >= count or any(run.process.poll() is not None for run in runs))
+    for run in runs:
+        assert run.process.poll() is None, run.said
+        run.process.send_signal(signum)
+    return [run.ended() for run in runs]
 
 
 def checkpoint(folder, name="run.pt"):

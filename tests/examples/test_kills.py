@@ -8,9 +8,10 @@ import pytest
 import running
 
 SIXTY_STEPS = "--batch-size 6 --images 60 --epochs 6 --every 4 --checkpoint run.pt --metrics run.csv".split()
-PLANS = {  # the kills that a seed stands for: of one process, of ranks under torchrun, of torchrun itself
+PLANS = {  # the kills that a seed stands for: of one process, of ranks under torchrun, on two machines, of torchrun
     "alone": {seed: killing.drawn(seed, 10, ranks=1) for seed in (1, 2)},
     "rank": {seed: killing.drawn(seed, 5, ranks=2) for seed in (3, 4)},
+    "machines": {8: killing.drawn(8, 3, ranks=2)},
     "agent": {seed: killing.drawn(seed, 3, ranks=2, victim="agent") for seed in (5, 6)},
 }
 pytestmark = pytest.mark.slow
@@ -70,6 +71,16 @@ def test_a_killed_process_started_again_ends_as_an_undisturbed_one(seed, undistu
 def test_torchrun_restarts_killed_ranks_which_end_as_undisturbed_ones(seed, undisturbed, tmp_path):
     plan = PLANS["rank"][seed]
     running.done(torchrun(tmp_path, plan, "--max-restarts", len(plan)), tmp_path)
+    assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("seed", PLANS["machines"])
+def test_ranks_killed_on_two_machines_are_restarted_and_end_as_undisturbed_ones(seed, undisturbed, tmp_path):
+    plan = PLANS["machines"][seed]
+    script = running.KILLING, planned(tmp_path, plan), running.SCRIPT
+    with running.on_two_machines(tmp_path, "--max-restarts", len(plan), *script, *SIXTY_STEPS) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
+        assert all(run.vanished() for run in runs)
     assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
 
 

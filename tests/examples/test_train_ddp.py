@@ -85,7 +85,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.slow
 def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
     with running.started([*PLAIN, *LONG], tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 4) == 0
+        assert running.stop_after([run], tmp_path, 4) == [0]
         step = running.checkpoint(tmp_path)["step"]
         assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 301
 
@@ -95,10 +95,23 @@ def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undistur
     """Nothing is forked here: torchrun and its ranks are as a reader starts them."""
     command = torchrun(*LONG, python=sys.executable)
     with running.started(command, tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 80) == 1  # torchrun's own, whatever its ranks do
+        assert running.stop_after([run], tmp_path, 80) == [1]  # torchrun's own, whatever its ranks do
         assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
     running.done(command, tmp_path)
+    assert running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_on_two_machines_is_followed_by_a_run_that_resumes_to_the_same_bit(undisturbed, tmp_path):
+    command = running.SCRIPT, *LONG
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert running.stop_after(runs, tmp_path, 80) == [1, 1]
+        assert sum(run.said.count("stopped by SIGTERM after step") for run in runs) == 1
+        assert all(run.vanished() for run in runs)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
     assert running.same_run(tmp_path, undisturbed)
 
 
@@ -112,7 +125,7 @@ def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
 def test_an_interrupt_leaves_no_process(tmp_path):
     command = torchrun(*LONG, "--every", "2")
     with running.started(command, tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 6, signal.SIGINT) != 0
+        assert running.stop_after([run], tmp_path, 6, signal.SIGINT) != [0]
         assert run.vanished(), run.family()
         assert running.checkpoint(tmp_path)["step"] >= 2
 
@@ -136,9 +149,9 @@ def good(tmp_path):
     return tmp_path, (tmp_path / "run.pt").read_bytes()
 
 
-def check_refusal(said, good, *reasons):
+def check_refusal(said, good, *reasons, file="the checkpoint run.pt after step 10"):
     folder, content = good
-    assert said.count("can't write the checkpoint run.pt after step 10") == 1, said
+    assert said.count(f"can't write {file} (") == 1, said
     assert 'train_ddp.py", line' not in said, said  # no traceback, but torchrun's own
     assert any(reason in said for reason in reasons), said
     assert (folder / "run.pt").read_bytes() == content and not os.path.lexists(folder / "run.pt.new")
@@ -158,6 +171,21 @@ def test_a_file_that_gets_too_long_is_named_and_the_last_checkpoint_stays(good):
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
     command = [*limited, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
     check_refusal(running.done(command, good[0], status=1), good, "File too large")
+
+
+@pytest.mark.slow
+def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(good):
+    """Both ranks leave before they would save a checkpoint whose metrics have a gap."""
+    metrics = good[0] / "run.csv"
+    before = metrics.read_text().removesuffix("\n").ljust(100 * 1024 - 10) + "\n"
+    metrics.write_text(before)
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
+    arguments = [*SHORT, "--epochs", "2", "--every", "1"]
+    command = [*limited, *torchrun(*arguments, python=sys.executable)]
+    check_refusal(running.done(command, good[0], status=1), good, "File too large", file="the metrics run.csv")
+    assert metrics.read_text().startswith(before) and len(metrics.read_text()) == 100 * 1024  # half a line
+    running.done(torchrun(*arguments), good[0])
+    assert [line.split(",")[0] for line in running.lines(good[0])] == ["step", *map(str, range(1, 11))]
 
 
 @pytest.mark.slow
