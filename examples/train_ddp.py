@@ -17,6 +17,9 @@ On two machines with four GPUs each. Start the same line on both; HOST is the na
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         examples/train_ddp.py
 
+If you add --max-restarts there, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on both first. Without it torchrun keeps
+its store, in which restarted ranks find the addresses of their dead predecessors, and fail to connect (PyTorch 2.15).
+
 With a checkpoint. When a rank dies, torchrun restarts all of them, and they go on from the last checkpoint. When
 torchrun itself has died or was stopped, start the same line again to go on from there:
 
@@ -121,7 +124,8 @@ def train(args, device):
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")  # bf16 has the range of float32
     settle_buckets(model, *to_device(X[:1], y[:1], device))
     step = resume(args, net, optimizer, scaler)
-    on_rank_0(cut_metrics, args.metrics, step)
+    if args.metrics:
+        on_rank_0(cut_metrics, args.metrics, step)
 
     # torchrun and Slurm end a run with SIGTERM, and some time later with SIGKILL. Up to here, SIGTERM may end the
     # process where it stands; from here on it's a request to save a checkpoint first.
@@ -147,8 +151,8 @@ def train(args, device):
             loss, accuracy, done = loss_sum / images, "", step == args.epochs * steps_per_epoch
             if step % steps_per_epoch == 0:
                 accuracy = evaluate(net, X_test, y_test, device)
-            if rank == 0:
-                add_metrics(args.metrics, f"{step},{epoch},{loss!r},{accuracy}\n")
+            if args.metrics:
+                on_rank_0(add_metrics, args.metrics, f"{step},{epoch},{loss!r},{accuracy}\n")
             if rank == 0 and (step % 50 == 0 or accuracy != ""):
                 speed = (step - first) * args.batch_size / (time.perf_counter() - began)
                 tested = f"test accuracy {accuracy:.3f}, " if accuracy != "" else ""
@@ -234,17 +238,27 @@ def save_checkpoint(args, step, net, optimizer, scaler):
     parts = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
     content, new = io.BytesIO(), Path(f"{args.checkpoint}.new")  # in the same folder, as os.replace needs it
     torch.save({"step": step, "args": {name: getattr(args, name) for name in FIXED}, **parts}, content)
+    with explaining(f"the checkpoint {args.checkpoint} after step {step}"):
+        try:
+            with new.open("wb") as file:
+                file.write(content.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name without the new bytes
+            os.replace(new, args.checkpoint)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise
+
+
+@contextlib.contextmanager
+def explaining(file):
+    """Have an error of the disk say which file it is about, and what to do."""
     try:
-        with new.open("wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name without the new bytes
-        os.replace(new, args.checkpoint)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         raise OSError(
-            f"can't write the checkpoint {args.checkpoint} after step {step} ({error}). An earlier one is untouched. "
+            f"can't write {file} ({error}). The last checkpoint, if there is one, is untouched. "
             "Make room or name a file in another folder, and start the same command again."
         ) from error
 
@@ -273,18 +287,16 @@ def read_checkpoint(path):
 
 def cut_metrics(path, step):
     """Keep the lines up to the checkpoint's step. Those after it will be computed, and written, again."""
-    if path:
-        with open(path, "a+") as file:
-            file.seek(0)
-            kept = file.readlines()[: step + 1]
-            file.truncate(len("".join(kept)))
-            file.write("" if kept else HEADER)
+    with explaining(f"the metrics {path}"), open(path, "a+") as file:
+        file.seek(0)
+        kept = file.readlines()[: step + 1]
+        file.truncate(len("".join(kept)))
+        file.write("" if kept else HEADER)
 
 
 def add_metrics(path, line):
-    if path:
-        with open(path, "a") as file:
-            file.write(line)
+    with explaining(f"the metrics {path}"), open(path, "a") as file:
+        file.write(line)
 
 
 def load_data(folder, limit):

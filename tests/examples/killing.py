@@ -22,8 +22,9 @@ class Kill(NamedTuple):
     moment: str  # one of MOMENTS
     count: int  # the how manieth of these in the process
     rank: int  # on which rank the moment is looked for
-    victim: str = "rank"  # or "agent", or "error": the rank isn't killed, but raises an exception
+    victim: str = "rank"  # or "agent"
     share: float = 0.5  # of the bytes, for "half"
+    how: str = "SIGKILL"  # or another signal; "error": the rank raises one
 
 
 def drawn(seed, kills, ranks, victim="rank"):
@@ -55,13 +56,11 @@ def prepare(plan):
     def die():
         with Path(f"{plan}.done").open("a") as file:
             file.write(f"{kill}\n")
-        if kill.victim == "error":
+        if kill.how == "error":
             raise RuntimeError("an error on one rank")
-        if kill.victim == "agent":
-            os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getppid() if kill.victim == "agent" else os.getpid(), signal.Signals[kill.how])
+        if kill.how == "SIGKILL":
             time.sleep(30)  # whoever is left when its launcher is gone would now go on
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(moment):
         nonlocal seen

@@ -1,6 +1,8 @@
 """Running examples/train_ddp.py: each run has a time limit, and none of its processes is left, whatever happens."""
 
 import contextlib
+import functools
+import json
 import os
 import random
 import signal
@@ -21,8 +23,8 @@ SCRIPT = ROOT / "examples" / "train_ddp.py"
 KILLING = HERE / "killing.py"
 LIMIT = 240  # seconds for a run
 VANISHING = 40  # seconds for its processes to end by themselves, once the first one has
-MARK = "MGPU_TEST_RUN"  # the environment variable by which the processes of a run are found
-TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
+FORK = "fork"  # instead of a path to Python: run the program as forking.py does
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
 
 
 def write_data(folder, images=240, tests=61):
@@ -38,17 +40,50 @@ def write_data(folder, images=240, tests=61):
     return str(folder)
 
 
+@functools.cache
+def fork_server():
+    return subprocess.Popen(
+        [sys.executable, HERE / "forking.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def ask(request):
+    """The fork server's answer."""
+    server = fork_server()
+    print(json.dumps(request), file=server.stdin, flush=True)
+    return json.loads(server.stdout.readline())
+
+
+class Fork:
+    """What Run needs of subprocess.Popen, for a process of the fork server."""
+
+    def __init__(self, command, folder, env, log):
+        self.pid = ask({"args": command, "env": env, "folder": str(folder), "log": str(log)})
+
+    def poll(self):
+        return ask(self.pid)
+
+    def wait(self, seconds):
+        assert wait_until(lambda: self.poll() is not None, seconds), f"{self.pid} still runs after {seconds} s"
+        return self.poll()
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+
 class Run:
     """A command that runs in `folder`; `said` is what it has written so far."""
 
     def __init__(self, command, folder, **environment):
-        self.mark, self.log = uuid.uuid4().hex, Path(folder, f"log-{uuid.uuid4().hex[:8]}.txt")
+        command, self.log = list(map(str, command)), Path(folder, f"log-{uuid.uuid4().hex}.txt")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, MARK: self.mark} | environment
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path} | environment
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                list(map(str, command)), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            if command[0] == FORK:
+                self.process = Fork(command, folder, env, self.log)
+            else:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)
 
     @property
     def said(self):
@@ -59,11 +94,11 @@ class Run:
         return self.process.wait(LIMIT)
 
     def family(self):
-        """The processes of this run that are there, wherever they have got to."""
+        """The processes of this run that are there, wherever they have got to: those that can write to its log."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if any(file.path == str(self.log) for file in process.open_files()):
                     found.append(process)
         return found
 
@@ -77,7 +112,7 @@ class Run:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.05)
-        self.process.wait()
+        self.process.wait(LIMIT)
 
 
 @contextlib.contextmanager
@@ -100,12 +135,22 @@ def done(command, folder, status=0, **environment):
         return run.said
 
 
+@contextlib.contextmanager
+def on_two_machines(folder, *arguments):
+    """torchrun started twice, as on two machines with one rank each, which here share a folder."""
+    meeting = "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"
+    command = FORK, *TORCHRUN[:2], "--nnodes", 2, "--nproc-per-node", 1, *meeting, *arguments
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as the script's docstring asks for
+    with started(command, folder, **environment) as one, started(command, folder, **environment) as other:
+        yield one, other
+
+
 def wait_until(condition, seconds=LIMIT):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(0.03)
     return True
 
 
@@ -114,12 +159,13 @@ def lines(folder, name="run.csv"):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def stop_after(run, folder, count, signum=signal.SIGTERM):
-    """Send a signal to a run's first process once the metrics have `count` lines; its exit status."""
-    assert wait_until(lambda: len(lines(folder)) >= count or run.process.poll() is not None)
-    assert run.process.poll() is None, run.said
-    run.process.send_signal(signum)
-    return run.ended()
+def stop_after(runs, folder, count, signum=signal.SIGTERM):
+    """Send a signal to each run's first process once the metrics have `count` lines; their exit statuses."""
+    assert wait_until(lambda: len(lines(folder)) >= count or any(run.process.poll() is not None for run in runs))
+    for run in runs:
+        assert run.process.poll() is None, run.said
+        run.process.send_signal(signum)
+    return [run.ended() for run in runs]
 
 
 def checkpoint(folder, name="run.pt"):

@@ -1,17 +1,17 @@
 """examples/train_ddp.py, killed: it resumes as if nothing had happened, to the bit, and leaves no file half written."""
 
 import json
-import sys
 from pathlib import Path
 
 import killing
 import pytest
 import running
 
-SIXTY_STEPS = "--batch-size 24 --epochs 6 --every 4 --checkpoint run.pt --metrics run.csv".split()
-PLANS = {  # the kills that a seed stands for: of one process, of ranks under torchrun, of torchrun itself
+SIXTY_STEPS = "--batch-size 6 --images 60 --epochs 6 --every 4 --checkpoint run.pt --metrics run.csv".split()
+PLANS = {  # the kills that a seed stands for: of one process, of ranks under torchrun, on two machines, of torchrun
     "alone": {seed: killing.drawn(seed, 10, ranks=1) for seed in (1, 2)},
     "rank": {seed: killing.drawn(seed, 5, ranks=2) for seed in (3, 4)},
+    "machines": {8: killing.drawn(8, 3, ranks=2)},
     "agent": {seed: killing.drawn(seed, 3, ranks=2, victim="agent") for seed in (5, 6)},
 }
 pytestmark = pytest.mark.slow
@@ -23,24 +23,26 @@ def planned(folder, plan):
     return path
 
 
-def alone(folder, plan, *arguments, status=0):
+def alone(folder, plan, *arguments):
     """Run the script in one process, started again after each kill."""
     folder.mkdir(exist_ok=True)
-    command = sys.executable, running.HERE / "forking.py", planned(folder, plan), running.SCRIPT
-    return running.done([*command, *(arguments or SIXTY_STEPS)], folder, status)
+    command = running.FORK, running.KILLING, planned(folder, plan), running.SCRIPT, *(arguments or SIXTY_STEPS)
+    for _ in plan:
+        running.done(command, folder, status=-9)
+    running.done(command, folder)
 
 
 def torchrun(folder, plan, *options, virtual=()):
     folder.mkdir(exist_ok=True)
     script = running.KILLING, planned(folder, plan), running.SCRIPT
-    return [*running.TORCHRUN, "2", *options, *virtual, *script, *SIXTY_STEPS]
+    return [running.FORK, *running.TORCHRUN, "2", *options, *virtual, *script, *SIXTY_STEPS]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The folder of a run by two ranks that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    running.done([*running.TORCHRUN, "2", running.SCRIPT, *SIXTY_STEPS], folder)
+    running.done(torchrun(folder, []), folder)
     assert len(running.lines(folder)) == 61
     return folder
 
@@ -72,6 +74,16 @@ def test_torchrun_restarts_killed_ranks_which_end_as_undisturbed_ones(seed, undi
     assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.parametrize("seed", PLANS["machines"])
+def test_ranks_killed_on_two_machines_are_restarted_and_end_as_undisturbed_ones(seed, undisturbed, tmp_path):
+    plan = PLANS["machines"][seed]
+    script = running.KILLING, planned(tmp_path, plan), running.SCRIPT
+    with running.on_two_machines(tmp_path, "--max-restarts", len(plan), *script, *SIXTY_STEPS) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
+        assert all(run.vanished() for run in runs)
+    assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
+
+
 @pytest.mark.parametrize("seed", PLANS["agent"])
 def test_after_a_kill_of_torchrun_the_same_command_ends_as_an_undisturbed_one(seed, undisturbed, tmp_path):
     plan, path = PLANS["agent"][seed], tmp_path / "run.pt"
@@ -96,16 +108,16 @@ def test_virtual_gpus_compute_and_resume_to_the_same_bit(undisturbed, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        "--batch-size 8 --images 40 --accumulate 2 --amp bf16",
-        "--batch-size 6 --images 30 --accumulate 3 --amp fp16 --seed 7",
-        "--batch-size 2 --images 8 --net resnet18",
+        "--batch-size 8 --images 24 --accumulate 2 --amp bf16",
+        "--batch-size 6 --images 18 --accumulate 3 --amp fp16 --seed 7",
+        "--batch-size 2 --images 6 --net resnet18",
     ],
 )
 def test_other_options_resume_to_the_same_bit(options, tmp_path):
     """Mixed precision (and fp16's scale), gradients that add up, and the statistics of batch norm."""
     arguments = [*options.split(), *"--epochs 2 --every 3 --checkpoint run.pt --metrics run.csv".split()]
     alone(tmp_path / "undisturbed", [], *arguments)
-    alone(tmp_path / "killed", [killing.Kill("step", 5, 0), killing.Kill("replace", 1, 0)], *arguments)
+    alone(tmp_path / "killed", [killing.Kill("step", 4, 0), killing.Kill("replace", 1, 0)], *arguments)
     assert killing.happened(tmp_path / "killed" / "plan.json") == 2
     assert running.same_run(tmp_path / "undisturbed", tmp_path / "killed")
 
@@ -116,5 +128,5 @@ def test_a_resnet_of_three_ranks_resumes_to_the_same_bit(tmp_path):
     folders = [tmp_path / "once", tmp_path / "twice"]
     for folder, epochs in zip((folders[0], folders[1], folders[1]), (2, 1, 2), strict=True):
         folder.mkdir(exist_ok=True)
-        running.done([*running.TORCHRUN, "3", running.SCRIPT, *arguments, "--epochs", epochs], folder)
+        running.done([running.FORK, *running.TORCHRUN, "3", running.SCRIPT, *arguments, "--epochs", epochs], folder)
     assert running.same_run(*folders)

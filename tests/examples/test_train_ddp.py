@@ -10,13 +10,20 @@ import killing
 import pytest
 import running
 
-PLAIN = sys.executable, running.SCRIPT
+PLAIN = running.FORK, running.SCRIPT
 SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
-LONG = "--batch-size 24 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
+LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
 
 
-def torchrun(*arguments, script=(running.SCRIPT,), ranks=2):
-    return [*running.TORCHRUN, ranks, *script, *arguments]
+def torchrun(*arguments, script=(running.SCRIPT,), python=running.FORK):
+    return [python, *running.TORCHRUN, 2, *script, *arguments]
+
+
+def planned(folder, *plan):
+    """The beginning of a command that follows a plan."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    return running.KILLING, path, running.SCRIPT
 
 
 def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
@@ -27,6 +34,8 @@ def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
     assert [row[:2] for row in table[1:]] == [[str(step), "0"] for step in range(1, 6)]
     assert all(float(row[2]) > 0 for row in table[1:]) and [bool(row[3]) for row in table[1:]] == 4 * [False] + [True]
     assert running.checkpoint(tmp_path)["step"] == 5 and not (tmp_path / "run.pt.new").exists()
+    assert "loss" not in running.done([*PLAIN, *SHORT], tmp_path)  # all is done
+    assert [line.split(",") for line in running.lines(tmp_path)] == table
 
 
 def test_two_ranks_count_every_test_image_once(tmp_path):
@@ -76,37 +85,47 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.slow
 def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
     with running.started([*PLAIN, *LONG], tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 4) == 0
+        assert running.stop_after([run], tmp_path, 4) == [0]
         step = running.checkpoint(tmp_path)["step"]
         assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 301
 
 
 @pytest.mark.slow
 def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
-    for lines in (10, 80):
-        with running.started(torchrun(*LONG), tmp_path) as run:
-            assert running.stop_after(run, tmp_path, lines) == 1  # torchrun's own, whatever its ranks do
-            assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
-        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"]
-    running.done(torchrun(*LONG), tmp_path)
+    """Nothing is forked here: torchrun and its ranks are as a reader starts them."""
+    command = torchrun(*LONG, python=sys.executable)
+    with running.started(command, tmp_path) as run:
+        assert running.stop_after([run], tmp_path, 80) == [1]  # torchrun's own, whatever its ranks do
+        assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    running.done(command, tmp_path)
+    assert running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_on_two_machines_is_followed_by_a_run_that_resumes_to_the_same_bit(undisturbed, tmp_path):
+    command = running.SCRIPT, *LONG
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert running.stop_after(runs, tmp_path, 80) == [1, 1]
+        assert sum(run.said.count("stopped by SIGTERM after step") for run in runs) == 1
+        assert all(run.vanished() for run in runs)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
     assert running.same_run(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
 def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
-    with running.started(torchrun(*LONG), tmp_path) as run:
-        assert running.wait_until(lambda: len(running.lines(tmp_path)) > 3)
-        ranks = [process for process in run.family() if process.environ().get("RANK") == "1"]
-        assert len(ranks) == 1
-        ranks[0].send_signal(signal.SIGTERM)
-        assert run.ended() == 0 and run.vanished()
-        assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    running.done(torchrun(*LONG, script=planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] == 4
 
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_process(tmp_path):
-    with running.started(torchrun(*LONG, "--every", "2"), tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 6, signal.SIGINT) != 0
+    command = torchrun(*LONG, "--every", "2")
+    with running.started(command, tmp_path) as run:
+        assert running.stop_after([run], tmp_path, 6, signal.SIGINT) != [0]
         assert run.vanished(), run.family()
         assert running.checkpoint(tmp_path)["step"] >= 2
 
@@ -115,9 +134,8 @@ def test_an_interrupt_leaves_no_process(tmp_path):
 @pytest.mark.parametrize("virtual", [(), ("-m", "mgpu_lib.virtual")], ids=["gloo", "virtual"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps([killing.Kill("step", 3, rank, "error")]))
-    said = running.done(torchrun(*LONG, script=(*virtual, running.KILLING, plan, running.SCRIPT)), tmp_path, status=1)
+    script = *virtual, *planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
+    said = running.done(torchrun(*LONG, script=script), tmp_path, status=1)
     assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
 
 
@@ -131,9 +149,9 @@ def good(tmp_path):
     return tmp_path, (tmp_path / "run.pt").read_bytes()
 
 
-def check_refusal(said, good, *reasons):
+def check_refusal(said, good, *reasons, file="the checkpoint run.pt after step 10"):
     folder, content = good
-    assert said.count("can't write the checkpoint run.pt after step 10") == 1, said
+    assert said.count(f"can't write {file} (") == 1, said
     assert 'train_ddp.py", line' not in said, said  # no traceback, but torchrun's own
     assert any(reason in said for reason in reasons), said
     assert (folder / "run.pt").read_bytes() == content and not os.path.lexists(folder / "run.pt.new")
@@ -151,7 +169,23 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays(good):
 def test_a_file_that_gets_too_long_is_named_and_the_last_checkpoint_stays(good):
     """Some bytes are written, then no more."""
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
-    check_refusal(running.done([*limited, *PLAIN, *SHORT, "--epochs", "2"], good[0], status=1), good, "File too large")
+    command = [*limited, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
+    check_refusal(running.done(command, good[0], status=1), good, "File too large")
+
+
+@pytest.mark.slow
+def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(good):
+    """Both ranks leave before they would save a checkpoint whose metrics have a gap."""
+    metrics = good[0] / "run.csv"
+    before = metrics.read_text().removesuffix("\n").ljust(100 * 1024 - 10) + "\n"
+    metrics.write_text(before)
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
+    arguments = [*SHORT, "--epochs", "2", "--every", "1"]
+    command = [*limited, *torchrun(*arguments, python=sys.executable)]
+    check_refusal(running.done(command, good[0], status=1), good, "File too large", file="the metrics run.csv")
+    assert metrics.read_text().startswith(before) and len(metrics.read_text()) == 100 * 1024  # half a line
+    running.done(torchrun(*arguments), good[0])
+    assert [line.split(",")[0] for line in running.lines(good[0])] == ["step", *map(str, range(1, 11))]
 
 
 @pytest.mark.slow
@@ -163,7 +197,7 @@ def test_a_read_only_folder_is_named_and_the_last_checkpoint_stays(good, tmp_pat
         pytest.skip("root can't give up its power over permissions here")
     folder.chmod(0o555)
     try:
-        command = [*bound, *PLAIN, *SHORT, "--epochs", "2"]
+        command = [*bound, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
         with running.started(command, folder) as run:
             assert run.ended() == 1
             check_refusal(run.said, good, "Permission denied", "Read-only file system")

@@ -210,6 +210,30 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        torch.cuda.memory_snapshot,
+        torch.cuda.memory._snapshot,
+        torch.cuda.memory._record_memory_history,
+        lambda: torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10),  # as it was called before
+        lambda: torch.cuda.memory._record_memory_history(enabled=None),
+    ],
+)
+def test_no_snapshot_of_memory_is_taken_for_an_empty_one(gpus, look):
+    """A CPU can't take one either, but there PyTorch gives a list without segments, as if nothing was reserved."""
+    kept = torch.ones(1000, 1000, device="cuda")
+    assert torch.cuda.memory_reserved() > kept.nbytes
+    with pytest.raises(RuntimeError, match=r"snapshot .* can't be imitated .*memory_summary\(\) and memory_stats\(\)"):
+        look()
+
+
+def test_no_empty_snapshot_of_memory_is_written(gpus, tmp_path):
+    with pytest.raises(RuntimeError, match=r"snapshot .* can't be imitated"):
+        torch.cuda.memory._dump_snapshot(tmp_path / "snapshot.pickle")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_imitated_is_refused(gpus, name):
     with pytest.raises(RuntimeError, match="can't be imitated"):
