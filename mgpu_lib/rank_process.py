@@ -6,32 +6,37 @@ Run as a script, with the number of the file descriptor that leads to the notebo
 import ast
 import contextlib
 import io
+import itertools
 import linecache
 import os
 import queue
+import re
 import signal
 import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
 
-CELL = "<cell>"  # the file name of the code
+NUMBERS = itertools.count()
+OWN_FILE = re.compile(r"<cell \d+>")
+CELL = "<cell>"  # what tracebacks call the file of any cell
 
 
 def executed(code, names):
     """(stdout, stderr, error) of `code`, whose variables are `names`; what the last line is worth is printed."""
-    linecache.cache[CELL] = len(code), None, code.splitlines(keepends=True), CELL  # for tracebacks
+    file = f"<cell {next(NUMBERS)}>"  # each has its own: functions of older cells may be in a traceback, too
+    linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file
     out, err, error = io.StringIO(), io.StringIO(), ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            body = ast.parse(code, CELL).body
+            body = ast.parse(code, file).body
             last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-            exec(compile(ast.Module(body, []), CELL, "exec"), names)
+            exec(compile(ast.Module(body, []), file, "exec"), names)
             if last is not None:
-                sys.displayhook(eval(compile(ast.Expression(last.value), CELL, "eval"), names))
+                sys.displayhook(eval(compile(ast.Expression(last.value), file, "eval"), names))
         except BaseException as raised:
             own = raised.__traceback__.tb_next  # without this function
-            error = "".join(traceback.format_exception(type(raised), raised, own))
+            error = OWN_FILE.sub(CELL, "".join(traceback.format_exception(type(raised), raised, own)))
     return out.getvalue(), err.getvalue(), error
 
 

@@ -14,8 +14,7 @@ from mgpu_lib.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "chapters" / "museum.ipynb"
-SECOND_HALL = ROOT / "drafts" / "10-second-hall.ipynb"  # a section of CHAPTER
-CHAPTER = "10-distributeddataparallel.ipynb"
+CHAPTER = "10-distributeddataparallel.ipynb"  # has the second hall
 
 
 def sources(notebook, ids):
@@ -26,7 +25,7 @@ def sources(notebook, ids):
 
 
 BUGS, TEXTS = sources(NOTEBOOK, "")
-HALL_BUGS, HALL_TEXTS = sources(SECOND_HALL, "hall-")
+HALL_BUGS, HALL_TEXTS = sources(NOTEBOOK.with_name(CHAPTER), "hall-")
 # The cells before the first exhibit, and the one that makes the networks of room 3.
 SETUP = ["setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"]
 STEP = "assert_step_matches_single_device"

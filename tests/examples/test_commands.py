@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import running
 
@@ -14,6 +15,7 @@ DOCSTRING = ast.get_docstring(ast.parse(running.SCRIPT.read_text()))
 COMMANDS = re.findall(r"^    (\w.+)$", DOCSTRING.replace("\\\n        ", ""), re.M)
 BRIEF = "--images 8 --batch-size 8 --epochs 1"  # added for ResNet-18, which takes its time without a GPU
 SLURM = running.ROOT / "examples" / "train_ddp.slurm"
+PAGE = running.ROOT / "chapters" / "jobs-that-survive.ipynb"
 pytestmark = pytest.mark.slow
 
 
@@ -52,6 +54,14 @@ def test_the_docstring_has_every_way_to_start_it():
     assert len(COMMANDS) == 6
     for words in ("python ", "--standalone", "mgpu_lib.virtual", "--nnodes 2", "--checkpoint", "sbatch"):
         assert any(words in command for command in COMMANDS), words
+
+
+def test_the_page_on_jobs_that_survive_shows_two_of_them():
+    """Its cells run the others; nobody can run these on the page."""
+    text = "\n".join(cell.source for cell in nbformat.read(PAGE, as_version=4).cells if cell.cell_type == "markdown")
+    blocks = "".join(re.findall(r"^```sh$(.*?)^```$", text, re.M | re.S)).replace("\\\n    ", "")
+    shown = re.findall(r"^(?:torchrun|sbatch|python) .+$", blocks, re.M)
+    assert len(shown) == 2 and set(shown) <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "HOST" not in line and "sbatch" not in line])

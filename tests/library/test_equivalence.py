@@ -447,6 +447,7 @@ NO_PROGRAMS = {
         "chapter 7: epoch",
         "chapter 7: four_steps",
         "chapter 7: lenet_on",
+        "chapter 10: step_of_rank_0",
     ],
     "calls programs that are tested, to train or to compare": [
         "chapter 4: fit",
@@ -459,6 +460,8 @@ NO_PROGRAMS = {
         "chapter 6: outside",
         "chapter 9: right_step",
         "chapter 9: after_a_step",
+        "chapter 10: module",
+        "chapter 10: by_hand",
         "museum: exhibit",
     ],
     "computes on one device: an oracle": [

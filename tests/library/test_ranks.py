@@ -83,6 +83,9 @@ def test_cells_run_on_all_ranks(capsys):
         with pytest.raises(RuntimeError) as raised:
             ranks.run(ONE_FAILS)
         assert without_marks(str(raised.value)) == without_marks(ERROR)
+        ranks.run("def older():\n    return x.view(7)")
+        with pytest.raises(RuntimeError, match=r"File \"<cell>\", line 2, in older\n +return x.view\(7\)"):
+            ranks.run("# A comment\n# takes up\n# the first lines\nolder()")
         ranks.run("print(x.tolist())")  # they are still there
         assert capsys.readouterr().out.startswith("[rank0]: [3.0, 3.0]\n")
         mgpu.start_ranks(1).stop()
