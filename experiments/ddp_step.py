@@ -24,7 +24,8 @@ from mgpu_lib.virtual import find_gpu, find_link
 
 OUT = RESULTS / "ddp_step.json"
 PART = OUT.with_name("ddp_step.unfinished.json")
-GPU, IMAGES = "A100-80", 32  # images on each GPU
+GPU = "A100-80"
+IMAGES = {"ResNet-18": 8, "ResNet-50": 32}  # on each GPU
 LINKS = {"DGX A100": find_link("nvlink", find_gpu(GPU)).name, "PCIe tree": find_link("pcie", find_gpu(GPU)).name}
 BETWEEN = ("InfiniBand HDR", "Ethernet 100", "Ethernet 25")
 NODE, COUNTS = 8, (2, 4, 8, 16, 32)
@@ -71,7 +72,7 @@ def record(name, buckets=tuple(BUCKETS)):
     """{"cells": of one configuration, "bytes": of their all-reduces, as text}. See `cell`."""
     network, host, link, *between, k = name.split("/") if name.count("/") > 1 else [*name.split("/"), None, 1]
     net, shape = networks()[network]
-    X = torch.empty(IMAGES * int(k), *shape, device="meta")
+    X = torch.empty(IMAGES[network] * int(k), *shape, device="meta")
     joint = {"link": link, "network": between[0] if between else None, "host": HOSTS[host]}
     steps = [
         mgpu.predict(net, X, gpu=GPU, n_gpus=int(k), strategy="ddp", bucket_cap_mb=BUCKETS[bucket], **joint)

@@ -188,7 +188,7 @@ def overlap_grid(networks=("ResNet-18", "net"), between=("InfiniBand HDR", "Ethe
                 cells[name] = overlap_cells(link, host, k, i)
     return {
         "gpu": "A100-80",
-        "images": 32,
+        "images": dict.fromkeys(networks, 32),
         "networks": list(networks),
         "links": links,
         "between": list(between),

@@ -112,7 +112,7 @@ function overlapSentence(data, at) {
     bytes = bytesOf(data, at),
     all = bytes.length === 1 ? "1 all-reduce carries" : `${bytes.length} all-reduces carry`;
   return (
-    `${network} on ${num_gpus} ${data.gpu} (${where(data, at)}), ${data.images} images each: ` +
+    `${network} on ${num_gpus} ${data.gpu} (${where(data, at)}), ${data.images[network]} images each: ` +
     `${duration(many.ticks)} per step, modelled; one GPU takes ${duration(one.ticks)}, so they are ` +
     `${percent(one.ticks, many.ticks)} efficient. ${all} ${size(sum(bytes))}; ${percent(many.hidden, 1000)} of the ` +
     `communication is hidden. ${pace(many)} ${advice(data, at, many, one)}`

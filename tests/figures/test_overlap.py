@@ -113,8 +113,8 @@ def test_sentence(says):
 
 
 @pytest.mark.parametrize("which", ["made-up", "recorded"])
-def test_every_cell_says_its_numbers(calls, which, recorded):
-    data = recorded if which == "recorded" else overlap_grid()
+def test_every_cell_says_its_numbers(calls, which, request):
+    data = request.getfixturevalue("recorded") if which == "recorded" else overlap_grid()
     states = list(all_states(data))
     script = "(data, states) => states.map((at) => overlapSentence(data, at))"
     said = calls(OverlapExplorer, script, data, states)
