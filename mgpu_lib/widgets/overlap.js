@@ -1,4 +1,4 @@
-// One step of DistributedDataParallel on one of several GPUs: its kernels, its all-reduces, and which of these cost time.
+// One step of DistributedDataParallel on one of several GPUs: kernels, all-reduces, and which of these cost time.
 // The cells are those of experiments/ddp_step.py; `cell` and `packed` there say how a step is written.
 
 import {
@@ -91,7 +91,7 @@ function pace({ kernels, exposed, idle }) {
 // What to change, for a step that takes `one` on one GPU.
 function advice(data, at, many, one) {
   const [name, least] = bestBucket(data, at);
-  if (least <= many.ticks * (1 - WORTH)) return `With ${bucketWords(name)} it would take ${duration(least)}.`;
+  if (least <= many.ticks * (1 - WORTH)) return `With ${bucketWords(name)} the step would take ${duration(least)}.`;
   if (many.kernels >= BOUND) {
     const rest = percent(1000 - many.kernels, 1000);
     return `A faster link and a faster host together could save ${rest} at most.`;
@@ -113,8 +113,8 @@ function overlapSentence(data, at) {
     all = bytes.length === 1 ? "1 all-reduce carries" : `${bytes.length} all-reduces carry`;
   return (
     `${network} on ${num_gpus} ${data.gpu} (${where(data, at)}), ${data.images[network]} images each: ` +
-    `${duration(many.ticks)} per step, modelled; one GPU takes ${duration(one.ticks)}, so they are ` +
-    `${percent(one.ticks, many.ticks)} efficient. ${all} ${size(sum(bytes))}; ${percent(many.hidden, 1000)} of the ` +
+    `${duration(many.ticks)} per step, modelled. One GPU takes ${duration(one.ticks)}, so the efficiency is ` +
+    `${percent(one.ticks, many.ticks)}. ${all} ${size(sum(bytes))}; ${percent(many.hidden, 1000)} of the ` +
     `communication is hidden. ${pace(many)} ${advice(data, at, many, one)}`
   );
 }

@@ -90,14 +90,14 @@ def test_a_grid_that_is_none_is_refused(monkeypatch, tmp_path):
 
 def test_sentence(says):
     assert says(overlap(num_gpus=8)) == (
-        "ResNet-18 on 8 A100-80 (NVLink 3, 12 links), 32 images each: 10.9 ms per step, modelled; one GPU takes "
-        "9.56 ms, so they are 88% efficient. 2 all-reduces carry 7.63 MiB; 90% of the communication is hidden. The GPU "
+        "ResNet-18 on 8 A100-80 (NVLink 3, 12 links), 32 images each: 10.9 ms per step, modelled. One GPU takes "
+        "9.56 ms, so the efficiency is 88%. 2 all-reduces carry 7.63 MiB; 90% of the communication is hidden. The GPU "
         "sets the pace: kernels run for 80% of the step. A faster link and a faster host together could save 20% at "
         "most."
     )
     assert says(overlap(bucket_cap_mb=1000, link="PCIe tree", between="Ethernet 25")) == (
-        "ResNet-18 on 16 A100-80 (PCIe 4.0 x16; 2 nodes on Ethernet 25), 32 images each: 28.2 ms per step, modelled; "
-        "one GPU takes 9.56 ms, so they are 34% efficient. 1 all-reduce carries 7.63 MiB; 33% of the communication is "
+        "ResNet-18 on 16 A100-80 (PCIe 4.0 x16; 2 nodes on Ethernet 25), 32 images each: 28.2 ms per step, modelled. "
+        "One GPU takes 9.56 ms, so the efficiency is 34%. 1 all-reduce carries 7.63 MiB; 33% of the communication is "
         "hidden. The link sets the pace: for 50% of the step a GPU only communicates. Other buckets don’t help: the "
         "all-reduces take 18.7 ms, and the backward pass lasts only 6.00 ms. Send fewer bytes, send less often, or "
         "over a faster link."
@@ -106,9 +106,9 @@ def test_sentence(says):
         "The host sets the pace: for 30% of the step a GPU waits for kernels to be launched. A faster host would help, "
         "or more images on each GPU."
     )
-    assert says(overlap(num_gpus=2, bucket_cap_mb=1e-6)).endswith("With buckets of 4 MiB it would take 10.3 ms.")
+    assert says(overlap(num_gpus=2, bucket_cap_mb=1e-6)).endswith("With buckets of 4 MiB the step would take 10.3 ms.")
     assert says(overlap(num_gpus=2, bucket_cap_mb=1000, link="PCIe tree")).endswith(
-        "With buckets of 4 MiB it would take 14.3 ms."
+        "With buckets of 4 MiB the step would take 14.3 ms."
     )
 
 
@@ -128,7 +128,7 @@ def test_every_cell_says_its_numbers(calls, which, request):
             f"{state['network']} on {state['num_gpus']} {data['gpu']} ({data['links'][state['link']]}"
         )
         assert (f"nodes on {state['between']})" in words) == (state["num_gpus"] > data["node"])
-        assert float(re.search(r"so they are (\d+)%", words)[1]) == pytest.approx(
+        assert float(re.search(r"the efficiency is (\d+)%", words)[1]) == pytest.approx(
             100 * int(one.split()[0]) / ticks, abs=0.501
         )
         assert f" {len(sizes)} all-reduce" in words
