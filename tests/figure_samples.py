@@ -5,7 +5,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from experiments import tuning, tuning_runs
+from experiments import ddp_step, tuning, tuning_runs
 from mgpu_lib.virtual.clock import Event
 from mgpu_lib.virtual.specs import find_gpu, find_link
 from mgpu_lib.virtual.timeline import Timeline
@@ -14,6 +14,7 @@ from mgpu_lib.widgets import (
     BatchSplitter,
     LoopExplorer,
     MemoryExplorer,
+    OverlapExplorer,
     SplitExplorer,
     TimelineViewer,
     TuningExplorer,
@@ -154,6 +155,63 @@ def hostile_why(name):
     return WhySlower(why_grid((name, "net")), network=name, batch_size=64)
 
 
+# The grid of steps of DistributedDataParallel: bound by the GPU, by the host, by the link
+
+
+def overlap_cell(micros, shares, sent=()):
+    """A step of so many µs: its backward pass ends at 9000, its last 500 are the update. `sent`: its all-reduces."""
+    last = micros - 500
+    parts = [[(0, 3000, 1500)], [(3000, 9000, 6000)], [(last, micros, 500)]]
+    parts += [[(9000, last, last - 9000)], [(0, 50), (50, 60)], sent] if sent else [[], [], []]
+    words = [ddp_step.packed([tuple(US * time for time in span) for span in part], 0) for part in parts]
+    return " ".join([str(100 * micros), *map(str, shares), *words])
+
+
+def overlap_cells(link, host, k, i):
+    """For three bucket sizes: four all-reduces, two, and one that begins when the backward pass is over."""
+    far = {"DGX A100": 0, "PCIe tree": 1}[link] * (4000 if k < 16 else 16_000)
+    shares = {"fitted": (800, 50, 150, 900), "fast": (600, 100, 300, 800)}[host] if not far else (450, 500, 50, 333)
+    micros = [10_000 + far + 100 * k + 10 * i + more for more in (1000, 100, 600)]
+    starts = ((4000, 5000, 7000, 8000), (5000, 8000), (9000,))
+    calls = [[*zip(begin, (*begin[1:], end - 500))] for begin, end in zip(starts, micros)]
+    return [overlap_cell(end, shares, sent) for end, sent in zip(micros, calls)]
+
+
+def overlap_grid(networks=("ResNet-18", "net"), between=("InfiniBand HDR", "Ethernet 25")):
+    links = {"DGX A100": "NVLink 3, 12 links", "PCIe tree": "PCIe 4.0 x16"}
+    cells = {}
+    for network, host in itertools.product(networks, ("fitted", "fast")):
+        cells[f"{network}/{host}"] = [overlap_cell(9500 + 10 * len(host), (900, 0, 100, 0))]
+        for link, k in itertools.product(links, (2, 8, 16)):
+            for i, joint in enumerate(between if k > 8 else [None]):
+                name = "/".join([network, host, link, *([joint] if joint else []), str(k)])
+                cells[name] = overlap_cells(link, host, k, i)
+    return {
+        "gpu": "A100-80",
+        "images": dict.fromkeys(networks, 32),
+        "networks": list(networks),
+        "links": links,
+        "between": list(between),
+        "node": 8,
+        "counts": [2, 8, 16],
+        "hosts": {"fitted": 1.0, "fast": 1 / 3},
+        "buckets": {"each": 1e-6, "4 MiB": 4, "all": 1000},
+        "bytes": {name: ["4000000 2000000 1000000 1000000", "5000000 3000000", "8000000"] for name in networks},
+        "cells": cells,
+    }
+
+
+def overlap(**values):
+    start = {"network": "ResNet-18", "num_gpus": 16, "bucket_cap_mb": 4, **values}
+    return OverlapExplorer(overlap_grid(), **start)
+
+
+def hostile_overlap(name):
+    name = name.replace("/", "-")  # it parts the names of cells
+    grid = overlap_grid((name, "net"), (f"{name}!", "Ethernet 25"))
+    return OverlapExplorer(grid, network=name, between=f"{name}!", bucket_cap_mb=4)
+
+
 # The grid of batch sizes and learning rates
 
 SIZES = (1, 16, 256, 4096)
@@ -284,6 +342,20 @@ SAMPLES = {
         (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", ".mgpu-waits", "select", "text.mgpu-quiet"),
         {**MENUS, "Number of GPUs": (0, 1, 2), "Batch size": (0, 1, 2)},
         hostile_why,
+    ),
+    "OverlapExplorer": Sample(
+        overlap,
+        {"network": "net", "num_gpus": 8, "link": "PCIe tree", "bucket_cap_mb": 1000},
+        6,
+        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", ".mgpu-exposed", "select", "text.mgpu-quiet"),
+        {
+            "Network": ("ResNet-18", "net"),
+            "Host": ("fitted", "fast"),
+            "In a node": ("DGX A100", "PCIe tree"),
+            "Number of GPUs": (0, 1, 2),
+            "Bucket size": (0, 1, 2),
+        },
+        hostile_overlap,
     ),
     "TuningExplorer": Sample(
         explorer,

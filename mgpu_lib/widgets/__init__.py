@@ -2,6 +2,7 @@
 
 from mgpu_lib.widgets.explorer import LoopExplorer, TuningExplorer
 from mgpu_lib.widgets.memory import MemoryExplorer
+from mgpu_lib.widgets.overlap import OverlapExplorer
 from mgpu_lib.widgets.splits import SplitExplorer
 from mgpu_lib.widgets.splitter import BatchSplitter
 from mgpu_lib.widgets.stepper import AllReduceStepper
@@ -13,6 +14,7 @@ __all__ = [
     "BatchSplitter",
     "LoopExplorer",
     "MemoryExplorer",
+    "OverlapExplorer",
     "SplitExplorer",
     "TimelineViewer",
     "TuningExplorer",

@@ -300,7 +300,7 @@ def test_text_is_written_in_ascii(form):
 # The book's own studies
 
 TRAINED = ["critical", "digits", "example", "noise", "oscillation", "resnet_grid", "same_step", "scaling", "unseen"]
-TIMES = {"why_slower", "clock_validation", "transformer_validation", "ddp_scaling", "trial"}
+TIMES = {"ddp_scaling", "ddp_step", "why_slower", "clock_validation", "transformer_validation", "trial"}
 STUDIES = [*TRAINED, "tuning", *sorted(TIMES)]
 STACKED = {"critical", "digits", "oscillation", "scaling", "unseen", "tuning"}  # trained by tuning_runs
 
@@ -382,8 +382,12 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
         (("mgpu_lib/tuning.py", "(lr - start) * step /", "(step + 1) * (lr - start) /"), {"example", "scaling"}),
         (("experiments/tuning_runs.py", "EPSILON = 0.1, 1e-5", "EPSILON = 0.1, 1e-6"), STACKED),
         (("experiments/oscillation.py", "AVERAGED = 100", "AVERAGED = 99"), {"oscillation"}),
-        (("mgpu_lib/models.py", "net.maxpool = nn.Identity()", "pass"), {"resnet_grid", "why_slower"}),
+        (("mgpu_lib/models.py", "net.maxpool = nn.Identity()", "pass"), {"ddp_step", "resnet_grid", "why_slower"}),
         (("mgpu_lib/virtual/costs.py", "return 2 * nbytes / bandwidth", "return 3 * nbytes / bandwidth"), TIMES),
+        (
+            ("mgpu_lib/virtual/topology.py", '("Ethernet 25", "TCP", 25, 1', '("Ethernet 25", "TCP", 26, 1'),
+            {"ddp_step"},
+        ),
         (("mgpu_lib/virtual/rates.json", '"half": 3230.0,\n "settings"', '"half": 3231.0,\n "settings"'), TIMES),
         (("experiments/published.json", '"value": 243.93', '"value": 243.94'), {"clock_validation"}),
         (

@@ -1,0 +1,167 @@
+"""The recorded steps of DistributedDataParallel: how they are made, and that they are what the model says today."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from figure_samples import US, kernel, timeline
+
+import mgpu_lib as mgpu
+from experiments import ddp_step
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads(ddp_step.OUT.read_text(encoding="utf-8"))
+
+
+def times(text):
+    """What `packed` wrote: [(start, end, covered)] in µs."""
+    found, last = [], 0
+    for word in [] if text == "-" else text.split(","):
+        gap, length, *covered = (int(digits or "0", 36) for digits in word.split("."))
+        last += gap + length
+        found.append((last - length, last, *(covered or [length])))
+    return found
+
+
+def test_the_grid_is_whole(recorded):
+    assert list(recorded["cells"]) == list(ddp_step.configurations())
+    assert len(recorded["cells"]) == 2 * 2 * (1 + 2 * (3 + 2 * 3))
+    for name, cells in recorded["cells"].items():
+        assert len(cells) == (len(recorded["buckets"]) if name.count("/") > 1 else 1)
+
+
+def test_the_parts_of_a_cell_fit_each_other(recorded):
+    for name, cells in recorded["cells"].items():
+        for place, cell in enumerate(cells):
+            words = cell.split(" ")
+            ticks, kernels, exposed, idle, hidden = map(int, words[:5])
+            forward, backward, update, alone, broadcasts, reduces = map(times, words[5:])
+            assert abs(kernels + exposed + idle - 1000) <= 2
+            for spans in (forward + backward + update, alone, broadcasts + reduces):
+                edges = [time for start, end, _ in spans for time in (start, end)]
+                assert edges == sorted(edges) and max(edges, default=0) <= ticks / 100 + 1
+                assert all(0 <= covered <= end - start for start, end, covered in spans)
+            run = sum(covered for *_, covered in forward + backward + update)
+            assert run == pytest.approx(ticks / 100 * kernels / 1000, abs=ticks / 100 / 1000 + 10)
+            left = sum(covered for *_, covered in alone)
+            assert left == pytest.approx(ticks / 100 * exposed / 1000, abs=ticks / 100 / 1000 + len(alone))
+            sent = sum(end - start for start, end, _ in broadcasts + reduces)
+            if name.count("/") > 1:
+                assert left / sent == pytest.approx(1 - hidden / 1000, abs=0.02)
+                assert len(reduces) == len(recorded["bytes"][name.split("/")[0]][place].split())
+            else:
+                assert sent == left == hidden == 0
+
+
+def test_every_gradient_travels_once(recorded):
+    for name, (net, _) in ddp_step.networks().items():
+        params = [p.numel() * 4 for p in net.parameters()]
+        lists = [list(map(int, sizes.split())) for sizes in recorded["bytes"][name]]
+        assert sorted(lists[0]) == sorted(params), "a bucket for each parameter"
+        assert lists[-1] == [sum(params)], "one for all of them"
+        assert {sum(sizes) for sizes in lists} == {sum(params)}
+        assert [len(sizes) for sizes in lists] == sorted((len(sizes) for sizes in lists), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket"),
+    [
+        ("ResNet-18/fast", "each"),
+        ("ResNet-18/fitted/DGX A100/4", "1 MiB"),
+        ("ResNet-18/fast/PCIe tree/Ethernet 100/16", "10 MiB"),
+        ("ResNet-50/fitted/DGX A100/Ethernet 25/16", "25 MiB"),
+    ],
+)
+def test_recorded_cells_are_what_predict_says_today(name, bucket, recorded):
+    """Else: `python -m experiments.ddp_step`."""
+    place = list(recorded["buckets"]).index(bucket)
+    found = ddp_step.record(name, [bucket])
+    assert found["cells"] == [recorded["cells"][name][place]]
+    if name.count("/") > 1:
+        assert found["bytes"] == [recorded["bytes"][name.split("/")[0]][place]]
+
+
+def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
+    """The figure says so."""
+    net, shape = ddp_step.networks()["ResNet-18"]
+    X = torch.empty(64, *shape, device="meta")
+    step = mgpu.predict(net, X, gpu="A100-80", n_gpus=2, strategy="ddp", link="PCIe tree", bucket_cap_mb=25)
+    idle = int(ddp_step.cell(step).split()[3]) / 1000
+    assert idle > 0.1
+    assert step.timeline.waiting_for_host(0) / step.seconds == pytest.approx(idle, abs=0.02)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, capsys):
+    names = ["ResNet-18/fast", "ResNet-18/fast/DGX A100/2"]
+    monkeypatch.setattr(ddp_step, "OUT", tmp_path / "out.json")
+    monkeypatch.setattr(ddp_step, "PART", tmp_path / "part.json")
+    monkeypatch.setattr(ddp_step, "configurations", lambda: names)
+    before = {"cells": ["as it was"], "bytes": [""]}
+    for written, kept in ((ddp_step.recipe(), True), ({"sha256": "of other code"}, False)):
+        ddp_step.PART.write_text(json.dumps({"recipe": written, "found": {names[0]: before}}))
+        ddp_step.main()
+        result = json.loads(ddp_step.OUT.read_text(encoding="utf-8"))
+        assert list(result["cells"]) == names
+        assert result["cells"][names[1]] == ddp_step.record(names[1])["cells"]
+        assert (result["cells"][names[0]] == before["cells"]) == kept
+        assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+        stored = ddp_step.OUT.read_bytes()
+        ddp_step.main()
+        assert "up to date" in capsys.readouterr().out
+        assert ddp_step.OUT.read_bytes() == stored
+        ddp_step.OUT.unlink()
+
+
+def test_buckets_that_differ_between_links_are_refused():
+    found = {"net/fast": {"bytes": [""]}, "net/fast/PCIe tree/2": {"bytes": ["4 4"]}}
+    assert ddp_step.sizes(found) == {"net": ["4 4"]}
+    found["net/fast/PCIe tree/8"] = {"bytes": ["8"]}
+    with pytest.raises(ValueError, match="net/fast/PCIe tree/8 has other buckets"):
+        ddp_step.sizes(found)
+
+
+def test_a_cell_says_what_runs_when_and_what_is_hidden():
+    """A step of 200 µs: forward 10 to 50 with a gap of 1 µs, backward to 120; an all-reduce from 80 to 150, of which 40
+    are hidden; then the update until 200. A broadcast from 0 to 10 is not hidden."""
+    events = (
+        kernel("broadcast", 0, 10, kind="collective", row="collective", phase="forward", nbytes=4),
+        kernel("k", 10, 30, phase="forward"),
+        kernel("k", 31, 50, phase="forward"),
+        kernel("k", 50, 120, phase="backward"),
+        kernel("all_reduce", 80, 150, kind="collective", row="collective", phase="backward", nbytes=8),
+        kernel("k", 160, 200, phase="update"),
+    )
+    step = SimpleNamespace(timeline=timeline(*(e._replace(called=0.0) for e in events)), seconds=200 * US)
+    ticks, kernels, exposed, idle, hidden, *words = ddp_step.cell(step).split(" ")
+    assert (ticks, kernels, exposed, idle, hidden) == ("20000", "745", "200", "55", "500")
+    assert list(map(times, words)) == [
+        [(10, 50, 39)],
+        [(50, 120, 70)],
+        [(160, 200, 40)],
+        [(0, 10, 10), (120, 150, 30)],
+        [(0, 10, 10)],
+        [(80, 150, 70)],
+    ]
+    assert [e.nbytes for e in ddp_step.collectives(step, "all_reduce")] == [8]
+
+
+def test_times_are_written_without_what_is_clear():
+    def packed(*spans):
+        return ddp_step.packed([tuple(US * time for time in span) for span in spans], 0)
+
+    assert packed() == "-"
+    assert packed((0, 36), (36, 72)) == ".10,.10"
+    assert packed((5, 10), (46, 47), (47, 47)) == "5.5,10.1,.0"
+    assert packed((5, 15, 10), (15, 25, 5)) == "5.a,.a.5"
+
+
+def test_what_is_left_of_spans():
+    without = ddp_step.without
+    assert without([(0, 10)], []) == [(0, 10)]
+    assert without([], [(0, 10)]) == []
+    assert without([(0, 4), (6, 10)], [(1, 2), (3, 7), (9, 12)]) == [(0, 1), (2, 3), (7, 9)]
+    assert ddp_step.runs([(0, 1), (1.5, 2), (4, 5)], 1) == [(0, 2, 1.5), (4, 5, 1)]
