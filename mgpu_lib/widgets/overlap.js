@@ -101,9 +101,9 @@ function advice(data, at, many, one) {
   const sent = sum(many.reduces.map(({ start, end }) => end - start)),
     behind = one.backward.at(-1).end - one.backward[0].start;
   return sent > behind
-    ? `Other buckets don’t help: the all-reduces take ${duration(sent)}, and the backward pass lasts only ` +
+    ? `Other buckets hardly help: the all-reduces take ${duration(sent)}, and the backward pass lasts only ` +
         `${duration(behind)}. Send fewer bytes, send less often, or over a faster link.`
-    : "Other buckets don’t help; fewer bytes or a faster link would.";
+    : "Other buckets hardly help; fewer bytes or a faster link would.";
 }
 
 function overlapSentence(data, at) {
