@@ -138,7 +138,8 @@ def test_every_cell_says_its_numbers(calls, which, request):
         assert ("With " in words) == (best <= 0.98 * ticks)
         sets = "GPU" if kernels >= 750 else "link" if exposed >= idle else "host"
         assert f"The {sets} sets the pace" in words
-    kinds = ["GPU sets", "link sets", "host sets", "With ", "Other buckets hardly help"]
+    kinds = ["GPU sets", "link sets", "With ", "Other buckets hardly help"]
+    kinds += ["host sets"] if which == "made-up" else []  # with many images on each GPU it never does
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
