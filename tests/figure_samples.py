@@ -171,7 +171,7 @@ def overlap_cells(link, host, k, i):
     """For three bucket sizes: four all-reduces, two, and one that begins when the backward pass is over."""
     far = {"DGX A100": 0, "PCIe tree": 1}[link] * (4000 if k < 16 else 16_000)
     shares = {"fitted": (800, 50, 150, 900), "fast": (600, 100, 300, 800)}[host] if not far else (450, 500, 50, 333)
-    micros = [10_000 + far + 100 * k + 10 * i + more for more in (1000, 100, 600)]
+    micros = [10_000 + far + 100 * k + 500 * i + more for more in (1000, 100, 600)]
     starts = ((4000, 5000, 7000, 8000), (5000, 8000), (9000,))
     calls = [[*zip(begin, (*begin[1:], end - 500))] for begin, end in zip(starts, micros)]
     return [overlap_cell(end, shares, sent) for end, sent in zip(micros, calls)]

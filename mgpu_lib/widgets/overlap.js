@@ -24,6 +24,7 @@ const PHASES = {
   backward: ["B", "backward pass", "mgpu-backward"],
   update: ["U", "update", "mgpu-update"],
 };
+const SHORT = { each: "each parameter", all: "all in one" }; // names of bucket sizes, where they are not MiB
 const HOSTS = { fitted: "of 2018 to 2022", fast: "three times as fast" };
 const BOUND = 750; // thousandths of a step in which kernels run: from here on they set the pace
 const WORTH = 0.02; // how much shorter a step must be with another bucket size to be worth a word
@@ -93,16 +94,16 @@ function advice(data, at, many, one) {
   const [name, least] = bestBucket(data, at);
   if (least <= many.ticks * (1 - WORTH)) return `With ${bucketWords(name)} the step would take ${duration(least)}.`;
   if (many.kernels >= BOUND) {
-    const rest = percent(1000 - many.kernels, 1000);
-    return `A faster link and a faster host together could save ${rest} at most.`;
+    const rest = 100 - Math.round(many.kernels / 10); // adds up with what `pace` says
+    return `A faster link and a faster host together could save ${rest || "under 1"}% at most.`;
   }
   if (many.exposed < many.idle) return "A faster host would help, or more images on each GPU.";
   const sent = sum(many.reduces.map(({ start, end }) => end - start)),
     behind = one.backward.at(-1).end - one.backward[0].start;
   return sent > behind
-    ? `Other buckets don’t help: the all-reduces take ${duration(sent)}, and the backward pass lasts only ` +
+    ? `Other buckets hardly help: the all-reduces take ${duration(sent)}, and the backward pass lasts only ` +
         `${duration(behind)}. Send fewer bytes, send less often, or over a faster link.`
-    : "Other buckets don’t help; fewer bytes or a faster link would.";
+    : "Other buckets hardly help; fewer bytes or a faster link would.";
 }
 
 function overlapSentence(data, at) {
@@ -241,14 +242,13 @@ export function render({ model, el }) {
   const gpus = (k) => `${k} GPUs${k > data.node ? ` in ${k / data.node} nodes` : ""}`;
   const describe = (name) => {
     const n = bytesOf(data, atBucket(name)).length;
-    return `${bucketWords(name)}: ${n} all-reduce${n > 1 ? "s" : ""}`;
+    return `${SHORT[name] ?? name}: ${n} all-reduce${n > 1 ? "s" : ""}`;
   };
   // Under the slider's stops: milliseconds per step.
   const mark = (name) => {
-    const ticks = ticksOf(data, at()),
-      mine = ticks[names.indexOf(name)],
-      ms = mine / TICKS.ms;
-    return [ms.toFixed(ms < 99.95 ? 1 : 0), mine === Math.min(...ticks) ? "mgpu-least" : ""];
+    const signs = ticksOf(data, at()).map((ticks) => (ticks / TICKS.ms).toFixed(ticks < 99.95 * TICKS.ms ? 1 : 0)),
+      sign = signs[names.indexOf(name)];
+    return [sign, +sign === Math.min(...signs) ? "mgpu-least" : ""];
   };
   const bucket = slider(byName(model, data.buckets), "bucket_cap_mb", "Bucket size", names, describe);
   const leave = figure({

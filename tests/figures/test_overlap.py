@@ -96,10 +96,10 @@ def test_sentence(says):
         "most."
     )
     assert says(overlap(bucket_cap_mb=1000, link="PCIe tree", between="Ethernet 25")) == (
-        "ResNet-18 on 16 A100-80 (PCIe 4.0 x16; 2 nodes on Ethernet 25), 32 images each: 28.2 ms per step, modelled. "
-        "One GPU takes 9.56 ms, so the efficiency is 34%. 1 all-reduce carries 7.63 MiB; 33% of the communication is "
-        "hidden. The link sets the pace: for 50% of the step a GPU only communicates. Other buckets don’t help: the "
-        "all-reduces take 18.7 ms, and the backward pass lasts only 6.00 ms. Send fewer bytes, send less often, or "
+        "ResNet-18 on 16 A100-80 (PCIe 4.0 x16; 2 nodes on Ethernet 25), 32 images each: 28.7 ms per step, modelled. "
+        "One GPU takes 9.56 ms, so the efficiency is 33%. 1 all-reduce carries 7.63 MiB; 33% of the communication is "
+        "hidden. The link sets the pace: for 50% of the step a GPU only communicates. Other buckets hardly help: the "
+        "all-reduces take 19.2 ms, and the backward pass lasts only 6.00 ms. Send fewer bytes, send less often, or "
         "over a faster link."
     )
     assert says(overlap(num_gpus=2, host=1 / 3)).endswith(
@@ -138,7 +138,8 @@ def test_every_cell_says_its_numbers(calls, which, request):
         assert ("With " in words) == (best <= 0.98 * ticks)
         sets = "GPU" if kernels >= 750 else "link" if exposed >= idle else "host"
         assert f"The {sets} sets the pace" in words
-    kinds = ["GPU sets", "link sets", "host sets", "With ", "Other buckets don’t help"]
+    kinds = ["GPU sets", "link sets", "With ", "Other buckets hardly help"]
+    kinds += ["host sets"] if which == "made-up" else []  # with many images on each GPU it never does
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
@@ -159,13 +160,13 @@ def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
     expect()
     slider(page, "Bucket size").press("ArrowLeft")
     expect(bucket_cap_mb=1e-6)
-    words = "a bucket for each parameter: 4 all-reduces"
+    words = "each parameter: 4 all-reduces"
     assert slider(page, "Bucket size").get_attribute("aria-valuetext") == words
     select(page, "In a node").focus()
     page.keyboard.press("ArrowDown")
     expect(link="PCIe tree")
-    select(page, "Between nodes").select_option("Ethernet 25")
-    expect(between="Ethernet 25")
+    select(page, "Between nodes").select_option("InfiniBand HDR")
+    expect(between="InfiniBand HDR")
     select(page, "Host").select_option("three times as fast")
     expect(host=1 / 3)
     select(page, "Network").select_option("net")
