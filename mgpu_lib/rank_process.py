@@ -17,14 +17,14 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 
-NUMBERS = itertools.count()
+CELL_NUMBERS = itertools.count()
 OWN_FILE = re.compile(r"<cell \d+>")
 CELL = "<cell>"  # what tracebacks call the file of any cell
 
 
 def executed(code, names):
     """(stdout, stderr, error) of `code`, whose variables are `names`; what the last line is worth is printed."""
-    file = f"<cell {next(NUMBERS)}>"  # each has its own: functions of older cells may be in a traceback, too
+    file = f"<cell {next(CELL_NUMBERS)}>"  # each has its own: functions of older cells may be in a traceback, too
     linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file
     out, err, error = io.StringIO(), io.StringIO(), ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

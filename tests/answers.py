@@ -37,6 +37,11 @@ def function(name, parameters, body):
     return f"def {name}({parameters}):\n" + textwrap.indent(inspect.cleandoc(body), "    ")
 
 
+def changed(program, before, after):
+    assert program.count(before) == 1, before
+    return program.replace(before, after)
+
+
 def checks_of(module):
     """The names of the exercises that `module` checks."""
     return {

@@ -14,9 +14,9 @@ from mgpu_lib.exercises.distributeddataparallel import (
     check_count_correct,
     check_ddp_collectives,
     check_mended_script,
-    check_resumable,
 )
 from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, check_two_batch_noise
+from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.meet_your_gpus import check_emptiest_gpu, check_physical, check_strays
 from mgpu_lib.exercises.museum import check_clipped_step
 from mgpu_lib.exercises.splitting_a_network import (

@@ -1,4 +1,4 @@
-"""Checks for "DistributedDataParallel": a script on two machines, collectives of a step, buckets, resuming, evaluation.
+"""Checks for "DistributedDataParallel": a script on two machines, collectives of a step, buckets, an evaluation.
 
 None starts a process. A script runs as each of its ranks in turn, and one rank is enough to model a step.
 """
@@ -11,7 +11,6 @@ from torch import nn
 from mgpu_lib.collectives import buckets
 from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.exercises.one_rank import IMAGES, arrivals, ddp_step, run_as
-from mgpu_lib.exercises.resumed import TELLING, check_resumed, check_whole, loaded, training
 from mgpu_lib.models import resnet18
 from mgpu_lib.prediction import predict
 from mgpu_lib.virtual import GPUS, find_link, ring_seconds
@@ -232,21 +231,6 @@ def on_pcie(answer):
         f"with buckets of {got // 2**20} MiB, ResNet-18's step on four V100 with PCIe takes {ours:.1f} ms, with one "
         f"for all {one:.1f} ms (modelled)"
     )
-
-
-# Resuming to the bit
-
-
-@exercise
-def check_resumable(answer):
-    """resumable(net, X, y, sampler, checkpoint, save): trains for three epochs; goes on from what it gave to save."""
-    with torch.random.fork_rng(devices=[]):
-        whole = training(answer, seed=0)
-        check_whole(whole)
-        for done in sorted(range(1, len(whole.rows)), key=lambda done: done != TELLING):
-            again = training(answer, seed=done, checkpoint=loaded(whole.saved[done - 1]))
-            check_resumed(again, whole, done)
-    return f"after whichever of its {len(whole.rows)} steps the run died, resumed it ends with the same bits"
 
 
 # An evaluation

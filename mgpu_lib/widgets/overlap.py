@@ -6,7 +6,7 @@ from mgpu_lib.recorded import study
 from mgpu_lib.widgets.base import HERE, InteractiveFigure, module
 from mgpu_lib.widgets.timeline import STYLE
 
-PARTS = ("gpu", "images", "networks", "links", "between", "node", "counts", "hosts", "buckets", "bytes", "cells")
+GRID = ("gpu", "images", "networks", "links", "between", "node", "counts", "hosts", "buckets", "bytes", "cells")
 
 
 class OverlapExplorer(InteractiveFigure):
@@ -59,7 +59,7 @@ class OverlapExplorer(InteractiveFigure):
 def checked_grid(grid):
     """What the page needs of a grid; ValueError that says what is missing."""
     try:
-        data = {part: grid[part] for part in PARTS}
+        data = {part: grid[part] for part in GRID}
         counts = {len(cells) for name, cells in data["cells"].items() if name.count("/") > 1}
         counts |= {len(lists) for lists in data["bytes"].values()}
     except (KeyError, TypeError, AttributeError) as error:

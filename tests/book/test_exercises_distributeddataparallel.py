@@ -5,7 +5,15 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from answers import answer, checks_of, function, said, test_a_wrong_answer_is_explained, test_other_right_answers  # noqa: F401
+from answers import (  # noqa: F401
+    answer,
+    changed,
+    checks_of,
+    function,
+    said,
+    test_a_wrong_answer_is_explained,
+    test_other_right_answers,
+)
 
 from mgpu_lib.exercises import distributeddataparallel, one_rank
 from mgpu_lib.models import lenet_module, resnet18
@@ -15,7 +23,6 @@ SIGNATURES = {
     "mended_script": "data",
     "ddp_collectives": "grads, buffers, first, cap",
     "best_cap": "ready, nbytes, latency, bandwidth, caps",
-    "resumable": "net, X, y, sampler, checkpoint, save",
     "count_correct": "net, X, y, rank, world_size",
 }
 
@@ -72,28 +79,6 @@ CAP = """
         return end
     return min(caps, key=last_end)"""
 
-RUN = """
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    begin, skip = 0, 0
-    if checkpoint is not None:
-        net.load_state_dict(checkpoint["net"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        torch.set_rng_state(checkpoint["random"])
-        begin, skip = checkpoint["epoch"], checkpoint["done"]
-    for epoch in range(begin, 3):
-        sampler.set_epoch(epoch)
-        for done, rows in enumerate(torch.tensor(list(sampler)).split(4)):
-            if epoch == begin and done < skip:
-                continue
-            optimizer.zero_grad()
-            F.cross_entropy(net(X[rows]), y[rows]).backward()
-            optimizer.step()
-            scheduler.step()
-            save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch, "done": done + 1,
-                  "scheduler": scheduler.state_dict(), "random": torch.get_rng_state()})"""
-
 SAMPLED = """
     from torch.utils.data.distributed import DistributedSampler
     rows = list(DistributedSampler(X, world_size, rank, shuffle=False))
@@ -101,17 +86,8 @@ SAMPLED = """
     return right.sum(), len(rows)"""
 
 
-def changed(program, before, after):
-    assert program.count(before) == 1, before
-    return program.replace(before, after)
-
-
 def wrong_scripts(*changes):
     return [("mended_script", changed(SCRIPT, before, after), phrase) for before, after, phrase in changes]
-
-
-def wrong_runs(*changes):
-    return [("resumable", changed(RUN, before, after), phrase) for before, after, phrase in changes]
 
 
 WRONG = [
@@ -150,24 +126,6 @@ WRONG = [
         "all-reduces take turns",
     ),
     ("best_cap", changed(CAP, " or i == len(ready) - 1", ""), "instead of"),
-    *wrong_runs(
-        ("if checkpoint is not None", "if False", "the run starts over"),
-        ('begin, skip = checkpoint["epoch"], checkpoint["done"]', "begin, skip = 0, 0", "the run starts over"),
-        ('        net.load_state_dict(checkpoint["net"])\n', "", "the parameters that it had"),
-        ('        optimizer.load_state_dict(checkpoint["optimizer"])\n', "", "What does the optimizer remember"),
-        ('        scheduler.load_state_dict(checkpoint["scheduler"])\n', "", "Which learning rate comes next"),
-        ('        torch.set_rng_state(checkpoint["random"])\n', "", "dropout draws other random numbers"),
-        ("        sampler.set_epoch(epoch)\n", "", "rows differ from those of the loop given"),
-        ('checkpoint["epoch"], checkpoint["done"]', 'checkpoint["epoch"], 0', "repeats the epoch from its start"),
-        ("done + 1", "done", "takes step 5 again"),
-        ("epoch == begin and ", "", "after step 5 of 9, the first rows are right, and 2 steps follow instead of 4"),
-        ('"epoch": epoch', '"epoch": 0', "which epoch is it"),
-        (", momentum=0.9", "", "optimizer and schedule should stay"),
-        ("save({", "if done == 2: save({", "save was called 3 times for 9 steps"),
-        ('"net": net.state_dict()', '"net": net', "not the objects themselves"),
-        ("torch.get_rng_state()", "torch.Generator", "can't be loaded with weights_only=True"),
-        ("range(begin, 3)", "range(begin, 3 if checkpoint is None else 0)", "takes no step"),
-    ),
     ("count_correct", SAMPLED, "those in rows [0, 1] twice"),
     ("count_correct", changed(SAMPLED, "shuffle=False", "shuffle=False, drop_last=True"), "those in rows [8, 9] never"),
     ("count_correct", changed(SAMPLED, "right.sum(), len(rows)", "right.float().mean()"), "return two numbers"),
@@ -199,19 +157,6 @@ RIGHT = [
     ("mended_script", function("mended_script", "data", changed(SCRIPT, f"data, {REPLICAS}", "data"))),
     ("ddp_collectives", function("ddp_collectives", SIGNATURES["ddp_collectives"], COLLECTIVES)),
     ("best_cap", function("best_cap", SIGNATURES["best_cap"], CAP)),
-    ("resumable", function("resumable", SIGNATURES["resumable"], RUN)),
-    (  # random numbers that follow from the step need no place in the checkpoint
-        "resumable",
-        function(
-            "resumable",
-            SIGNATURES["resumable"],
-            changed(
-                changed(RUN, '        torch.set_rng_state(checkpoint["random"])\n', ""),
-                "            optimizer.zero_grad()",
-                "            torch.manual_seed(1000 * epoch + done)\n            optimizer.zero_grad()",
-            ),
-        ),
-    ),
     (
         "count_correct",
         """

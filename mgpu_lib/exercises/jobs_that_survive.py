@@ -1,4 +1,4 @@
-"""Runs of training that die after a step and go on from a checkpoint, compared with one that was left alone."""
+"""Checks for "Jobs that survive": runs of training that die and go on, compared with one that was left alone."""
 
 import io
 import pickle
@@ -9,11 +9,23 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data.distributed import DistributedSampler
 
-from mgpu_lib.exercises.framework import expect, filled
+from mgpu_lib.exercises.framework import exercise, expect, filled
 
 EPOCHS, SHARE, ROWS = 3, 12, 4  # epochs, rows of this rank in an epoch, rows of a step
 WHAT_TO_SAVE = "save state dicts, tensors and numbers, not the objects themselves"
 TELLING = 5  # after so many steps, to start over, to repeat an epoch and to repeat a step are three different things
+
+
+@exercise
+def check_resumable(answer):
+    """resumable(net, X, y, sampler, checkpoint, save): trains for three epochs; goes on from what it gave to save."""
+    with torch.random.fork_rng(devices=[]):
+        whole = training(answer, seed=0)
+        check_whole(whole)
+        for done in sorted(range(1, len(whole.rows)), key=lambda done: done != TELLING):
+            again = training(answer, seed=done, checkpoint=loaded(whole.saved[done - 1]))
+            check_resumed(again, whole, done)
+    return f"after whichever of its {len(whole.rows)} steps the run died, resumed it ends with the same bits"
 
 
 class Trained(NamedTuple):
