@@ -72,7 +72,7 @@ def test_without_the_wait_or_the_mean_they_do_not(group):
     """The negative control."""
     wrong = len(group.processes) > 1
     group.run(f"assert (gap(lambda net: net, lambda net: None) > 1e-4) == {wrong}")
-    group.run(f"assert (gap(Buckets, lambda net: None) > 1e-4) == {wrong}")
+    group.run(f"assert (gap(PerParameter, lambda net: None) > 1e-4) == {wrong}")
 
 
 @pytest.mark.slow
