@@ -50,16 +50,10 @@ def predict(
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
-    strategy       "manual": one process, as in `train_batch`, a star all-reduce for each parameter; "data_parallel" and
-                   "ddp": PyTorch's own, "ddp" as rank 0 of `n_gpus` processes that do the same at the same time
+    strategy       "manual": as `train_batch` does it; "data_parallel", "ddp": PyTorch's own, "ddp" as seen by rank 0
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
-    training       False: the forward pass only, in eval mode and without gradients
-    bucket_cap_mb  as DistributedDataParallel takes it, for "ddp": MiB of gradients that travel together at most; None:
-                   25, but only 1 in the first bucket
-
-    The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
-    has momentum. ValueError or TypeError for what makes no sense; torch.OutOfMemoryError if it doesn't fit.
-    """
+    training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
+    ValueError, TypeError, OutOfMemoryError. The loss is a cross-entropy (outputs (N, classes)) or a mean; SGD."""
     check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb)
     with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine:
         if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:

@@ -395,7 +395,10 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
             {"transformer_validation", "ddp_scaling"},
         ),
         (("experiments/published_scaling.json", "[1, 2, [701]]", "[1, 2, [702]]"), {"ddp_scaling"}),
-        (("mgpu_lib/virtual/topology.py", "AMD = 6e9, 22e9, 16e9", "AMD = 6e9, 22e9, 17e9"), {"ddp_scaling"}),
+        (
+            ("mgpu_lib/virtual/topology.py", "AMD = 6e9, 22e9, 16e9", "AMD = 6e9, 22e9, 17e9"),
+            {"ddp_scaling", "ddp_step"},
+        ),
         (("experiments/trial.json", '"images_per_second": 367,', '"images_per_second": 368,'), {"trial"}),
     ],
 )
