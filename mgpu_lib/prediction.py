@@ -18,7 +18,11 @@ SETTLED = {"ddp": 3}  # steps until all are alike; others than these make the op
 
 
 class Prediction(NamedTuple):
-    """What `predict` returns. All times are modelled."""
+    """What `predict` returns. All times are modelled.
+
+    The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
+    has momentum. "ddp" is timed as rank 0 of so many processes, which do the same at the same time.
+    """
 
     seconds: float  # per step
     samples_per_second: float
@@ -53,7 +57,7 @@ def predict(
     strategy       "manual": as `train_batch` does it; "data_parallel", "ddp": PyTorch's own, "ddp" as seen by rank 0
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
-    ValueError, TypeError, OutOfMemoryError. The loss is a cross-entropy (outputs (N, classes)) or a mean; SGD."""
+    Raises ValueError or TypeError for what makes no sense, torch.OutOfMemoryError for what doesn't fit."""
     check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb)
     with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine:
         if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
