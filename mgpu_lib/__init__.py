@@ -14,13 +14,16 @@ from mgpu_lib.ranks import start_ranks
 from mgpu_lib.table import Table
 from mgpu_lib.timing import Timer
 from mgpu_lib.training import evaluate, train
+from mgpu_lib.transformer import LLAMA, Transformer
 from mgpu_lib.virtual import current as current_machine
 from mgpu_lib.virtual import virtual_gpus
 
 __all__ = [
+    "LLAMA",
     "SimpleCNN",
     "Table",
     "Timer",
+    "Transformer",
     "allreduce",
     "batches",
     "current_machine",

@@ -809,3 +809,48 @@ def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
     )
     assert "Tensor cpu [1.0, 2.0] True" in run.stdout
     assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norm_is_one_kernel_each_way(gpus, dtype, affine):
+    """As on CUDA. On the CPU it is made of other operations, and virtual GPUs once made it so."""
+    torch.manual_seed(0)
+    norm, x = nn.RMSNorm((3, 8), elementwise_affine=affine, dtype=dtype), torch.randn(4, 5, 3, 8, dtype=dtype)
+    there, moved = copy.deepcopy(norm).cuda(), x.cuda().requires_grad_()
+    x.requires_grad_()
+    start = gpus.elapsed()
+    out = there(moved)
+    assert [e.name for e in gpus.timeline.since(start)] == ["_fused_rms_norm"]
+    grad = torch.randn(4, 5, 3, 8, dtype=dtype)
+    torch.testing.assert_close(out.cpu(), norm(x))
+    grad_there = grad.cuda()
+    start = gpus.elapsed()
+    out.backward(grad_there)
+    assert [e.name for e in gpus.timeline.since(start)] == ["_fused_rms_norm_backward"]
+    norm(x).backward(grad)
+    torch.testing.assert_close(moved.grad.cpu(), x.grad)
+    if affine:
+        torch.testing.assert_close(there.weight.grad.cpu(), norm.weight.grad)
+
+
+def test_rms_norm_can_be_differentiated_twice(gpus):
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+
+    def second(x, w):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        first = torch.autograd.grad(F.rms_norm(x, (8,), w).pow(3).sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(first.pow(2).sum(), (x, w))
+
+    for here, there in zip(second(x.clone(), w.clone()), second(x.cuda(), w.cuda())):
+        torch.testing.assert_close(there.cpu(), here)
+
+
+def test_rms_norm_of_two_types_is_made_of_others(gpus):
+    x, norm = torch.randn(2, 8, dtype=torch.bfloat16), nn.RMSNorm(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says so
+        torch.testing.assert_close(copy.deepcopy(norm).cuda()(x.cuda()).cpu(), norm(x))
+    with pytest.raises(RuntimeError, match="same device"):
+        norm(x.float().cuda())

@@ -11,12 +11,14 @@ from torch.nn import functional as F
 
 from mgpu_lib.virtual.errors import check_lengths, check_query, check_recurrent
 from mgpu_lib.virtual.patches.autocast import cast
+from mgpu_lib.virtual.rms_norm import fused_rms_norm, fused_rms_norm_backward
 from mgpu_lib.virtual.tensor import VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
 _ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
 _pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
+_rms_norm, aten = torch.rms_norm, torch.ops.aten
 SHARED_OUT = {}  # {class of tensors that are shared out among processes: their attention}
 
 
@@ -24,6 +26,7 @@ def patches():
     """(owner, name, replacement), for patches.install."""
     yield F, "dropout", dropout
     yield F, "scaled_dot_product_attention", attention
+    yield torch, "rms_norm", rms_norm
     yield torch._VF, "_pack_padded_sequence", pack_padded_sequence
     yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
     yield torch._C._nn, "pad_sequence", pad_sequence
@@ -136,6 +139,39 @@ def by_one_kernel(query, key, value, dropout_p, scale, enable_gqa):
         for x in (query, key, value)
     ]
     return torch._fused_sdp_choice(*forms, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa) != 0
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """torch.rms_norm, under F.rms_norm: one kernel unless the types differ, where CUDA's is made of others, too."""
+    alike = weight is None or (isinstance(weight, VirtualTensor) and weight.dtype == input.dtype)
+    if isinstance(input, VirtualTensor) and alike and input.numel() and input.is_floating_point():
+        return RMSNorm.apply(input, list(normalized_shape), weight, eps)
+    return _rms_norm(input, normalized_shape, weight, eps)
+
+
+class RMSNorm(torch.autograd.Function):
+    """CUDA's two kernels, which PyTorch doesn't have for the CPU."""
+
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        given = inner_of(x), shape, inner_of(weight), eps
+        out, scale = x.gpu.run(aten._fused_rms_norm.default, given, {}, call=fused_rms_norm)
+        ctx.save_for_backward(x, weight, wrap(scale, x.gpu))
+        ctx.options = shape, eps
+        return wrap(out, x.gpu)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, weight, scale), (shape, eps), wanted = ctx.saved_tensors, ctx.options, ctx.needs_input_grad[0:3:2]
+        if torch.is_grad_enabled():  # this pass will be differentiated, too
+            scale = fused_rms_norm(x, shape, weight, eps)[1]
+            of_x, of_weight = fused_rms_norm_backward(grad, x, shape, scale, weight, wanted)
+        else:
+            given = inner_of(grad), inner_of(x), shape, scale.inner, inner_of(weight), wanted
+            call = fused_rms_norm_backward
+            made = x.gpu.run(aten._fused_rms_norm_backward.default, given, {}, call=call)
+            of_x, of_weight = (None if t is None else wrap(t, x.gpu) for t in made)
+        return of_x, None, of_weight, None
 
 
 def pack_padded_sequence(input, lengths, batch_first):

@@ -1,0 +1,86 @@
+"""The language model: sizes, what it computes, and that it sees no later token."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mgpu_lib.transformer import LLAMA, Transformer, by_heads, rotary_angles, turned
+
+
+@pytest.mark.parametrize(
+    "size, parameters", [("8B", 8_030_261_248), ("70B", 70_553_706_496), ("405B", 405_853_388_800)]
+)
+def test_llama_has_as_many_parameters_as_its_model_card_says(size, parameters):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Transformer(**LLAMA[size]).parameters()) == parameters
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, None])
+def test_a_token_sees_what_came_before_it_and_nothing_later(kv_heads):
+    torch.manual_seed(0)
+    net, tokens = Transformer(11, 32, 2, 4, kv_heads).double(), torch.randint(11, (2, 9))
+    before, changed = net(tokens), tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 11
+    after = net(changed)
+    torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=0)
+    assert all((after[:, i] - before[:, i]).abs().max() > 1e-6 for i in range(5, 9))
+
+
+def test_a_block_computes_what_its_formulas_say():
+    """Attention written out, position by position and head by head, with complex numbers for the turns."""
+    torch.manual_seed(1)
+    net = Transformer(7, 24, 1, 4, 2, inner=10).double()
+    tokens, block = torch.randint(7, (1, 5)), net.layers[0]
+    X = net.embedding(tokens)[0]
+
+    def norm(X, layer):
+        return X / (X.pow(2).mean(-1, keepdim=True) + torch.finfo(X.dtype).eps).sqrt() * layer.weight
+
+    H, attention, attended = norm(X, block.attention_norm), block.attention, []
+    rates = 10_000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    turns = torch.polar(torch.ones(5, 3).double(), torch.arange(5)[:, None] * rates)
+    for head in range(4):
+        rows, shared = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
+        q, k = H @ attention.query.weight[rows].T, H @ attention.key.weight[shared].T
+        q, k = (torch.complex(*x.chunk(2, -1)) * turns for x in (q, k))
+        scores = (q @ k.mH).real / 6**0.5
+        weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
+        attended.append(weights @ H @ attention.value.weight[shared].T)
+    X = X + torch.cat(attended, -1) @ attention.out.weight.T
+    H, two = norm(X, block.feed_forward_norm), block.feed_forward
+    X = X + (F.silu(H @ two.gate.weight.T) * (H @ two.up.weight.T)) @ two.down.weight.T
+    torch.testing.assert_close(net(tokens)[0], norm(X, net.norm) @ net.head.weight.T)
+
+
+def test_what_two_tokens_have_to_do_with_each_other_depends_on_their_distance():
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).expand(2, 1, 1, 12, 8)
+    angles = rotary_angles(12, 8, dtype=torch.float64)
+    scores = (turned(q, angles) @ turned(k, angles).mT)[0, 0]
+    for distance in range(-11, 12):
+        values = scores.diagonal(distance)
+        torch.testing.assert_close(values, values[:1].expand_as(values), rtol=0, atol=1e-6)  # angles come as float32
+
+
+def test_heads_are_read_from_what_there_is():
+    assert by_heads(torch.zeros(2, 3, 8), 4).shape == (2, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"width": 30}, {"width": 12}, {"kv_heads": 3}, {"layers": 0}, {"vocab": 2.5}, {"inner": 0}]
+)
+def test_sizes_that_do_not_go_together_are_named(sizes):
+    with pytest.raises(ValueError, match=next(iter(sizes))):
+        Transformer(**{"vocab": 10, "width": 32, "layers": 1, "heads": 4} | sizes)
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    net, tokens = Transformer(5, 16, 1, 2), torch.arange(40).remainder(5).view(2, 20)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
