@@ -16,12 +16,11 @@ import torch
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
-import mgpu_lib as mgpu
-from experiments import fingerprint, published_scaling, published_transformers, transformers
+from experiments import fingerprint, published_scaling
 from experiments.clock_validation import summary
 from experiments.record import provenance, write
-from experiments.transformer_validation import alone, timed
-from mgpu_lib.prediction import SETTLED, predict, process_group
+from experiments.transformer_validation import alone, of_micro_batches
+from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import RESULTS
 from mgpu_lib.virtual.specs import GPUS
 from mgpu_lib.virtual.topology import MACHINES
@@ -65,18 +64,9 @@ def of_images(table, gpus):
 
 def of_sentences(table, gpus):
     """A step of BERT: its first micro-batch, and for each more as much as for a second one."""
-    row, where = table["steps"][gpus], (table["sheet"], table["machine"], "meta", table["network"])
-    more = (row.get("accumulation_steps") or 1) - 1
+    where = {"n_gpus": gpus, "gpu": table["sheet"], "link": table["machine"], "network": table["network"]}
     wrapped = partial(replicated, bucket_cap_mb=table["bucket_mib"]) if gpus > 1 else alone
-    with mgpu.virtual_gpus(gpus, *where) as machine, process_group(gpus):
-        for ledger in machine.ledgers:
-            ledger.capacity = 10**15  # the published batch sizes did fit
-        machine.clock.tf32 = published_transformers.tf32(row)
-        step = transformers.step_on(machine.devices[0], row, wrapped)
-        for _ in range(SETTLED["ddp"]):
-            step(1)
-        one = timed(step, 1, machine)
-        return one + more * (timed(step, 2, machine) - one) if more else one
+    return of_micro_batches(table["steps"][gpus], wrapped, where)
 
 
 def replicated(net, bucket_cap_mb):

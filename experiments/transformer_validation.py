@@ -11,16 +11,14 @@ no error had shown: dry runs made a mask where real GPUs leave out what is maske
 the FLOPs. It was put right, and all was fitted again. Errors of the held-out half are those since.
 """
 
-import contextlib
+from functools import partial
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import mgpu_lib as mgpu
 from experiments import fingerprint, published_transformers, transformers
 from experiments.clock_validation import summary
 from experiments.record import provenance, write
-from mgpu_lib.prediction import SETTLED, process_group
 from mgpu_lib.recorded import RESULTS
 
 OUT = RESULTS / "transformer_validation.json"
@@ -51,17 +49,28 @@ def recipe():
 
 def seconds(row):
     """What the clock says of a row's step: its first micro-batch, and for each more as much as for a second one."""
-    k, more = row["n_gpus"], (row.get("accumulation_steps") or 1) - 1
-    with mgpu.virtual_gpus(k, row["sheet"], row["machine"], backing="meta") as machine:
+    where = {"n_gpus": row["n_gpus"], "gpu": row["sheet"], "link": row["machine"]}
+    return of_micro_batches(row, replicated if row["n_gpus"] > 1 else alone, where)
+
+
+def of_micro_batches(row, wrapped, where):
+    """The same for a network that is `wrapped`, on machines as dry_run takes them."""
+    more = (row.get("accumulation_steps") or 1) - 1
+    one = of_step(row, 1, wrapped, where)
+    return one + more * (of_step(row, 2, wrapped, where) - one) if more else one
+
+
+def of_step(row, micro_batches, wrapped, where):
+    """Seconds of a step of so many micro-batches."""
+
+    def program():
+        machine = mgpu.current_machine()
         for ledger in machine.ledgers:
             ledger.capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = published_transformers.tf32(row)
-        with process_group(k) if k > 1 else contextlib.nullcontext():
-            step = transformers.step_on(machine.devices[0], row, replicated if k > 1 else alone)
-            for _ in range(SETTLED["ddp"]):
-                step(1)
-            one = timed(step, 1, machine)
-            return one + more * (timed(step, 2, machine) - one) if more else one
+        return partial(transformers.step_on(machine.devices[0], row, wrapped), micro_batches)
+
+    return mgpu.dry_run(program, per_node=None, **where).seconds
 
 
 def alone(net):
@@ -70,14 +79,6 @@ def alone(net):
 
 def replicated(net):
     return DistributedDataParallel(net, device_ids=[next(net.parameters()).device])
-
-
-def timed(step, micro_batches, machine):
-    torch.cuda.synchronize()
-    start = machine.elapsed()
-    step(micro_batches)
-    torch.cuda.synchronize()
-    return machine.elapsed() - start
 
 
 def record(row):

@@ -16,7 +16,7 @@ from mgpu_lib.timing import Timer
 from mgpu_lib.training import evaluate, train
 from mgpu_lib.transformer import LLAMA, Transformer
 from mgpu_lib.virtual import current as current_machine
-from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual import dry_run, virtual_gpus
 
 __all__ = [
     "LLAMA",
@@ -28,6 +28,7 @@ __all__ = [
     "batches",
     "current_machine",
     "data_parallel",
+    "dry_run",
     "evaluate",
     "footprint",
     "get_params",

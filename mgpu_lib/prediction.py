@@ -1,39 +1,18 @@
 """How long a training step would take on GPUs that nobody has here: a dry run on virtual GPUs that hold shapes only."""
 
 import copy
+import functools
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.parallel import allreduce
-from mgpu_lib.virtual import Timeline, virtual_gpus
+from mgpu_lib.virtual import Prediction, Timeline, current, dry_run, find_gpu, virtual_gpus
 
 PRECISIONS = ("fp32", "tf32", "amp")
-SETTLED = {"ddp": 3}  # steps until all are alike; others than these make the optimizer's state in the first
-
-
-class Prediction(NamedTuple):
-    """What `predict` returns. All times are modelled.
-
-    The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
-    has momentum. "ddp" is timed as rank 0 of so many processes, which do the same at the same time.
-    """
-
-    seconds: float  # per step
-    samples_per_second: float
-    peak_memory: list  # bytes, per GPU
-    timeline: Timeline  # of one step
-
-    def __repr__(self):
-        return (
-            f"<{1e3 * self.seconds:.2f} ms per step, {self.samples_per_second:.0f} samples per second, at most "
-            f"{max(self.peak_memory) / 2**30:.2f} GiB per GPU (modelled, {self.timeline.spec.key})>"
-        )
 
 
 def predict(
@@ -57,34 +36,41 @@ def predict(
     strategy       "manual": as `train_batch` does it; "data_parallel", "ddp": PyTorch's own, "ddp" as seen by rank 0
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
-    Raises ValueError or TypeError for what makes no sense, torch.OutOfMemoryError for what doesn't fit."""
+    The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
+    has momentum. Raises ValueError or TypeError for nonsense, torch.OutOfMemoryError for what doesn't fit."""
     check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb)
-    with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine:
-        if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
-            raise ValueError(f'precision={precision!r}: the {gpu} has no tensor cores for it; "fp32" would do')
-        machine.clock.tf32 = (precision == "tf32",) * 2
-        casting = torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
-        X = torch.empty_like(example_batch, device="meta", requires_grad=False)
-        with torch.set_grad_enabled(training), process_group(n_gpus) if strategy == "ddp" else nullcontext():
-            options = {"bucket_cap_mb": bucket_cap_mb} if strategy == "ddp" else {}
-            step = STRATEGIES[strategy](bare(model).train(training), X, machine, casting, **options)
-            start = settled(strategy, step, machine)
+    net, X = bare(model).train(training), torch.empty_like(example_batch, device="meta", requires_grad=False)
+    computing = functools.partial(computes, precision, training)
+    if strategy == "ddp":
+        program = functools.partial(ddp, net, X, n_gpus, computing, bucket_cap_mb)
+        machine = {"link": link or usual_link(gpu), "network": network, "host": host}
+        return on_every_rank(dry_run(program, n_gpus, gpu, per_node=None, **machine), n_gpus)
+    with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine, computing() as casting:
+        step = STRATEGIES[strategy](net, X, machine.devices, casting)
+        step()  # makes the optimizer's state: from here on, all steps are alike
+        start = synchronized(machine)
+        step()
         seconds = synchronized(machine) - start
         if seconds == 0:
             raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
-        timeline, peaks = machine.timeline.since(start), [ledger.peak for ledger in machine.ledgers]
-        if strategy == "ddp":
-            timeline, peaks = on_every_rank(timeline, n_gpus), peaks[:1] * n_gpus
-    return Prediction(seconds, len(X) / seconds, peaks, timeline)
+        peaks = [ledger.peak for ledger in machine.ledgers]
+        return Prediction(seconds, peaks, machine.timeline.since(start), list(range(n_gpus)))
 
 
-def settled(strategy, step, machine):
-    """Take as many steps as it needs until all are alike, and one more; returns when that began."""
-    for _ in range(SETTLED.get(strategy, 1)):
-        step()
-    start = synchronized(machine)
-    step()
-    return start
+def usual_link(gpu):
+    """What joins GPUs of this kind if nobody says more."""
+    return "nvlink" if find_gpu(gpu).nvlink else "pcie"
+
+
+@contextmanager
+def computes(precision, training):
+    """Inside, the virtual GPUs that are on compute like that; yields a context for the forward pass."""
+    machine = current()
+    if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
+        raise ValueError(f'precision={precision!r}: the {machine.spec.key} has no tensor cores for it; "fp32" would do')
+    machine.clock.tf32 = (precision == "tf32",) * 2
+    with torch.set_grad_enabled(training):
+        yield torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
 
 
 def check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb):
@@ -144,13 +130,11 @@ def forward(net, X, casting):
         return loss_of(net(X)) if torch.is_grad_enabled() else net(X)
 
 
-def manual(net, X, machine, casting):
+def manual(net, X, devices, casting):
     """A step of one process that drives all GPUs, one after the other."""
-    replicas = [copy.deepcopy(net).to_empty(device=device) for device in machine.devices]
+    replicas = [copy.deepcopy(net).to_empty(device=device) for device in devices]
     optimizers = [optimizer_of(replica) for replica in replicas]
-    shards = [
-        torch.empty_like(shard, device=device) for shard, device in zip(X.tensor_split(len(replicas)), machine.devices)
-    ]
+    shards = [torch.empty_like(shard, device=device) for shard, device in zip(X.tensor_split(len(replicas)), devices)]
 
     def step():
         outputs = [forward(replica, shard, casting) for replica, shard in zip(replicas, shards)]
@@ -171,11 +155,10 @@ def manual(net, X, machine, casting):
     return step
 
 
-def dp(net, X, machine, casting):
-    """A step of nn.DataParallel; the batch lies on GPU 0."""
-    device = machine.devices[0]
-    net, X = net.to_empty(device=device), torch.empty_like(X, device=device)
-    wrapped, optimizer = nn.DataParallel(net, machine.devices), optimizer_of(net)
+def dp(net, X, devices, casting):
+    """A step of nn.DataParallel; the batch lies on the first of the devices."""
+    net, X = net.to_empty(device=devices[0]), torch.empty_like(X, device=devices[0])
+    wrapped, optimizer = nn.DataParallel(net, devices), optimizer_of(net)
     return lambda: one_process(wrapped, X, optimizer, casting)
 
 
@@ -190,28 +173,20 @@ def one_process(net, X, optimizer, casting):
             optimizer.step()
 
 
-def ddp(net, X, machine, casting, bucket_cap_mb):
-    """A step of rank 0, which has the largest shard; the others do the same at the same time."""
-    device, k = machine.devices[0], len(machine.gpus)
-    net = net.to_empty(device=device)
-    X, optimizer = torch.empty_like(X.tensor_split(k)[0], device=device), optimizer_of(net)
-    if k == 1 or not net.training:
-        return lambda: one_process(net, X, optimizer, casting)
-    optimizer.register_step_pre_hook(lambda *args: check_gradients(net))
-    wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[device], bucket_cap_mb=bucket_cap_mb)
-    return lambda: one_process(wrapped, X, optimizer, casting)
+def ddp(net, X, k, computing, bucket_cap_mb):
+    """A step of rank 0 of `k`, which has the largest shard: a program for `dry_run`."""
+    net = net.to_empty(device="cuda")
+    X, optimizer = torch.empty_like(X.tensor_split(k)[0], device="cuda"), optimizer_of(net)
+    wrapped = net
+    if k > 1 and net.training:
+        optimizer.register_step_pre_hook(lambda *args: check_gradients(net))
+        wrapped = nn.parallel.DistributedDataParallel(net, device_ids=[0], bucket_cap_mb=bucket_cap_mb)
 
+    def step():
+        with computing() as casting:
+            one_process(wrapped, X, optimizer, casting)
 
-@contextmanager
-def process_group(k):
-    """Inside, this process is rank 0 of `k`, as far as torch.distributed knows. RuntimeError if it is one of others."""
-    if dist.is_initialized():
-        raise RuntimeError('strategy="ddp" sets up a process group: call predict before yours, or destroy that first')
-    dist.init_process_group("nccl", rank=0, world_size=k, store=dist.HashStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    return step
 
 
 def check_gradients(net):
@@ -225,10 +200,15 @@ def check_gradients(net):
         )
 
 
-def on_every_rank(timeline, k):
-    """The timeline of rank 0 with the same events on the other ranks' GPUs: each has a process and a host's thread."""
-    events = [e._replace(gpu=rank, thread=f"rank {rank} {e.thread}") for e in timeline for rank in range(k)]
-    return Timeline(events, timeline.spec, timeline.link)
+def on_every_rank(one, k):
+    """The Prediction `one` of rank 0 as that of all `k` ranks: each has a process, a GPU, and a host's thread."""
+    events = [
+        e._replace(gpu=rank, thread=e.thread.replace("rank 0", f"rank {rank}"))
+        for e in one.timeline
+        for rank in range(k)
+    ]
+    timeline = Timeline(events, one.timeline.spec, one.timeline.link)
+    return Prediction(one.seconds, one.peak_memory * k, timeline, list(range(k)))
 
 
 STRATEGIES = {"manual": manual, "data_parallel": dp, "ddp": ddp}

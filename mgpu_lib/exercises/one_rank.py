@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from mgpu_lib.exercises.framework import expect, filled
-from mgpu_lib.prediction import process_group
-from mgpu_lib.virtual import virtual_gpus
+from mgpu_lib.virtual import dry_run, virtual_gpus
 
 IMAGES = 32
 
@@ -93,20 +92,22 @@ def in_place_of_ranks(rank, world_size):
 def ddp_step(net, X, bucket_cap_mb):
     """(gradients in the order in which they come, buffers, (name, bytes) of each collective) of a modelled step."""
     came = []
-    with virtual_gpus(2, backing="meta") as machine, process_group(2):
-        net, X = net.to_empty(device="cuda:0"), X.to("cuda:0")
-        for p in net.parameters():
+
+    def program():
+        model = net.to_empty(device="cuda")
+        for p in model.parameters():
             p.register_post_accumulate_grad_hook(came.append)
-        model = DistributedDataParallel(net, device_ids=[0], bucket_cap_mb=bucket_cap_mb)
-        for _ in range(3):  # the first has one bucket, the second begins with the ranks agreeing on others
+        model = DistributedDataParallel(model, device_ids=[0], bucket_cap_mb=bucket_cap_mb)
+
+        def step():
             came.clear()
-            torch.cuda.synchronize()
-            start = machine.elapsed()
-            model(X).sum().backward()
-        torch.cuda.synchronize()
-        step = machine.timeline.since(start)
+            model(X.to("cuda")).sum().backward()
+
+        return step
+
+    made = dry_run(program, 2, "A100-80", link="nvlink")
     grads, buffers = ([torch.empty_like(t, device="meta") for t in tensors] for tensors in (came, net.buffers()))
-    return grads, buffers, [(event.name, event.nbytes) for event in step if event.kind == "collective"]
+    return grads, buffers, [(event.name, event.nbytes) for event in made.timeline if event.kind == "collective"]
 
 
 def arrivals(net, X, gpu):

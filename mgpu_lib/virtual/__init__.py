@@ -5,6 +5,7 @@ This is its public face: nobody outside imports from the modules below, except t
 
 from mgpu_lib.virtual.clock import off_the_clock
 from mgpu_lib.virtual.costs import pipeline_seconds, ring_seconds, round_seconds
+from mgpu_lib.virtual.dry import Prediction, dry_run
 from mgpu_lib.virtual.files import replacing
 from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.machine import Machine
@@ -22,10 +23,12 @@ __all__ = [
     "GPUS",
     "LINKS",
     "Machine",
+    "Prediction",
     "Setup",
     "Timeline",
     "collective_seconds",
     "current",
+    "dry_run",
     "find_gpu",
     "find_link",
     "gather_timeline",

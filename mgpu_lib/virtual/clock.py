@@ -37,6 +37,7 @@ class Host:
         self.thread, self.now, self.factor, self.slowdown = name, now, factor, slowdown
         self.engine = None  # in a backward pass: {a GPU's index: the time of the thread that serves it}
         self.ranges = []  # names of the NVTX ranges that are open
+        self.recomputing = 0  # how many checkpointed parts are being computed once more, one inside the other
         self.caller = PYTHON_CALLS  # who calls operations: an index of Price
         self.off = False  # while True nothing is booked: somebody else says what it takes
         self.children = 0  # threads that share Python's lock, see ReplicaThread
@@ -64,6 +65,8 @@ class Host:
 
     @property
     def phase(self):
+        if self.recomputing and torch.is_grad_enabled():
+            return "recomputation"
         if self.ranges:
             return self.ranges[-1]
         return "backward" if self.engine is not None else "forward" if torch.is_grad_enabled() else ""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mgpu_lib.virtual.communicator import Channel, Communicator, Peers
+from mgpu_lib.virtual.known import reduced
 from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.tensor import VirtualTensor, is_virtual, wrap
@@ -72,13 +73,13 @@ class Group:
         for communicator in (*self.communicators.values(), *self.channels.values()):
             communicator.close(seconds)
 
-    def issue(self, name, tensors, nbytes, transfer, outputs, what=""):
+    def issue(self, name, tensors, nbytes, transfer, outputs, what="", combine=None):
         """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""
         gpu = checked(tensors)
         communicator, topology = self.communicator(gpu), gpu.machine.topology
         seconds = collective_seconds(name, nbytes, topology.gpus_of(self.members.ranks), topology)
         what = f"{name} of {type_name(tensors[0].dtype)}{what}"
-        return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs))
+        return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs, combine))
 
     def entered(self, work):
         if self.coalesced is not None:
@@ -253,8 +254,9 @@ def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
         for x in values:
             all_reduce(gloo, reduction, x)
 
-    what = f"{[len(x) for x in values]}, {reduction[0].name}"
-    return group_of(group).issue("all_reduce", tensors, size_of(tensors), transfer, tensors, what).boxed()
+    group, what = group_of(group), f"{[len(x) for x in values]}, {reduction[0].name}"
+    combine = functools.partial(reduced, reduction[0].name, len(group))
+    return group.issue("all_reduce", tensors, size_of(tensors), transfer, tensors, what, combine).boxed()
 
 
 def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
@@ -264,8 +266,10 @@ def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
     def transfer(gloo):
         gloo.broadcast(values, options).wait()
 
-    what = f"{sizes_of(tensors)} from rank {root}"
-    return tensors, group_of(group).issue("broadcast", tensors, size_of(tensors), transfer, tensors, what).boxed()
+    group, what = group_of(group), f"{sizes_of(tensors)} from rank {root}"
+    source = group.members.ranks[root]
+    work = group.issue("broadcast", tensors, size_of(tensors), transfer, tensors, what, lambda said: said.get(source))
+    return tensors, work.boxed()
 
 
 def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
@@ -454,6 +458,8 @@ def point_to_point(tensors, group, sends, other):
     """A message from or to rank `other`."""
     [x], gpu = [flat_bytes(x) for x in tensors], checked(tensors)
     source, target = (group.members.rank, other) if sends else (other, group.members.rank)
+    if gpu.machine.meeting is not None:
+        gpu.machine.meeting.need([group.members.ranks[source], group.members.ranks[target]], group.members.ranks)
     channel = group.channel(gpu, source, target)
 
     def transfer(gloo):

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from mgpu_lib.virtual.clock import current_stream_of
+from mgpu_lib.virtual.known import forget, known, remember
+from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rates import HOST_COPY
 from mgpu_lib.virtual.streams import Stream
 from mgpu_lib.virtual.tensor import VirtualTensor, wrap
@@ -95,10 +97,10 @@ class Members(NamedTuple):
 class NcclWork(torch._C._distributed_c10d.Work):
     """An operation that a communicator was given: what torch.distributed hands out for async_op=True."""
 
-    def __init__(self, communicator, call, seconds, transfer, outputs):
+    def __init__(self, communicator, call, seconds, transfer, outputs, combine):
         super().__init__()
         self.communicator, self.call, self.seconds = communicator, call, seconds
-        self.transfer, self.outputs, self.booked = transfer, outputs, None
+        self.transfer, self.outputs, self.combine, self.booked = transfer, outputs, combine, None
         self.number, self.done, self.error = communicator.issued, threading.Event(), None
 
     def wait(self, timeout=timedelta(0)):
@@ -116,8 +118,10 @@ class NcclWork(torch._C._distributed_c10d.Work):
 
     def settle(self, seconds=0.0):
         """Wait, in real time, until the values are there; the first time it is entered in the timeline."""
-        communicator = self.communicator
-        if not self.done.wait(PATIENCE * (seconds or communicator.members.timeout.total_seconds())):
+        communicator, meeting = self.communicator, self.communicator.gpu.machine.meeting
+        if meeting is not None:
+            meeting.wait(self.done.is_set, f"waits in {self.call.what}, operation {self.number} of {communicator.name}")
+        elif not self.done.wait(PATIENCE * (seconds or communicator.members.timeout.total_seconds())):
             communicator.members.leave_word(
                 f"waits in {self.call.what}, operation {self.number} of {communicator.name}"
             )
@@ -137,7 +141,10 @@ class NcclWork(torch._C._distributed_c10d.Work):
 
     def is_completed(self):
         """Whether the values are there. That is decided in real time, so what follows from it may differ next time."""
-        self.communicator.gpu.clock.reproducible = False
+        if self.communicator.gpu.machine.meeting is None:
+            self.communicator.gpu.clock.reproducible = False
+        else:  # a program that asks again and again would never let the others go on
+            self.settle()
         return self.done.is_set()
 
     def is_success(self):
@@ -157,12 +164,15 @@ class NcclWork(torch._C._distributed_c10d.Work):
 class Communicator:
     """The `members` of a group, each with a GPU of its own; this rank's is `gpu`.
 
-    In a dry run there are no others: what they would do is what this one does, at the same time.
+    Without values there is nothing to send: in a dry run the ranks come to a `meeting`, and without one there are no
+    others, and what they would do is what this one does, at the same time.
     """
 
     def __init__(self, gpu, members, name, row):
         self.gpu, self.members = gpu, members
         self.name, self.row = name, row  # what errors call it, and the timeline
+        self.place = name, members.ranks[0], len(members.ranks)  # tells it from others, on all its ranks
+        self.own = f"GPU {gpu.index} of node {os.environ.get('GROUP_RANK', 0)}"
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
         self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped
         self.queue = queue.SimpleQueue()
@@ -170,11 +180,12 @@ class Communicator:
         if gpu.machine.dry is None:
             self.thread.start()
 
-    def issue(self, name, what, nbytes, seconds, transfer, outputs):
+    def issue(self, name, what, nbytes, seconds, transfer, outputs, combine=None):
         """Hand an operation over: an NcclWork. `transfer(gloo)` moves the values, in the communicator's thread.
 
         It starts when the streams of all ranks have come to it, and takes `seconds` from there. `what` is what all of
-        them must call, and `outputs` what the work hands out.
+        them must call, `outputs` what the work hands out, and combine({rank: values}), in a dry run, what becomes of
+        known numbers in them.
         """
         if self.broken is not None:
             raise self.broken
@@ -182,15 +193,16 @@ class Communicator:
         called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
         self.issued += 1
-        work = NcclWork(self, Call(ready, what), seconds, transfer, outputs)
+        work = NcclWork(self, Call(ready, what), seconds, transfer, outputs, combine)
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
         self.pending[work.number] = work
         if self.thread.is_alive():
             self.queue.put(work)
+        elif gpu.machine.meeting is not None:
+            meet(gpu.machine.meeting.enter(self.place, self.members.ranks, work))
         else:
-            self.schedule(work, [work.call])
-            work.done.set()
+            meet({self.members.this: work})
         return work
 
     def serve(self):
@@ -203,26 +215,25 @@ class Communicator:
                     self.run(work, *connection)
             except BaseException as error:
                 self.broken = self.explained(error, work)
-            work.error = self.broken
-            work.done.set()
+            work.error, done = self.broken, work.done
+            work.transfer = work = None  # whoever waits may free its tensors at once: nothing here holds them
+            done.set()
 
     def connect(self):
         """(records, values): gloo groups for what the ranks say, and for what they send."""
         records, values = self.members.gloo("records"), self.members.gloo("values")
-        own = f"GPU {self.gpu.index} of node {os.environ.get('GROUP_RANK', 0)}"
-        check_gpus([call.what for call in gathered(records, Call(0.0, own))], self.members.ranks)
+        check_gpus([call.what for call in gathered(records, Call(0.0, self.own))], self.members.ranks)
         return records, values
 
     def run(self, work, records, values):
-        calls = self.exchange(records, work.call)
-        if len({call.what for call in calls}) > 1:
-            raise dist.DistBackendError(self.disagreement(calls))
-        self.schedule(work, calls)
+        self.schedule(work, self.exchange(records, work.call))
         with torch.inference_mode():  # which may write to tensors of both kinds
             work.transfer(values)
 
     def schedule(self, work, calls):
-        """From when to when an operation runs that the ranks have come to with these `calls`."""
+        """From when to when an operation runs that the ranks have come to with these `calls`, the same for all."""
+        if len({call.what for call in calls}) > 1:
+            raise dist.DistBackendError(self.disagreement(calls))
         work.start = max([self.free, *(call.ready for call in calls)])
         work.end = self.free = work.start + work.seconds
 
@@ -244,7 +255,8 @@ class Communicator:
     # What goes wrong
 
     def disagreement(self, calls):
-        said = "".join(f"\n  rank {rank}: {call.what}" for rank, call in zip(self.members.ranks, calls, strict=True))
+        ranks = self.gpu.machine.meeting.here(self.members.ranks) if self.gpu.machine.meeting else self.members.ranks
+        said = "".join(f"\n  rank {rank}: {call.what}" for rank, call in zip(ranks, calls, strict=True))
         return f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{said}"
 
     def explained(self, error, work):
@@ -275,6 +287,7 @@ class Channel(Communicator):
     def __init__(self, gpu, pair, direction):
         self.pair, self.direction = pair, direction
         super().__init__(gpu, pair.members, pair.name, "messages")
+        self.place = *self.place, direction
 
     def connect(self):
         return self.pair.connected(super().connect)
@@ -299,6 +312,30 @@ class Peers:
         with self.lock:
             self.connection = self.connection or connect()
         return self.connection
+
+
+def meet(works):
+    """All ranks that are run have come to an operation, in this process: {rank: its work}. Or none: some have not."""
+    calls = [work.call for work in works.values()]
+    for work in works.values():
+        if work.number == 1:
+            check_gpus([other.communicator.own for other in works.values()], list(works))
+        work.communicator.schedule(work, calls)
+    for tensors in zip(*(tensors_in([work.outputs]) for work in works.values())):
+        carry_over(works, [tensor.inner for tensor in tensors])
+    for work in works.values():
+        work.done.set()
+
+
+def carry_over(works, inner):
+    """What becomes of known numbers in an output of `works`, of each rank that is run."""
+    combine = next(iter(works.values())).combine
+    result = combine and combine(dict(zip(works, map(known, inner), strict=True)))
+    if result is None:
+        forget(inner)
+    else:
+        for tensor in inner:
+            remember(tensor, result)
 
 
 def gathered(records, call):

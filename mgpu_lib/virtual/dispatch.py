@@ -8,6 +8,7 @@ from torch import Tensor
 from mgpu_lib.virtual.collectives import collective, functional, made_of_collectives
 from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
 from mgpu_lib.virtual.gpu import count
+from mgpu_lib.virtual.known import known
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
@@ -81,7 +82,8 @@ def copy(rule, func, args, kwargs):
 
 def read(rule, func, args, kwargs):
     """What .item() does: a number travels to the host."""
-    number = call(rule, func, args, kwargs)
+    value = known(args[0].inner) if args[0].inner.is_meta else None
+    number = call(rule, func, args, kwargs) if value is None else value.item()
     count(args[0].element_size(), args[0].gpu, None)
     return number
 

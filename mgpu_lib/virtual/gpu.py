@@ -6,6 +6,7 @@ import torch
 
 from mgpu_lib.virtual.clock import name_of
 from mgpu_lib.virtual.errors import GENERATORS, bad_fork, no_values
+from mgpu_lib.virtual.known import carry
 from mgpu_lib.virtual.memory import Ledger
 from mgpu_lib.virtual.shapes import key_of
 from mgpu_lib.virtual.streams import Chosen, Stream
@@ -47,6 +48,8 @@ class VirtualGPU:
                 raise
             raise better from error
         machine.clock.book(self, func, args, kwargs, out, key)
+        if machine.meeting is not None:
+            carry(func, args, kwargs, out)
         return out
 
     def explained(self, error, func):

@@ -38,10 +38,16 @@ class Setup(NamedTuple):
 @contextlib.contextmanager
 def handed_down(setup):
     """Inside, each process that is started has virtual GPUs as the Setup says, unless it gets another environment."""
-    path = os.environ.get("PYTHONPATH")
-    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
-    os.environ[VARIABLE] = json.dumps(setup._asdict())
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), path]))
+    path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
+    with environment({VARIABLE: json.dumps(setup._asdict()), "PYTHONPATH": path}):
+        yield
+
+
+@contextlib.contextmanager
+def environment(variables):
+    """Inside, the environment has these `variables`; afterwards their values are what they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -56,6 +56,7 @@ class Machine:
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
+        self.meeting = None  # in a dry run of a program, where its ranks meet: see `meeting`
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine

@@ -2,6 +2,7 @@
 
 import torch
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 RUNNING = []  # machines that are on; the last one answers
 
 
@@ -25,9 +26,13 @@ def select(index):
 
 
 def find(device):
-    """The virtual GPU that `device` (a torch.device, string or index) names, or None if it names no CUDA device."""
+    """The virtual GPU that `device` (a torch.device, string or index) names, or None if it names no CUDA device.
+
+    Under a FakeTensorMode none does: what PyTorch makes there, to see what shape a result will have, takes no memory
+    and no time.
+    """
     machine = current()
-    if machine is None or device is None:
+    if machine is None or device is None or torch._C._get_dispatch_mode(_FAKE) is not None:
         return None
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type != "cuda":

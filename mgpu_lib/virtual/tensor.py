@@ -17,8 +17,10 @@ from torch.nn.parameter import Parameter
 from mgpu_lib.virtual.clock import name_of
 from mgpu_lib.virtual.errors import no_addresses, no_data, no_values, not_numpy
 from mgpu_lib.virtual.gpu import count
+from mgpu_lib.virtual.known import forget, known, remember
 from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.rules import Base
+from mgpu_lib.virtual.unknown import unknown
 
 OWN = ("inner", "form", "gpu")  # the attributes that make a tensor virtual
 ATTRIBUTES = vars(Tensor)["__dict__"]  # all attributes of a tensor, these included
@@ -139,8 +141,15 @@ class VirtualTensor(Tensor):
         text = torch._tensor_str._add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
+    def item(self):
+        """A number; in a dry run one that is unknown. Either way the host waits for it."""
+        if self.gpu.machine.meeting is None or self.numel() != 1 or known(self.inner) is not None:
+            return Base.item(self)
+        count(self.element_size(), self.gpu, None)
+        return unknown()
+
     def __format__(self, spec):
-        number = self.dim() == 0 and not self.inner.is_meta
+        number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.meeting is not None)
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
     def __float__(self):
@@ -398,6 +407,8 @@ def copy_into(target, source, non_blocking=False):
         ends[0].run(COPY_OP, inner, {})
     elif not inner[0].is_meta:
         Base.copy_(*inner)
+    else:
+        forget(inner[:1])
     return target
 
 
@@ -426,12 +437,15 @@ def transfer(x, gpu, non_blocking=False):
     source = getattr(x, "gpu", None)
     inner = x.detach() if source is None else x.inner
     backing = torch.device("cpu") if gpu is None else gpu.backing
-    if inner.is_meta and backing.type != "meta":
+    values = known(inner) if inner.is_meta and backing.type != "meta" else inner
+    if values is None:
         raise no_data() if source is None else no_values(f"copying from {x.device} to {name_of(gpu)}")
     if gpu is not None:
         gpu.ledger.check(inner.nbytes)
     count(inner.nbytes, source, gpu, host_memory(x), non_blocking)
-    data = Base.to(inner, backing, copy=True)
+    data = Base.to(values, backing, copy=True)
+    if data.is_meta and not inner.is_meta:
+        remember(data, inner)
     return data if gpu is None else wrap(data, gpu)
 
 

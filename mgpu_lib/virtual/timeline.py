@@ -27,7 +27,7 @@ class Event(NamedTuple):
     called: float  # when the host began to hand it over
     launched: float  # when it was handed over
     thread: str  # the host's thread that did so
-    phase: str  # the innermost NVTX range; without one "backward", "forward" (autograd records), or ""
+    phase: str  # "recomputation"; or the innermost NVTX range; or "backward", "forward" (autograd records), or ""
     nbytes: int
     flops: int
     bound: str  # what it spends most of its time on: "compute", "memory", "fixed", or "link"
@@ -37,6 +37,8 @@ class Event(NamedTuple):
         """What it is part of: "forward", "backward", "communication", "host", or "other"."""
         if self.kind in ("copy", "collective"):
             return "communication"
+        if self.phase == "recomputation":  # of the forward pass, in the middle of the backward pass
+            return "forward"
         return "host" if self.kind == "host" else self.phase if self.phase in ("forward", "backward") else "other"
 
 

@@ -93,6 +93,7 @@ class MachineType:
     source: Source | None  # None: no product, but what is plain
     pairs: dict | None = None  # {(smaller, larger): NVLinks}
     switched: bool = False
+    network: str | None = None  # that it comes with, a key of NETWORKS
 
     @property
     def gpus(self):
@@ -113,20 +114,27 @@ def _under(n):
     return tuple((gpu // (n // 2), gpu // 2) for gpu in range(n))
 
 
-_DGX_A100 = MachineType("DGX A100", "nvlink3", _under(8), 8, AMD, MACHINE_SOURCES["dgx-a100"], switched=True)
-_DGX_H100 = MachineType(
-    "DGX H100", "nvlink4", _under(8), 8, SAPPHIRE_RAPIDS, MACHINE_SOURCES["dgx-h100"], switched=True
+_DGX_A100 = MachineType(
+    *("DGX A100", "nvlink3", _under(8), 8, AMD, MACHINE_SOURCES["dgx-a100"]), switched=True, network="InfiniBand HDR"
 )
+_DGX_H100 = MachineType(
+    *("DGX H100", "nvlink4", _under(8), 8, SAPPHIRE_RAPIDS, MACHINE_SOURCES["dgx-h100"]),
+    switched=True,
+    network="InfiniBand NDR",
+)
+_DGX1V = MachineType("DGX-1V", "nvlink2", _under(8), 4, BROADWELL, MACHINE_SOURCES["dgx1-topo"], _DGX1_PAIRS)
+_HGX_A100 = MachineType("HGX A100 4-GPU", "nvlink3", _under(4), 4, AMD, MACHINE_SOURCES["perlmutter"], _all_pairs(4, 4))
+_HGX_H100 = MachineType("HGX H100 4-GPU", "nvlink4", _under(4), 4, AMD, MACHINE_SOURCES["snellius"], _all_pairs(4, 6))
 MACHINES = {
     kind.key: kind
     for kind in (
-        MachineType("DGX-1V", "nvlink2", _under(8), 4, BROADWELL, MACHINE_SOURCES["dgx1-topo"], _DGX1_PAIRS),
+        replace(_DGX1V, network="InfiniBand EDR"),
         _DGX_A100,
         _DGX_H100,
-        replace(_DGX_A100, key="p4d.24xlarge", cards=4, source=MACHINE_SOURCES["networks"]),
-        replace(_DGX_H100, key="p5.48xlarge", cards=32, source=MACHINE_SOURCES["networks"]),
-        MachineType("HGX A100 4-GPU", "nvlink3", _under(4), 4, AMD, MACHINE_SOURCES["perlmutter"], _all_pairs(4, 4)),
-        MachineType("HGX H100 4-GPU", "nvlink4", _under(4), 4, AMD, MACHINE_SOURCES["snellius"], _all_pairs(4, 6)),
+        replace(_DGX_A100, key="p4d.24xlarge", cards=4, source=MACHINE_SOURCES["networks"], network="EFA"),
+        replace(_DGX_H100, key="p5.48xlarge", cards=32, source=MACHINE_SOURCES["networks"], network="EFA"),
+        replace(_HGX_A100, network="Slingshot 11"),
+        replace(_HGX_H100, network="InfiniBand HDR"),
         MachineType("PCIe tree", None, _under(8), 1, AMD, None, {}),
     )
 }

@@ -57,7 +57,7 @@ def small():
 @pytest.mark.sweep(3)
 def test_resnet50_on_eight_gpus(resnet50, strategy):
     made = mgpu.predict(resnet50, images(512), gpu="A100-80", n_gpus=8, strategy=strategy, precision="amp")
-    assert made.samples_per_second == pytest.approx(512 / made.seconds) and made.timeline.gpus == list(range(8))
+    assert made.ranks == made.timeline.gpus == list(range(8)) and 0 < made.mfu < 1
     assert len(made.peak_memory) == 8 and all(2**30 < peak < 20 * 2**30 for peak in made.peak_memory)
     assert made.timeline.end - made.timeline.start == pytest.approx(made.seconds, rel=0.01)
     assert "modelled, A100-80" in repr(made)

@@ -6,6 +6,7 @@ One difference is left: matrix products of tensors that really are on the CPU ar
 
 import torch
 
+from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.tensor import VirtualTensor
 
 # https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32" and "… to float16"
@@ -33,11 +34,13 @@ def patches():
     yield torch.amp.autocast, "__enter__", enter
     yield torch.amp.autocast, "__exit__", leave
     yield torch._C._nn, "binary_cross_entropy", binary_cross_entropy
+    yield torch.amp.GradScaler, "_maybe_opt_step", maybe_opt_step
 
 
 _is_available = torch.amp.autocast_mode.is_autocast_available
 _enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
 _binary_cross_entropy = torch._C._nn.binary_cross_entropy
+_maybe_opt_step = torch.amp.GradScaler._maybe_opt_step
 
 
 def enter(self):
@@ -55,6 +58,15 @@ def leave(self, *exc):
         torch.set_autocast_enabled("cpu", enabled)
         torch.set_autocast_dtype("cpu", dtype)
     return _exit(self, *exc)
+
+
+def maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+    """GradScaler's. It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
+    if current().meeting is None:
+        return _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs)
+    for found in optimizer_state["found_inf_per_device"].values():
+        found.item()  # for which the host waits
+    return optimizer.step(*args, **kwargs)
 
 
 def binary_cross_entropy(input, *args):

@@ -6,6 +6,7 @@ itself, it takes from a virtual GPU.
 """
 
 import atexit
+import os
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from mgpu_lib.virtual.tensor import inner_of, is_virtual
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
 _split_group, _collect_all = ProcessGroup.split_group, torch._C._collect_all
+_init, _rendezvous = dist.init_process_group, distributed_c10d.rendezvous
 _Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
 _broadcast_coalesced = dist._broadcast_coalesced
 
@@ -29,9 +31,13 @@ LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
 def patches():
     """(owner, name, replacement), for patches.install."""
     plugin = Backend._BackendPlugin(create, extended_api=True)
-    yield Backend, "_plugins", Backend._plugins | dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), plugin)
+    plugins = dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), plugin)
+    plugins["GLOO"] = Backend._BackendPlugin(create_gloo, extended_api=True)
+    yield Backend, "_plugins", Backend._plugins | plugins
+    yield distributed_c10d, "rendezvous", rendezvous
     for owner in (dist, distributed_c10d):
         yield owner, "is_nccl_available", lambda: True
+        yield owner, "init_process_group", init_process_group
         yield owner, "destroy_process_group", destroy_process_group
     if not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # in a build without CUDA: PyTorch asks who is of this class
         yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
@@ -53,9 +59,38 @@ def create(options, backend_options):
     if current().rank is None:  # the first group is that of all ranks
         current().rank, current().ranks = members.this, len(ranks)
     GROUPS[options.group_id] = Group(options.process_group, members, options.group_id)
-    refusing = c10d.FakeProcessGroup.Options()
-    refusing.error_on_collective = True
-    return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, refusing)
+    return refusing(options)
+
+
+def refusing(options):
+    """A backend that can do nothing."""
+    settings = c10d.FakeProcessGroup.Options()
+    settings.error_on_collective = True
+    return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, settings)
+
+
+def create_gloo(options, backend_options):
+    """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
+    those of the other ranks are unknown."""
+    if current().meeting is not None:
+        return refusing(options)
+    return distributed_c10d._create_gloo_process_group(options, backend_options)
+
+
+def rendezvous(url, rank=-1, world_size=-1, **options):
+    """Under init_process_group. The ranks of a dry run find each other in this process, whatever the `url`."""
+    if current().meeting is None:
+        return _rendezvous(url, rank, world_size, **options)
+    known = os.environ["RANK"] if rank < 0 else rank, os.environ["WORLD_SIZE"] if world_size < 0 else world_size
+    return iter([(current().meeting.store, *map(int, known))])
+
+
+def init_process_group(*args, **kwargs):
+    """torch.distributed's. In a dry run there is one already, for programs that need it: this one takes its place."""
+    meeting = current().meeting
+    if meeting is not None and dist.is_initialized() and meeting.provided.pop(current().rank, None) is not None:
+        destroy_process_group()
+    _init(*args, **kwargs)
 
 
 def destroy_process_group(group=None):
@@ -81,7 +116,10 @@ def virtual_group(group):
 
 def host_barrier(self, opts=None, **options):
     """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
-    opts = opts or c10d.BarrierOptions()
+    opts, meeting = opts or c10d.BarrierOptions(), current().meeting
+    if meeting is not None and opts.device is not None and opts.device.type == "cpu":
+        meeting.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
+        return Works([])
     if virtual_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
         return _barrier(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()

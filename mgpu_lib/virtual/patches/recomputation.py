@@ -1,0 +1,37 @@
+"""torch.utils.checkpoint: what a backward pass computes once more is told apart from the first time, by its phase."""
+
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction
+
+from mgpu_lib.virtual.running import current
+
+_Recomputation, _backward = checkpoint._recomputation_hook, CheckpointFunction.backward
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield checkpoint, "_recomputation_hook", Recomputation
+    yield CheckpointFunction, "backward", staticmethod(backward)
+
+
+class Recomputation(_Recomputation):
+    """What use_reentrant=False computes in."""
+
+    def __enter__(self):
+        self.host = current().clock.host()
+        self.host.recomputing += 1
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        self.host.recomputing -= 1
+        return super().__exit__(*exc)
+
+
+def backward(ctx, *grads):
+    """With use_reentrant=True: inside, the first pass runs with gradients on, and its own backward without."""
+    host = current().clock.host()
+    host.recomputing += 1
+    try:
+        return _backward(ctx, *grads)
+    finally:
+        host.recomputing -= 1

@@ -1,0 +1,148 @@
+"""Programs that split a network in several ways: for a dry run, and with values under torchrun.
+
+    torchrun --nproc-per-node 4 -m mgpu_lib.virtual split.py NAME
+
+Each rank says, as a line of JSON, how long the third step took it, and the most that its GPU has held.
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import mgpu_lib as mgpu
+
+WIDTH, TOKENS, VOCAB = 96, 40, 101
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs):
+        return checkpoint(self.layer, *inputs, use_reentrant=False)
+
+
+def network():
+    torch.manual_seed(0)
+    return mgpu.Transformer(VOCAB, WIDTH, 3, 4, 2)
+
+
+def training(net, optimizer, tokens=(2, TOKENS)):
+    """A step of a language model on some sequences of tokens a rank."""
+    tokens = torch.zeros(tokens, dtype=torch.long, device="cuda")
+
+    def step():
+        loss = F.cross_entropy(net(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ddp():
+    net = network().cuda()
+    net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.1)
+    return training(net, torch.optim.AdamW(net.parameters(), 1e-3))
+
+
+def fsdp(recompute=False, net=None, tokens=(2, TOKENS), **options):
+    net, mesh = net or network(), dist.init_device_mesh("cuda", (dist.get_world_size(),))
+    for i, layer in enumerate(net.layers):
+        net.layers[i] = fully_shard(Checkpointed(layer) if recompute else layer, mesh=mesh, **options)
+    fully_shard(net, mesh=mesh, **options)
+    if next(net.parameters()).is_meta:
+        net.to_empty(device="cuda")
+    return training(net, torch.optim.AdamW(net.parameters(), 1e-3), tokens)
+
+
+def fsdp_in_half_precision():
+    return fsdp(mp_policy=HALF, recompute=True)
+
+
+def fsdp_that_keeps():
+    return fsdp(reshard_after_forward=False)
+
+
+def tensor_parallel():
+    net, mesh = network().cuda(), dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+    columns, rows = ("query", "key", "value", "gate", "up"), ("out", "down")
+    for layer in net.layers:
+        for part in (layer.attention, layer.feed_forward):
+            ways = {name: ColwiseParallel() for name in columns if hasattr(part, name)}
+            ways |= {name: RowwiseParallel() for name in rows if hasattr(part, name)}
+            parallelize_module(part, mesh["tp"], ways)
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(net, mesh=mesh["dp"])
+    return training(net, torch.optim.SGD(net.parameters(), 0.1, foreach=False))
+
+
+def pipeline(schedule=Schedule1F1B, chunks=1, width=WIDTH, batch=64):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(n * chunks)]
+    mine = [layers[rank + i * n].cuda() for i in range(chunks)]
+    stages = [PipelineStage(part, rank + i * n, n * chunks, torch.device("cuda")) for i, part in enumerate(mine)]
+    run = schedule(stages[0] if chunks == 1 else stages, 8, loss_fn=F.l1_loss)
+    optimizer = torch.optim.SGD([p for part in mine for p in part.parameters()], 0.1)
+
+    def step():
+        X = torch.zeros(batch, width, device="cuda")
+        if rank == 0:
+            run.step(X)
+        else:
+            run.step(**({"target": X} if rank == n - 1 else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def interleaved_pipeline():
+    return pipeline(ScheduleInterleaved1F1B, 2)
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (ddp, fsdp, fsdp_in_half_precision, fsdp_that_keeps, tensor_parallel, pipeline, interleaved_pipeline)
+}
+
+
+def started(program):
+    """What a dry run calls."""
+
+    def call():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return program()
+
+    return call
+
+
+def measured(step):
+    """Seconds of the third step; as a dry run does, all streams are waited for between steps."""
+    machine = mgpu.current_machine()
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = machine.elapsed()
+        step()
+    torch.cuda.synchronize()
+    return machine.elapsed() - start
+
+
+if __name__ == "__main__":
+    dist.init_process_group("nccl")
+    seconds = measured(started(PROGRAMS[sys.argv[1]])())
+    found = {"rank": dist.get_rank(), "seconds": seconds, "peak": torch.cuda.max_memory_allocated()}
+    print(json.dumps(found) + "\n", end="", flush=True)
+    dist.destroy_process_group()

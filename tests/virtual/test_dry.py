@@ -1,0 +1,536 @@
+"""mgpu.dry_run: programs of many processes without those processes. Times and memory are those of real processes."""
+
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import mgpu_lib as mgpu
+from mgpu_lib.virtual.running import RUNNING
+
+FOLDER = Path(__file__).parent / "programs"
+sys.path.insert(0, str(FOLDER))
+import split  # noqa: E402
+
+
+def linear(width=64, batch=32):
+    """A program that trains one layer with DistributedDataParallel."""
+
+    def program():
+        net = nn.parallel.DistributedDataParallel(nn.Linear(width, width).cuda())
+        optimizer, X = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), torch.zeros(batch, width, device="cuda")
+
+        def step():
+            net(X).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize("name", split.PROGRAMS)
+@pytest.mark.sweep(2)
+def test_seconds_and_memory_are_those_of_processes_with_values(name):
+    made = mgpu.dry_run(split.started(split.PROGRAMS[name]), 4, "A100-80")
+    lines = ranks.torchrun(4, FOLDER / "split.py", name, options=["--link", "DGX A100"]).stdout.splitlines()
+    found = {rank["rank"]: rank for rank in map(json.loads, lines)}
+    assert len(found) == 4 and (made.ranks == [0, 1, 2, 3] if "pipeline" in name else [0])
+    assert [found[rank]["peak"] for rank in made.ranks] == made.peak_memory
+    assert max(rank["seconds"] for rank in found.values()) == pytest.approx(made.seconds, rel=1e-9)
+
+
+def test_a_thousand_ranks_take_as_long_to_run_as_eight():
+    """The same operations, whatever their number: in the time that they are modelled to take, the network is added."""
+    few, many = (mgpu.dry_run(linear(4096), n, "H100") for n in (8, 1024))
+    assert len(few.timeline) == len(many.timeline) and few.seconds < many.seconds
+    assert few.peak_memory == many.peak_memory and few.flops == many.flops
+
+
+@pytest.mark.slow
+def test_llama_70b_on_64_gpus():
+    """Sharded parameters, gradients and Adam's two moments are 16 bytes for each of 70.6 billion parameters."""
+
+    def program():
+        with torch.device("meta"):
+            net = mgpu.Transformer(**mgpu.LLAMA["70B"] | {"layers": 8})
+        return split.fsdp(recompute=True, net=net, tokens=(1, 4096), mp_policy=split.HALF)
+
+    made = mgpu.dry_run(program, 64)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in mgpu.Transformer(**mgpu.LLAMA["70B"] | {"layers": 8}).parameters())
+    assert 16 * parameters / 64 < made.peak_memory[0] < 79 * 2**30
+    assert 6 * 4096 * parameters < made.flops < 1.2 * 6 * 4096 * parameters and 0.2 < made.mfu < 0.6
+
+
+def test_what_a_prediction_says():
+    made = mgpu.dry_run(linear(4096), 16, "A100-80", host=1 / 3)
+    [gpu] = made.timeline.gpus
+    assert gpu == 0 and made.ranks == [0] and 0 <= made.timeline.start < 1e-5
+    assert made.flops == 6 * 32 * 4096**2 - 2 * 32 * 4096**2  # X needs no gradient
+    assert made.mfu == pytest.approx(made.flops / made.seconds / 312e12)
+    alone = made.timeline.communication(0) - made.timeline.hidden(0)
+    assert made.exposed == pytest.approx(alone / made.seconds) and 0 < made.exposed <= made.communication < 1
+    assert "modelled, A100-80" in repr(made) and "MFU" in repr(made)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_computed_once_more_does_not_count(reentrant):
+    def program(recompute):
+        def call():
+            layers = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda()
+            X = torch.zeros(64, 512, device="cuda", requires_grad=True)
+
+            def step():
+                out = checkpoint(layers, X, use_reentrant=reentrant) if recompute else layers(X)
+                out.sum().backward()
+                layers.zero_grad()
+                X.grad = None
+
+            return step
+
+        return call
+
+    plain, again = (mgpu.dry_run(program(recompute), 1) for recompute in (False, True))
+    phases = {e.phase for e in again.timeline if e.kind == "matmul"}
+    assert phases == {"" if reentrant else "forward", "recomputation", "backward"}  # reentrant: first without gradients
+    assert plain.flops == again.flops == 6 * 2 * 64 * 512**2
+    layers = 2 if reentrant else 1  # the other way stops as soon as all is there that the backward pass needs
+    assert sum(e.flops for e in again.timeline) == plain.flops + layers * 2 * 64 * 512**2
+
+
+def test_the_network_counts_between_nodes():
+    def seconds(**options):
+        return mgpu.dry_run(linear(4096), 32, "A100-80", **options).seconds
+
+    slow, usual, fast = (seconds(network=n) for n in ("Ethernet 100", None, "InfiniBand NDR"))
+    assert slow > usual > fast and usual == seconds(network="InfiniBand HDR")
+    assert seconds(per_node=4) == seconds(link="HGX A100 4-GPU", per_node=4, network="Slingshot 11")
+
+
+# What a program may do
+
+
+def test_the_environment_is_that_of_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "7")
+    found = {}
+
+    def program():
+        found.update({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")})
+        found.update(rank=dist.get_rank(), size=dist.get_world_size(), gpus=torch.cuda.device_count())
+        return linear()()
+
+    mgpu.dry_run(program, 32, rank=13)
+    assert found == {
+        **{"RANK": "13", "LOCAL_RANK": "5", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"},
+        **{"rank": 13, "size": 32, "gpus": 8},
+    }
+    assert os.environ["RANK"] == "7" and "LOCAL_WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nccl",), ("cpu:gloo,cuda:nccl",), (), ("nccl", "tcp://10.1.2.3:99"), ("nccl", "env://", None, 16, 3)],
+)
+def test_a_program_may_make_its_process_group_and_no_dry_run_touches_the_network(arguments, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("a dry run opened a connection")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    where = {"rank": 3, "world_size": 16} if arguments[1:2] == ("tcp://10.1.2.3:99",) else {}
+
+    def program():
+        assert dist.is_initialized()
+        dist.init_process_group(*arguments, **where)
+        assert (dist.get_rank(), dist.get_world_size()) == (3, 16)
+        sub = dist.new_group([0, 3, 5])
+        dist.all_reduce(torch.zeros(3, device="cuda"), group=sub)
+        dist.barrier()
+        return linear()()
+
+    assert mgpu.dry_run(program, 16, rank=3).seconds > 0
+
+
+def test_collectives_of_tensors_on_the_cpu_are_refused():
+    def program():
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.all_reduce(torch.zeros(2))
+
+    with pytest.raises(RuntimeError, match=r"FakeProcessGroup"):
+        mgpu.dry_run(program, 4)
+
+
+def test_objects_are_those_of_the_ranks_that_are_run():
+    said = {}
+
+    def program():
+        everything, own = [None] * 4, {"rank": dist.get_rank()}
+        dist.all_gather_object(everything, own)
+        words = [own, "more"] if dist.get_rank() == 1 else [None, None]
+        dist.broadcast_object_list(words, src=1)
+        here = [None]
+        dist.scatter_object_list(here, ["a", "b", "c", "d"] if dist.get_rank() == 1 else None, src=1)
+        gathered = [None] * 4
+        dist.gather_object(own, gathered, dst=1)
+        said.update(everything=everything, words=words, here=here, gathered=gathered)
+        own["rank"] = -1
+        return linear()()
+
+    mgpu.dry_run(program, 4, rank=1)
+    assert said["everything"] == said["gathered"] == [{"rank": 1}] * 4
+    assert said["words"] == [{"rank": 1}, "more"] and said["here"] == ["b"]
+    with pytest.raises(RuntimeError, match=r"rank 0 waits for objects from rank 1.*use rank=1"):
+        mgpu.dry_run(program, 4)
+
+
+def test_ranks_that_send_to_each_other_are_run():
+    """Each sends to the next one, as in a ring; they are found one after the other, and only what they say differs."""
+    heard = {}
+
+    def program():
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        dist.send_object_list([f"rank {rank}"], dst=(rank + 1) % 3)
+        words = [None]
+        dist.recv_object_list(words, src=(rank - 1) % 3)
+        heard[rank] = words[0]
+        X, Y = torch.zeros(10**6, device="cuda"), torch.zeros(10**6, device="cuda")
+
+        def step():
+            works = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, X, (rank + 1) % 3), dist.P2POp(dist.irecv, Y, (rank - 1) % 3)]
+            )
+            for work in works:
+                work.wait()
+
+        return step
+
+    made = mgpu.dry_run(program, 3, "A100-80")
+    assert made.ranks == [0, 1, 2] and heard == {0: "rank 2", 1: "rank 0", 2: "rank 1"}
+    messages = {rank: [(e.name, e.start, e.end) for e in made.timeline.on(rank)] for rank in made.ranks}
+    for rank in made.ranks:
+        sent = next(times for name, *times in messages[rank] if name == "send")
+        assert sent in [times for name, *times in messages[(rank + 1) % 3] if name == "recv"]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_a_pipeline_s_stages_wait_for_each_other(stages):
+    """Of m micro-batches and p equal stages each is idle for p - 1 of m + p - 1 slots, but for what messages take.
+
+    The first one computes no gradient of its input.
+    """
+
+    def program():
+        torch.cuda.set_device(dist.get_rank())
+        return split.pipeline(width=4096, batch=8 * 4096)
+
+    made = mgpu.dry_run(program, stages, "A100-80", link="nvlink")
+    ideal = 8 / (8 + stages - 1)
+    assert made.ranks == list(range(stages))
+    busy = [made.timeline.busy(rank) / made.seconds for rank in made.ranks]
+    assert all(0.95 * ideal < share < 1.02 * ideal for share in busy[1:]) and busy[0] < 0.9 * busy[1]
+
+
+# Numbers that steer the program
+
+
+def test_numbers_that_a_program_reads_are_unknown_and_may_be_printed(capsys):
+    def program():
+        net = nn.Linear(4, 4).cuda()
+
+        def step():
+            loss = net(torch.zeros(2, 4, device="cuda")).sum()
+            loss.backward()
+            total = 0.0
+            total += 2 * loss.item() / 3
+            print(f"loss {total:.3f}, {loss.item()} {loss:.2f}", round(total, 2))
+
+        return step
+
+    mgpu.dry_run(program, 2)
+    assert set(capsys.readouterr().out.splitlines()) == {"loss ?, ? ? ?"}
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda loss: loss.item() > 2,
+        lambda loss: bool(loss.item()),
+        lambda loss: [1, 2][int(loss.item())],
+        lambda loss: min(1.0, loss.item()),
+        lambda loss: loss.item() == 0,
+        lambda loss: {loss.item(): 1},
+        lambda loss: float(-loss.item()),
+    ],
+)
+def test_a_program_that_decides_by_an_unknown_number_hears_where_it_was_read(decide):
+    with pytest.raises(RuntimeError, match=r"no values: the number that was read at test_dry.py, line \d+ is unknown"):
+        mgpu.dry_run(lambda: lambda: decide(torch.zeros(99, device="cuda").sum()), 2)
+
+
+@pytest.mark.parametrize("decide", [lambda loss: bool(loss > 2), lambda loss: loss.tolist(), lambda loss: loss.cpu()])
+def test_values_that_leave_the_gpu_are_refused(decide):
+    with pytest.raises(RuntimeError, match="there are no values here"):
+        mgpu.dry_run(lambda: lambda: decide(torch.zeros(99, device="cuda").sum()), 2)
+
+
+def test_flags_that_come_from_python_are_known():
+    """Ranks vote on whether to stop; a small tensor that nothing unknown was written to keeps its numbers."""
+    found = {}
+
+    def program():
+        stop = torch.tensor([0, 3], device="cuda")
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        count = torch.ones((), dtype=torch.int64, device="cuda")
+        dist.all_reduce(count)
+        count += 1
+        moved = torch.full((2,), 5).cuda()
+        moved[1] = 7
+        dist.broadcast(moved, src=0)
+        found.update(stop=stop.tolist(), count=count.item(), moved=moved.tolist(), view=moved[1:].cpu().tolist())
+        assert not (stop > 3).any()
+        moved += torch.zeros(2, 40, dtype=torch.int64, device="cuda").sum(1)
+        with pytest.raises(RuntimeError, match="no values"):
+            moved.tolist()
+        drawn = torch.zeros(2, dtype=torch.int64, device="cuda").random_()
+        with pytest.raises(RuntimeError, match="no values"):
+            drawn.tolist()
+        return linear()()
+
+    mgpu.dry_run(program, 64)
+    assert found == {"stop": [0, 3], "count": 65, "moved": [5, 7], "view": [7]}
+
+
+def test_gradients_are_taken_for_finite():
+    def program():
+        net, scaler = nn.Linear(8, 8).cuda(), torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.Adam(net.parameters())
+
+        def step():
+            with torch.autocast("cuda", torch.float16):
+                loss = net(torch.zeros(4, 8, device="cuda")).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        return step
+
+    made = mgpu.dry_run(program, 2)
+    assert any("addcdiv" in e.name for e in made.timeline)  # Adam has stepped
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"n_gpus": 0}, "n_gpus=0"),
+        ({"n_gpus": 2.5}, r"n_gpus=2\.5"),
+        ({"per_node": True}, "per_node=True"),
+        ({"n_gpus": 12}, r"n_gpus=12 with per_node=8: 1\.50 nodes"),
+        ({"gpu": "H1000"}, "H1000"),
+        ({"rank": 64}, "rank=64.*0 to 63"),
+        ({"rank": "0"}, "rank='0'"),
+        ({"link": "nvlink"}, "link='nvlink' for 8 nodes: use a machine type"),
+        ({"link": "DGX A100"}, "H100"),
+        ({"per_node": 16}, "no machine type has 16 H100"),
+        ({"link": "DGX H100", "per_node": 16}, "a DGX H100 has 8 GPUs"),
+        ({"network": "string"}, "string"),
+        ({"host": 0}, "host=0"),
+        ({"gpu": "T4"}, "comes with no network"),
+    ],
+)
+def test_a_machine_that_there_can_not_be_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        mgpu.dry_run(linear(), **options)
+
+
+def test_a_program_without_a_step():
+    with pytest.raises(TypeError, match="pass a function that returns a function"):
+        mgpu.dry_run(nn.Linear(1, 1).weight)
+    with pytest.raises(TypeError, match="returned a NoneType: return a function that takes a step"):
+        mgpu.dry_run(lambda: None)
+    with pytest.raises(ValueError, match="runs nothing on a GPU"):
+        mgpu.dry_run(lambda: lambda: None)
+
+
+def test_steps_that_are_never_alike():
+    kept = []
+    with pytest.raises(ValueError, match=r"no two of 8 steps are alike.*held \+4,096 bytes"):
+        mgpu.dry_run(lambda: lambda: kept.append(torch.zeros(1024, device="cuda")), 2)
+
+
+@pytest.mark.parametrize(
+    "where, message",
+    [
+        ("set-up", r"rank 5, in the set-up: CUDA out of memory.*What would help: more GPUs"),
+        ("forward", r"rank 5, in the forward pass of step 1: .*It held \d.* when that began.*smaller micro-batch"),
+        ("backward", r"rank 5, in the backward pass of step 1: .*sharded gradients"),
+        ("update", r"rank 5, in the optimizer's step of step 1: .*keeps less"),
+    ],
+)
+def test_out_of_memory_says_where_and_what_would_help(where, message):
+    width = {"set-up": 160_000, "forward": 60_000, "backward": 110_000, "update": 80_000}[where]  # 40 GB are 100,000²
+
+    def program():
+        net = nn.Linear(width, width, bias=False, device="cuda")
+        optimizer = torch.optim.Adam(net.parameters())
+        X = torch.zeros(150_000 if where == "forward" else 8, width, device="cuda")
+
+        def step():
+            net(X).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    with pytest.raises(torch.OutOfMemoryError, match=message):
+        mgpu.dry_run(program, 8, rank=5)
+
+
+def test_a_program_that_would_hang_says_who_waits_for_whom():
+    def program():
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        x = torch.zeros(4, device="cuda")
+
+        def step():
+            dist.recv(x, 1 - rank)
+            dist.send(x, 1 - rank)
+
+        return step
+
+    with pytest.raises(
+        RuntimeError, match=r"would hang(.|\n)*rank 0 waits in message of float32\[4\](.|\n)*rank 1 waits"
+    ):
+        mgpu.dry_run(program, 2)
+
+
+def test_ranks_that_call_different_operations_are_named():
+    def program():
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        x = torch.zeros(4 + rank, device="cuda")
+
+        def step():
+            (dist.send if rank == 0 else dist.recv)(torch.zeros(2, device="cuda"), 1 - rank)
+            dist.all_reduce(x)
+
+        return step
+
+    with pytest.raises(dist.DistBackendError, match=r"rank 0: all_reduce of float32\[4\](.|\n)*rank 1: .*\[5\]"):
+        mgpu.dry_run(program, 2)
+
+
+def test_two_ranks_of_a_node_on_one_gpu():
+    """As with NCCL: a program that never says which GPU is its own."""
+
+    def program():
+        x = torch.zeros(4, device="cuda")
+        return lambda: (dist.send if dist.get_rank() == 0 else dist.recv)(x, 1 - dist.get_rank())
+
+    with pytest.raises(dist.DistBackendError, match="Duplicate GPU detected"):
+        mgpu.dry_run(program, 2)
+
+
+# Afterwards
+
+
+def state():
+    return (
+        dict(os.environ),
+        sys.excepthook,
+        dist.is_initialized(),
+        dist.distributed_c10d._world,
+        torch.cuda.is_available(),
+        list(RUNNING),
+        torch.get_rng_state().tolist(),
+        threading.active_count(),
+        dist.init_process_group,
+        dist.all_gather_object,
+        torch.is_grad_enabled(),
+    )
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("ends", [None, ValueError, KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("several", [False, True])
+def test_all_is_as_it_was(ends, several):
+    before = state()
+
+    def program():
+        torch.manual_seed(5)
+        rank, n = dist.get_rank(), dist.get_world_size()
+        torch.cuda.set_device(rank)
+        step, x, steps = linear()(), torch.zeros(9, device="cuda"), []
+
+        def ending():
+            if several:
+                dist.send(x, rank + 1) if rank + 1 < n else None
+                dist.recv(x, rank - 1) if rank else None
+            steps.append(step())
+            if ends and len(steps) == 2 and rank == (n - 1) * several:
+                raise ends("enough")
+
+        return ending
+
+    if ends:
+        with pytest.raises(ends):
+            mgpu.dry_run(program, 3, "A100-80")
+    else:
+        assert mgpu.dry_run(program, 3, "A100-80").ranks == [0, 1, 2][: 3 if several else 1]
+    gc.collect()
+    assert state() == before
+    assert mgpu.dry_run(linear(), 4).seconds > 0
+
+
+def test_a_dry_run_does_not_mix_with_a_program_of_many_processes():
+    with mgpu.virtual_gpus(1):
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        with pytest.raises(RuntimeError, match="do it before yours"):
+            mgpu.dry_run(linear(), 4)
+        dist.destroy_process_group()
+
+
+def test_virtual_gpus_that_are_on_stay_as_they_are():
+    with mgpu.virtual_gpus(2) as machine:
+        x = torch.ones(3, device="cuda:1")
+        mgpu.dry_run(linear(), 16)
+        assert mgpu.current_machine() is machine and (x + 1).tolist() == [2, 2, 2]
+
+
+def test_what_pytorch_computes_to_see_a_shape_takes_no_memory_and_no_time():
+    """DTensor runs an operation on fake tensors of the whole size. Once they were taken for real ones."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    sizes = {}
+
+    def program():
+        mesh = dist.init_device_mesh("cuda", (64,))
+        x = DTensor.from_local(torch.zeros(1000, 1000, device="cuda"), mesh, [Shard(0)], run_check=False)
+        machine = mgpu.current_machine()
+        before, start = machine.ledgers[0].peak, machine.elapsed()
+        F.relu(x + x)
+        sizes["added"] = machine.ledgers[0].peak - before
+        sizes["events"] = [e.name for e in machine.timeline.since(start)]
+        return linear()()
+
+    mgpu.dry_run(program, 64)
+    assert sizes["added"] <= 2 * 4_000_256 and sizes["events"] == ["add", "relu"]
