@@ -143,11 +143,13 @@ def train(args, device):
             step += 1
 
             # SIGTERM reaches the ranks at different steps, and a rank that left alone would have the others wait for it
-            # forever. One all-reduce takes both the loss and the request to all of them. The host waits for the GPU to
-            # read it: where a step takes only a millisecond or two, do it every tenth step.
-            report = torch.tensor([loss_sum, len(rows), len(stop_requests)], device=device)
+            # forever: all of them have to hear of it. The host waits for the GPU to read what comes, so where a step
+            # takes only a millisecond or two, do this every tenth step.
+            report = torch.tensor([loss_sum, len(rows)], device=device)
+            stop = torch.tensor(len(stop_requests), device=device)
             dist.all_reduce(report)
-            loss_sum, images, stop = report.tolist()
+            dist.all_reduce(stop)
+            (loss_sum, images), stop = report.tolist(), stop.item()
             loss, accuracy, done = loss_sum / images, "", step == args.epochs * steps_per_epoch
             if step % steps_per_epoch == 0:
                 accuracy = evaluate(net, X_test, y_test, device)

@@ -3,17 +3,22 @@
     python -m mgpu_lib.virtual [options] script.py [arguments]
     python -m mgpu_lib.virtual [options] -m module [arguments]
     torchrun --nproc-per-node 4 -m mgpu_lib.virtual [options] script.py [arguments]
+    python -m mgpu_lib.virtual --dry-run --gpus 64 --gpu H100 --per-node 8 [options] script.py [arguments]
 
 The program is the same as on a machine with that many GPUs: its arguments, its exit status and its errors are its own.
-Processes that it starts have virtual GPUs like it: see `inheriting`.
+Processes that it starts have virtual GPUs like it: see `inheriting`. In a dry run it is one of as many processes as
+there are GPUs, and is ended as soon as it is clear what a step takes: see `dry`.
 """
 
 import argparse
+import functools
 import os
 import runpy
 import sys
 import uuid
 
+from mgpu_lib.virtual.cluster import Cluster
+from mgpu_lib.virtual.dry import Unsettled, dry_script
 from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.reporting import reporting
 from mgpu_lib.virtual.specs import GPUS, LINKS
@@ -23,6 +28,9 @@ from mgpu_lib.virtual.topology import MACHINES, NETWORKS
 def main(arguments=None):
     """Run the program that the command line names; returns nothing, or raises what the program does."""
     options = parse(arguments)
+    if options.cluster:
+        dry(options)
+        return
     setup = options.setup
     with handed_down(setup), setup.make() as machine, reporting(machine, setup):
         run(options.program, options.arguments, options.module)
@@ -38,21 +46,56 @@ def parse(arguments):
     parser.add_argument("--host", type=float, help="how long the host takes for a call (default: 1, a server of 2020)")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
     parser.add_argument("--account", action="store_true", help="at the end, say what the GPUs did, on standard error")
+    parser.add_argument("--dry-run", action="store_true", help="shapes only: say what a step takes, and end")
+    parser.add_argument("--per-node", type=int, help="in a dry run: how many GPUs a node has (default: 8)")
+    parser.add_argument("--rank", type=int, default=0, help="in a dry run: which of the processes this one is")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("program", help="a script, or with -m the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
     options = parser.parse_args(arguments)
-    named = {name: getattr(options, name) for name in ("gpu", "link", "network", "host")}
-    machine = {name: value for name, value in named.items() if value is not None}
-    trace = options.trace and os.path.abspath(options.trace)  # the program may go to another folder
-    options.setup = Setup(options.gpus, machine, trace, options.account, run_id())
+    options.trace = options.trace and os.path.abspath(options.trace)  # the program may go to another folder
     try:
-        options.setup.make()
+        options.cluster = cluster_of(options)
+        options.setup = Setup(options.gpus, named(options), options.trace, options.account, run_id())
+        (options.cluster.node if options.cluster else options.setup.make)()
     except ValueError as error:
         parser.error(str(error))
     if not options.module and not os.path.exists(options.program):
         parser.error(f"there is no file {options.program!r}")
     return options
+
+
+def named(options, *more):
+    """Those options of a machine, and `more`, that the command line names."""
+    values = {name: getattr(options, name) for name in ("gpu", "link", "network", "host", *more)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def cluster_of(options):
+    """The Cluster of a dry run; None if it isn't one. ValueError for options that don't go together."""
+    if not options.dry_run:
+        if options.per_node is not None or options.rank:
+            raise ValueError("--per-node and --rank are for a --dry-run")
+        return None
+    if options.gpus is None:
+        raise ValueError("--dry-run needs --gpus: how many processes the program has, each with a GPU")
+    if options.account:
+        raise ValueError("--account: a dry run says by itself what a step takes")
+    return Cluster(options.gpus, **named(options, "per_node"))
+
+
+def dry(options):
+    """Run the program with shapes only, and say what a step takes."""
+    script, main = functools.partial(run, options.program, options.arguments, options.module), sys.modules["__main__"]
+    try:
+        made = dry_script(script, options.cluster, options.rank)
+    except Unsettled as error:
+        sys.exit(f"dry run: {error}")
+    finally:
+        sys.modules["__main__"] = main  # which the ranks' threads have replaced, and put back, in any order
+    if options.trace:
+        made.timeline.to_chrome_trace(options.trace)
+    print("\n".join(made.words(options.cluster)), flush=True)
 
 
 def run_id():

@@ -20,7 +20,7 @@ from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import forget, known, remember
 from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.rules import Base
-from mgpu_lib.virtual.unknown import unknown
+from mgpu_lib.virtual.unknown import unknown, unknown_numbers
 
 OWN = ("inner", "form", "gpu")  # the attributes that make a tensor virtual
 ATTRIBUTES = vars(Tensor)["__dict__"]  # all attributes of a tensor, these included
@@ -165,7 +165,10 @@ class VirtualTensor(Tensor):
             return Base.__index__(self)
 
     def tolist(self):
-        return self.detach().cpu().tolist()
+        if self.gpu.machine.meeting is None or known(self.inner) is not None:
+            return self.detach().cpu().tolist()
+        count(self.nbytes, self.gpu, None)
+        return unknown_numbers(self.shape)
 
     def numpy(self, *, force=False):
         if force:

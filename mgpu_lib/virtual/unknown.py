@@ -48,3 +48,8 @@ def unknown():
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back
     return Unknown(f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}")
+
+
+def unknown_numbers(shape):
+    """As many of them, in nested lists."""
+    return [unknown_numbers(shape[1:]) for _ in range(shape[0])] if shape else unknown()

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
-from mgpu_lib.virtual import launch
+from mgpu_lib.virtual import dry_run, launch
 
 SCRIPT = """
 import sys
@@ -66,6 +68,10 @@ def test_errors_are_the_programs_own(folder):
         (["missing.py"], "there is no file 'missing.py'"),
         (["--link", "string", "script.py"], "string"),
         ([], "program"),
+        (["--dry-run", "script.py"], "--dry-run needs --gpus"),
+        (["--dry-run", "--gpus", "12", "script.py"], "1.50 nodes"),
+        (["--dry-run", "--gpus", "16", "--account", "script.py"], "--account"),
+        (["--per-node", "4", "script.py"], "--per-node and --rank are for a --dry-run"),
     ],
 )
 def test_what_makes_no_sense_is_refused(folder, arguments, words, monkeypatch, capsys):
@@ -89,3 +95,127 @@ def test_ranks_of_one_run_know_each_other(monkeypatch):
     several_computers = launch.run_id()
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
     assert several_computers.startswith("none") and several_computers != launch.run_id() == launch.run_id()
+
+
+# Dry runs
+
+TRAINING = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group()
+assert __name__ == "__main__" and sys.argv[1:] == ["--epochs", "3"], sys.argv
+net = nn.parallel.DistributedDataParallel(nn.Linear(4096, 4096).cuda())
+other, optimizer = nn.Linear(2, 2).cuda(), torch.optim.Adam(net.parameters())
+beside = torch.optim.SGD(other.parameters(), 0.1)
+for step in range(100):
+    loss = net(torch.ones(32, 4096).to(local_rank)).sum() + other(torch.ones(1, 2).to(local_rank)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    beside.step()
+    print(f"rank {dist.get_rank()}, step {step}: loss {loss.item():.3f}")
+dist.destroy_process_group()
+"""
+
+
+def test_a_dry_run_ends_when_it_knows_what_a_step_takes(folder):
+    (folder / "script.py").write_text(TRAINING)
+    options = "--dry-run", "--gpus", "64", "--gpu", "A100-80", "--per-node", "8", "--rank", "3", "--trace", "trace.json"
+    done = launched(folder, *options, "script.py", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    *printed, first, second, third = done.stdout.splitlines()
+    assert printed == [f"rank 3, step {step}: loss ?" for step in range(len(printed))] and 1 < len(printed) < 9
+    assert first == "64 A100-80, DGX A100 (NVLink 3, 12 links, InfiniBand HDR): a dry run, all times are modelled"
+    assert "ms from one optimizer step to the next, " in second and third.startswith("rank 3: at most ")
+    step = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert (
+        sum(event["name"] == "addmm" and event["cat"] == "matmul" for event in step) == 2
+    )  # one step of both networks
+    assert {event["args"]["name"] for event in step if event["name"] == "process_name"} == {
+        "host",
+        "cuda:3 (virtual A100-80)",
+    }
+
+
+def test_a_script_takes_in_a_dry_run_what_its_step_takes(folder, monkeypatch, capsys):
+    """What a script's loop does besides, such as copies to the GPU and reading the loss, is in the time."""
+    (folder / "script.py").write_text(TRAINING)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    launch.main(["--dry-run", "--gpus", "16", "script.py", "--epochs", "3"])
+    milliseconds = float(capsys.readouterr().out.splitlines()[-2].split()[0])
+
+    def program():
+        torch.cuda.set_device(0)
+        net = nn.parallel.DistributedDataParallel(nn.Linear(4096, 4096).cuda())
+        other, optimizer = nn.Linear(2, 2).cuda(), torch.optim.Adam(net.parameters())
+        beside = torch.optim.SGD(other.parameters(), 0.1)
+
+        def step():
+            loss = net(torch.ones(32, 4096).cuda()).sum() + other(torch.ones(1, 2).cuda()).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            beside.step()
+            loss.item()
+
+        return step
+
+    assert milliseconds == pytest.approx(1e3 * dry_run(program, 16).seconds, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("if loss.item() > 3: break", "script.py, line 8 is unknown"),
+        ("if loss > 3: break", "there are no values here"),
+        ("if step == 1: break", "dry run: the program ended after 2 steps of its optimizer, and no two were alike"),
+        ("kept.append(loss)", "dry run: no two of 8 steps are alike"),
+        ("kept.append(torch.ones(10**10, device='cuda'))", "rank 0, in the forward pass of step 3"),
+    ],
+)
+def test_a_script_that_can_not_be_run_without_values_hears_why(folder, script, words, monkeypatch, capsys):
+    (folder / "script.py").write_text(
+        "import torch\n"
+        "net, kept = torch.nn.Linear(8, 8).cuda(), []\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(99):\n"
+        "    loss = net(torch.zeros(5, 8, device='cuda')).sum()\n"
+        "    loss.backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        f"    {script}\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises((SystemExit, RuntimeError), match=words):
+        launch.main(["--dry-run", "--gpus", "4", "script.py"])
+
+
+def test_a_script_whose_ranks_send_to_each_other_is_run_as_all_of_them(folder, monkeypatch, capsys):
+    (folder / "script.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "rank = int(os.environ['RANK'])\n"
+        "torch.cuda.set_device(rank)\n"
+        "dist.init_process_group('nccl')\n"
+        "net, X = torch.nn.Linear(1000, 1000).cuda(), torch.zeros(32, 1000, device='cuda')\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(99):\n"
+        "    if rank: dist.recv(X, rank - 1)\n"
+        "    out = net(X)\n"
+        "    if rank < 2: dist.send(out.detach(), rank + 1)\n"
+        "    out.sum().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    main = sys.modules["__main__"]
+    launch.main(["--dry-run", "--gpus", "3", "--gpu", "A100-80", "script.py"])
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["rank 0", "rank 1", "rank 2"]
+    assert sys.modules["__main__"] is main

@@ -6,6 +6,7 @@ the replacements. For functions imported before, with `from torch import zeros`,
 
 import contextlib
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from mgpu_lib.virtual.gpu import VirtualGenerator
 from mgpu_lib.virtual.patches.methods import Method
 from mgpu_lib.virtual.running import current, find
 from mgpu_lib.virtual.tensor import Base, VirtualTensor, inner_of, move, wrap
+from mgpu_lib.virtual.unknown import Unknown
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -156,7 +158,7 @@ def from_data(original):
             return pinned(original(plain(data), *args, **kwargs), pin)
         else:
             options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
-            made = move(original(plain(data), *args, **{**options, "device": "cpu"}), gpu)
+            made = move(original(plain(data, math.nan), *args, **{**options, "device": "cpu"}), gpu)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
     return make
@@ -177,10 +179,13 @@ def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
     )
 
 
-def plain(data):
-    """Scalars on a virtual GPU inside a list become numbers."""
+def plain(data, unknown=None):
+    """Scalars on a virtual GPU inside a list become numbers. So does what a dry run doesn't know, if it gets to a GPU,
+    where nothing is known; on the CPU that is an error."""
     if isinstance(data, (list, tuple)):
-        return [plain(d) for d in data]
+        return [plain(d, unknown) for d in data]
+    if isinstance(data, Unknown):
+        return float(data) if unknown is None else unknown
     return data.tolist() if isinstance(data, VirtualTensor) else data
 
 
