@@ -49,8 +49,8 @@ SOURCES = {  # the beginnings of titles -> names in ids
     "Megatron Bridge": "Megatron Bridge",
     "NeMo": "NeMo",
 }
-NEEDED = """layers width heads kv_heads ffn vocab seq_len micro_batch global_batch recomputation sharding tensor pipeline
-virtual_stages context data n_gpus""".split()
+NEEDED = """layers width heads kv_heads ffn vocab seq_len micro_batch global_batch recomputation sharding tensor
+pipeline virtual_stages context data n_gpus""".split()
 MOST_GPUS = 1024
 STEADY = 1.25  # slowest over fastest of the printed steps
 RULES = {
