@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments import published, published_collectives, published_scaling, published_transformers
+from experiments import published, published_collectives, published_runs, published_scaling, published_transformers
+from mgpu_lib.virtual.specs import GPUS
+from mgpu_lib.virtual.topology import NETWORKS
 
 FOLDER = Path(experiments.__file__).parent
 COLLECTIVES = json.loads((FOLDER / "published_collectives.json").read_text())["tables"]
 SCALING = json.loads((FOLDER / "published_scaling.json").read_text())["tables"]
 TRANSFORMERS = json.loads((FOLDER / "published_transformers.json").read_text())["rows"]
+RUNS = json.loads((FOLDER / "published_runs.json").read_text())["rows"]
 # nccl-tests' bus bandwidth, of bytes per second: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 BUS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -26,7 +29,8 @@ BUS = {
 def test_tables_have_sources_and_names_of_their_own():
     assert len({(table["key"], table["collective"]) for table in COLLECTIVES}) == len(COLLECTIVES)
     assert all(table["source"].startswith("https://") for table in COLLECTIVES)
-    assert all(row["source_url"].startswith("https://") and row["quote"] and row["measured"] for row in TRANSFORMERS)
+    for row in [*TRANSFORMERS, *RUNS]:
+        assert row["source_url"].startswith("https://") and row["quote"] and row["measured"]
 
 
 @pytest.mark.parametrize("table", COLLECTIVES, ids=lambda table: f"{table['key']}-{table['collective']}")
@@ -37,7 +41,7 @@ def test_bandwidths_follow_from_times(table):
 
 
 def test_what_is_kept_for_trials_is_in_no_table():
-    text = json.dumps([COLLECTIVES, SCALING, TRANSFORMERS]).lower()
+    text = json.dumps([COLLECTIVES, SCALING, TRANSFORMERS, RUNS]).lower()
     assert not any(word in text for word in ("llm-foundry", "torchtitan", "mosaicml"))
     assert (
         "resnet" not in json.dumps(TRANSFORMERS).lower() and "deeplearningexamples" not in json.dumps(SCALING).lower()
@@ -92,3 +96,69 @@ def test_efficiency():
     table = {"rows": [(1, 2, 100.0), (2, 4, 190.0)]}
     assert published_scaling.efficiency(table, {2: 100.0, 4: 190.0}, 4) == pytest.approx(0.95)
     assert published_scaling.efficiency(table, {2: 100.0, 4: 190.0}, 2) == 1
+
+
+def counted_runs():
+    return [row for row in published_runs.rows() if row["excluded"] is None]
+
+
+def test_runs_are_chosen_and_halved_as_it_was_decided_before_anything_was_predicted():
+    rows = published_runs.rows()
+    assert len(rows) == 372 and len({row["id"] for row in rows}) == len(rows)
+    assert {row["excluded"] for row in rows} == {None, *published_runs.RULES}
+    assert list(published_runs.RULES) == list(published_runs.FAILS)
+    assert all(("half" in row) == (row["excluded"] is None or row["remembers"]) for row in rows)
+    curves = {(row["curve"], row["half"]) for row in rows if "half" in row}
+    assert len(curves) == len({curve for curve, _ in curves}), "a curve lies in both halves"
+    how = sorted([row["id"], str(row["excluded"]), row["remembers"], row.get("half", "")] for row in rows)
+    assert hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16] == "07856b0e6f7276c7"
+
+
+def test_about_two_thirds_of_the_runs_are_held_out_and_show_every_strategy():
+    rows = counted_runs()
+    held = [row for row in rows if row["half"] == "held out"]
+    assert 50 <= len(rows) <= 90 and 0.6 < len(held) / len(rows) < 0.8
+    assert len({row["source"] for row in held}) >= 5 and len(held) >= 30
+    for half in ("fit", "held out"):
+        some = [row for row in rows if row["half"] == half]
+        assert set().union(*map(published_runs.strategies, some)) == {"ddp", "fsdp", "tensor", "pipeline"}
+        assert {row["n_gpus"] > row["gpus_per_node"] for row in some} == {True, False}
+    assert {row["half"] for row in published_runs.rows() if row["remembers"]} == {"fit", "held out"}
+
+
+def test_runs_have_machines_and_sizes_that_fit_together():
+    for row in counted_runs():
+        machine, network = published_runs.KINDS[row["machine"]], row["network key"]
+        assert row["sheet"] in GPUS and machine.gpus == row["gpus_per_node"]
+        assert (network in NETWORKS) if row["n_gpus"] > machine.gpus else network is None
+        assert row["n_gpus"] == row["tensor"] * row["pipeline"] * row["context"] * row["data"]
+        assert row["global_batch"] % (row["micro_batch"] * row["data"]) == 0
+        stages = row["pipeline"] * row["virtual_stages"]
+        short = 2 if row["source"] == "Zero Bubble" else 0  # its first and last stage have a layer less
+        assert (row["layers"] + short) % stages == 0
+
+
+def test_seconds_of_runs_follow_from_what_is_printed():
+    rows = counted_runs()
+    # "each iteration takes around 32 seconds resulting in 138 teraFLOPs per GPU"
+    [example] = [row for row in rows if row["source"] == "Megatron-LM README"]
+    assert published_runs.seconds(example) == pytest.approx(32, abs=0.5)
+    per_gpu = {"measured": 3700, "unit": "tokens/s per GPU", "n_gpus": 128, "global_batch": 256, "seq_len": 4096}
+    assert published_runs.seconds(per_gpu) == pytest.approx(2 * 4096 / 3700)
+
+
+@pytest.mark.parametrize(
+    "layers, model, hardware", [(48, 0.415, 0.437), (96, 0.514, 0.528), (105, 0.560, 0.570), (128, 0.563, 0.570)]
+)
+def test_seconds_that_were_read_second_hand_agree_with_the_authors(layers, model, hardware):
+    """Megatron-LM's README prints the utilization of FLOPs of the runs whose times and settings are Calculon's."""
+    row = next(
+        row
+        for row in counted_runs()
+        if (row["source"], row["layers"], row["recomputation"]) == ("Megatron-LM 2022", layers, "selective")
+    )
+    tokens, width = row["global_batch"] * row["seq_len"], row["width"]
+    for passes, used in ((6, model), (3, hardware)):  # attention's products a second time
+        parts = 1 + row["seq_len"] / (passes * width) + row["vocab"] / (12 * layers * width)
+        rate = 72 * tokens * layers * width**2 * parts / published_runs.seconds(row)
+        assert rate / row["n_gpus"] / 312e12 == pytest.approx(used, abs=0.002)
