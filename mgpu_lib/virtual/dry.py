@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mgpu_lib.virtual.cluster import Cluster
 from mgpu_lib.virtual.meeting import Absent
 from mgpu_lib.virtual.memory import readable
-from mgpu_lib.virtual.places import leave, meeting_of
+from mgpu_lib.virtual.places import leave_groups, meeting_of
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.timeline import Timeline
 
@@ -151,7 +151,7 @@ def predicted(program, meeting, machines):
         meeting.run(step)
         marks.append(meeting.run(lambda rank: mark(machines[rank])))
     made = prediction(machines, marks)
-    meeting.run(lambda rank: leave())
+    meeting.run(lambda rank: leave_groups())
     return made
 
 
@@ -201,10 +201,10 @@ def prediction(machines, marks):
         raise ValueError("the step runs nothing on a GPU, so there is nothing to time")
     peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
     start = {rank: there.seconds for rank, there in marks[-2].items()}
-    return Prediction(seconds, peaks, timeline_of(machines, start), list(machines))
+    return Prediction(seconds, peaks, of_all_ranks(machines, start), list(machines))
 
 
-def timeline_of(machines, start):
+def of_all_ranks(machines, start):
     """The Timeline of all ranks from when each began a step, as if it were one machine with a GPU for each."""
     events, origin = [], min(start.values())
     for rank, machine in machines.items():
@@ -256,7 +256,7 @@ def of_script(run, meeting, machines):
             return True
         finally:
             hook.remove()
-            leave()
+            leave_groups()
 
     if not all(meeting.run(task).values()):
         steps = min(map(len, marks.values()))

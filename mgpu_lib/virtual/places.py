@@ -32,7 +32,7 @@ def meeting_of(ranks, n_gpus, machine):
         for made in machines.values():
             made.meeting = meeting
         if places is None:
-            stack.callback(leave)
+            stack.callback(leave_groups)
         yield meeting, machines
 
 
@@ -85,7 +85,7 @@ class Places:
         distributed_c10d._world = self.before
 
 
-def leave():
+def leave_groups():
     """Destroy what process groups there are."""
     if dist.is_initialized():
         dist.destroy_process_group()

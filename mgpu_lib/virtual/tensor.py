@@ -20,7 +20,7 @@ from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import forget, known, remember
 from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.rules import Base
-from mgpu_lib.virtual.unknown import unknown, unknown_numbers
+from mgpu_lib.virtual.unknown import unknown_number, unknown_numbers
 
 OWN = ("inner", "form", "gpu")  # the attributes that make a tensor virtual
 ATTRIBUTES = vars(Tensor)["__dict__"]  # all attributes of a tensor, these included
@@ -146,7 +146,7 @@ class VirtualTensor(Tensor):
         if self.gpu.machine.meeting is None or self.numel() != 1 or known(self.inner) is not None:
             return Base.item(self)
         count(self.element_size(), self.gpu, None)
-        return unknown()
+        return unknown_number()
 
     def __format__(self, spec):
         number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.meeting is not None)

@@ -42,7 +42,7 @@ for _names, _method in ((_RESULTS, Unknown._result), (_DECISIONS, Unknown._decid
         setattr(Unknown, f"__{_name}__", _method)
 
 
-def unknown():
+def unknown_number():
     """An Unknown, read where the program has called this library or PyTorch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
@@ -52,4 +52,4 @@ def unknown():
 
 def unknown_numbers(shape):
     """As many of them, in nested lists."""
-    return [unknown_numbers(shape[1:]) for _ in range(shape[0])] if shape else unknown()
+    return [unknown_numbers(shape[1:]) for _ in range(shape[0])] if shape else unknown_number()

@@ -58,7 +58,7 @@ def send_object_list(
     object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False
 ):
     here, there = dist.get_rank(), ranks_of(group)[number_of(dst, group_dst, group)]
-    meeting_of([here, there], group).send((name_of(group), here, there), copied(list(object_list)))
+    meeting_for([here, there], group).send((group_name(group), here, there), copied(list(object_list)))
 
 
 def recv_object_list(
@@ -67,13 +67,13 @@ def recv_object_list(
     if src is None and group_src is None:
         raise RuntimeError("a dry run can't receive objects from any source: name the rank that sends them")
     here, there = dist.get_rank(), ranks_of(group)[number_of(src, group_src, group)]
-    object_list[:] = meeting_of([here, there], group).receive((name_of(group), there, here))
+    object_list[:] = meeting_for([here, there], group).receive((group_name(group), there, here))
     return there
 
 
 def exchanged(obj, group):
     """What each rank of the group says when this one says `obj`."""
-    place = name_of(group), "objects"
+    place = group_name(group), "objects"
     return current().meeting.exchange(place, dist.get_rank(), ranks_of(group), copied(obj))
 
 
@@ -87,7 +87,7 @@ def from_rank(source, objects, group):
     return objects[source]
 
 
-def meeting_of(ends, group):
+def meeting_for(ends, group):
     current().meeting.need(ends, ranks_of(group))
     return current().meeting
 
@@ -103,7 +103,7 @@ def ranks_of(group):
     return dist.get_process_group_ranks(group)
 
 
-def name_of(group):
+def group_name(group):
     return (group or dist.GroupMember.WORLD).group_name
 
 
