@@ -16,17 +16,19 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "attention batch_norm files importing specs topology rates memory timeline nests rules running",
+    "facts": "attention batch_norm rms_norm files importing specs topology rates memory timeline nests rules running "
+    "known unknown turns",
     "words and costs": "errors costs nccl",
     "time": "clock shapes",
     "streams": "streams",
     "a GPU": "gpu",
     "a tensor": "tensor",
-    "processes": "communicator collectives",
+    "processes": "meeting communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
     "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy "
-    "patches.methods patches.modules patches.properties patches.script patches.sharing patches.staging",
-    "outside": "machine reporting inheriting launch __main__",
+    "patches.methods patches.modules patches.objects patches.properties patches.recomputation patches.script "
+    "patches.sharing patches.staging",
+    "outside": "machine reporting inheriting cluster places dry launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 
@@ -36,7 +38,7 @@ ROWS = [
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
     "rank_process ddp",
-    "parallel primitives splitting collectives models data",
+    "parallel primitives splitting collectives models transformer data",
     "devices table arguments recorded",
     "virtual",
 ]
@@ -148,6 +150,7 @@ FIT_THE_CLOCK = {
     "collective_validation",
     "ddp_scaling",
     "published",
+    "published_runs",
     "published_scaling",
     "sheets",
     "transformer_fit",
