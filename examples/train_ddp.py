@@ -12,6 +12,10 @@ On four virtual GPUs:
 
     torchrun --standalone --nproc-per-node 4 -m mgpu_lib.virtual examples/train_ddp.py
 
+What a step would take on 16 H100, without any of them:
+
+    python -m mgpu_lib.virtual --dry-run --gpus 16 --gpu H100 examples/train_ddp.py --net resnet18 --batch-size 4096
+
 On two machines with four GPUs each. Start the same line on both; HOST is the name of one of them:
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
@@ -292,6 +296,7 @@ def cut_metrics(path, step):
     with explaining(f"the metrics {path}"), open(path, "a+") as file:
         file.seek(0)
         kept = file.readlines()[: step + 1]
+        kept = [] if HEADER.startswith("".join(kept)) else kept  # a full disk may have left a part of the header
         file.truncate(len("".join(kept)))
         file.write("" if kept else HEADER)
 

@@ -51,8 +51,8 @@ def recorded(folder):
 
 
 def test_the_docstring_has_every_way_to_start_it():
-    assert len(COMMANDS) == 6
-    for words in ("python ", "--standalone", "mgpu_lib.virtual", "--nnodes 2", "--checkpoint", "sbatch"):
+    assert len(COMMANDS) == 7
+    for words in ("python ", "--standalone", "mgpu_lib.virtual", "--dry-run", "--nnodes 2", "--checkpoint", "sbatch"):
         assert any(words in command for command in COMMANDS), words
 
 
@@ -64,7 +64,17 @@ def test_the_page_on_jobs_that_survive_shows_two_of_them():
     assert len(shown) == 2 and set(shown) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "HOST" not in line and "sbatch" not in line])
+def test_a_dry_run_of_it(folder):
+    (command,) = (line for line in COMMANDS if "--dry-run" in line)
+    data = running.write_data(folder[0] / "more", images=4 * 4096)
+    said = running.done(["bash", "-c", command], folder[0], MGPU_DATA=data)
+    assert said.startswith("16 H100, DGX H100") and "ms from one optimizer step to the next" in said
+
+
+ELSEWHERE = "HOST", "sbatch", "--dry-run"  # words of commands that have tests of their own
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if not any(words in line for words in ELSEWHERE)])
 def test_a_command_runs_as_it_stands(command, folder):
     command += f" {BRIEF}" * ("resnet18" in command)
     said = running.done(["bash", "-c", command], folder[0], **folder[1])
