@@ -59,6 +59,7 @@ MODULES = (
     "exercises",
     "plots",
     "splitting",
+    "tensor_parallel",
     "traffic",
     "tuning",
     "widgets",

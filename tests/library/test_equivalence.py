@@ -19,7 +19,7 @@ from pages import PAGES, cells, shown, solution, solutions, statements
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib import collectives, parallel, primitives, splitting, traffic
+from mgpu_lib import collectives, parallel, primitives, splitting, tensor_parallel, traffic
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
 
@@ -123,7 +123,7 @@ def layer_wise(way, micro_batches):
 def in_layer(X, y, devices):
     """The parts of each parameter are put together again. What every GPU holds whole must be right on every GPU."""
     joined = []
-    for block, parts in zip(make_net(), splitting.in_layer(make_net(), X, y, devices)):
+    for block, parts in zip(make_net(), tensor_parallel.in_layer(make_net(), X, y, devices)):
         for name, whole in block.named_parameters():
             grads = [
                 dict(part.named_parameters())[name].grad.cpu() / len(X)

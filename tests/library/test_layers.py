@@ -36,7 +36,7 @@ ROWS = [
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
     "rank_process ddp",
-    "parallel primitives splitting collectives models data",
+    "parallel primitives splitting tensor_parallel collectives mesh models transformer data",
     "devices table arguments recorded",
     "virtual",
 ]
