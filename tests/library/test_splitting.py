@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from split_nets import gradients, largest_gap, make_batch, small_networks, unsplit
 from torch import nn
 
@@ -51,6 +53,18 @@ def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro
             assert {p.device for p in part.parameters()} == {p.grad.device for p in part.parameters()} == {device}
         assert largest_gap(gradients(parts), gradients([unsplit(nets[name], X, y)])) < 1e-10
     assert all(torch.equal(before[key], value) for key, value in nets[name].state_dict().items()), "net is unchanged"
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=st.integers(1, 6), more=st.integers(0, 4), rows=st.integers(1, 12), micro_batches=st.integers(1, 8))
+def test_any_number_of_stages_and_micro_batches_equals_one_device(k, more, rows, micro_batches):
+    """Stages of unequal length, micro-batches of unequal size, and some that are empty."""
+    torch.manual_seed(more)
+    blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(k + more)]
+    net, X, y = nn.Sequential(*blocks).double(), torch.randn(rows, 5).double(), torch.randint(5, (rows,))
+    with virtual_gpus(k) as machine:
+        parts = layer_wise(net, X, y, machine.devices, micro_batches)
+        assert largest_gap(gradients(parts), gradients([unsplit(net, X, y)])) < 1e-9
 
 
 def test_micro_batches_change_what_batch_norm_computes(nets):
