@@ -60,6 +60,7 @@ MODULES = (
     "exercises",
     "plots",
     "splitting",
+    "tensor_parallel",
     "traffic",
     "tuning",
     "widgets",

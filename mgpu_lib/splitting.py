@@ -1,13 +1,10 @@
-"""One network on several GPUs: some layers on each GPU, with micro-batches, or a part of each layer on every GPU."""
+"""Pipeline parallelism in one process: a run of layers on each device, and the batch in micro-batches."""
 
 import copy
 from itertools import islice
 
-import torch
 from torch import nn
 from torch.nn import functional as F
-
-from mgpu_lib.parallel import allreduce
 
 
 class Pair(nn.Module):
@@ -21,7 +18,10 @@ class Pair(nn.Module):
         self.column, self.between, self.row, self.after, self.shortcut = column, between, row, after, shortcut
 
     def forward(self, X):
-        return self.finish(self.row(self.between(self.column(X))), X)
+        return self.finish(self.inner(X), X)
+
+    def inner(self, X):
+        return self.row(self.between(self.column(X)))
 
     def finish(self, H, X):
         H = self.after(H)
@@ -70,81 +70,3 @@ def layer_wise(net, X, y, devices, micro_batches=1):
     for loss in losses:  # only now: the forward passes of all micro-batches come first
         loss.backward()
     return parts
-
-
-def summed(data):
-    """The all-reduce of `data`, one tensor per device, as a tuple of new tensors."""
-    data = [t.clone() for t in data]
-    allreduce(data)
-    return tuple(data)
-
-
-class SumGradients(torch.autograd.Function):
-    """Goes before a column-parallel layer: nothing on the way forward, an all-reduce of gradients on the way back."""
-
-    @staticmethod
-    def forward(ctx, *copies):
-        return tuple(X.view_as(X) for X in copies)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return summed(grads)
-
-
-class SumOutputs(torch.autograd.Function):
-    """Goes after a row-parallel layer: an all-reduce of outputs on the way forward, nothing on the way back."""
-
-    @staticmethod
-    def forward(ctx, *parts):
-        return summed(parts)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return grads
-
-
-def split_layer(layer, devices, dim):
-    """One part of `layer` per device. dim=0 cuts its outputs (column-parallel), dim=1 its inputs (row-parallel).
-
-    With dim=1 each part computes a summand, and the first one keeps the bias. ValueError if the layer is too narrow.
-    """
-    parts = []
-    for i, device in enumerate(devices):
-        part = fresh(layer)
-        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
-            if tensor.dim() > dim:
-                if tensor.shape[dim] < len(devices):
-                    raise ValueError(f"can't cut {tensor.shape[dim]} channels ({name}) into {len(devices)} parts")
-                tensor.data = tensor.data.tensor_split(len(devices), dim)[i]
-        if dim == 1 and i > 0:
-            part.bias = None  # or the sum would hold it once per device
-        parts.append(part.to(device))
-    return parts
-
-
-def split_block(block, devices):
-    """One part of `block` per device: of a Pair a share of its two layers, of anything else a whole copy."""
-    parts = [fresh(block) for _ in devices]
-    if isinstance(block, Pair):
-        for name, dim in (("column", 0), ("between", 0), ("row", 1)):
-            for part, share in zip(parts, split_layer(getattr(block, name), devices, dim), strict=True):
-                setattr(part, name, share)
-    return [part.to(device) for part, device in zip(parts, devices, strict=True)]
-
-
-def in_layer(net, X, y, devices):
-    """Forward and backward of one batch, with a share of every Pair of `net` on each device. `net` stays as it is.
-
-    Returns each block's parts, with the gradients of the summed loss (Megatron-LM, Shoeybi et al., arXiv:1909.08053).
-    """
-    blocks = [split_block(block, devices) for block in net]
-    Xs = [X.to(device) for device in devices]
-    for parts in blocks:
-        if isinstance(parts[0], Pair):
-            Hs = SumGradients.apply(*Xs)
-            Hs = SumOutputs.apply(*(p.row(p.between(p.column(H))) for p, H in zip(parts, Hs, strict=True)))
-            Xs = [p.finish(H, X) for p, H, X in zip(parts, Hs, Xs, strict=True)]
-        else:
-            Xs = [part(X) for part, X in zip(parts, Xs, strict=True)]
-    torch.autograd.backward([F.cross_entropy(H, y.to(H.device), reduction="sum") for H in Xs])
-    return blocks

@@ -23,6 +23,7 @@ from mgpu_lib.exercises.splitting_a_network import (
     check_best_cut,
     check_bubble,
     check_linear_three_gpus,
+    check_one_f_one_b,
     check_row_parallel,
 )
 from mgpu_lib.exercises.tensors_on_devices import check_aliases, check_to_device
@@ -63,6 +64,7 @@ __all__ = [
     "check_linear_three_gpus",
     "check_longest_gap",
     "check_mended_script",
+    "check_one_f_one_b",
     "check_physical",
     "check_resumable",
     "check_ring_allreduce",

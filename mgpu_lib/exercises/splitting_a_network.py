@@ -1,4 +1,4 @@
-"""Checks for "Splitting a network": cutting a network, pipelines, and layers split over GPUs."""
+"""Checks for "Splitting a network": cutting a network, the order of a pipeline, and layers split over GPUs."""
 
 import torch
 
@@ -49,6 +49,59 @@ def check_bubble(answer):
             expect(got != (k - 1) / k, f"{case}; it is the one for a single micro-batch. Where does m come in?")
             expect(False, f"{case}. Of how many slots in all, m + k - 1, does one GPU wait in k - 1?")
     return f"four GPUs idle {answer(4, 1):.0%} of the time with one micro-batch, {answer(4, 32):.0%} with 32"
+
+
+@exercise
+def check_one_f_one_b(answer):
+    """one_f_one_b(rank, num_stages, micro_batches): the order of a rank's passes, such as ["F0", "F1", "B0", ...]."""
+    for k, m in [(4, 8), (3, 5), (4, 2), (1, 3)]:
+        orders = [list(filled(answer(rank, k, m))) for rank in range(k)]
+        for rank, order in enumerate(orders):
+            check_order(order, f"rank {rank} of {k}, {m} micro-batches", k - rank, m)
+        slots, least = slots_taken(orders), 3 * (m + k - 1)
+        expect(
+            slots <= least,
+            f"{k} ranks and {m} micro-batches: your orders take {slots} slots, and {least} are possible (a forward "
+            "pass takes 1, a backward pass 2). A rank that goes backward too early waits: how many forward passes fit "
+            "in before its first gradient can be there?",
+        )
+    return "no slower than GPipe, and rank 0 of 4 holds 4 micro-batches where GPipe holds all"
+
+
+def check_order(order, case, most, micro_batches):
+    """Whether a rank takes every pass once, each forward before its backward, and holds `most` micro-batches."""
+    wanted = {f"{kind}{number}" for kind in "FB" for number in range(micro_batches)}
+    expect(
+        sorted(order) == sorted(wanted),
+        f"{case}: {order} should hold each of {', '.join(sorted(wanted))} once",
+    )
+    held = 0
+    for number, name in enumerate(order):
+        early = name[0] == "B" and f"F{name[1:]}" not in order[:number]
+        expect(not early, f"{case}: {name} comes before F{name[1:]}, whose activations it needs")
+        held += 1 if name[0] == "F" else -1
+        expect(
+            held <= most,
+            f"{case}: after {name} it holds the activations of {held} micro-batches; 1F1B needs no more than {most}",
+        )
+
+
+def slots_taken(orders):
+    """When the last rank is done, if a forward pass takes 1 slot and a backward pass 2."""
+    ends, free, done, total = {}, [0] * len(orders), [0] * len(orders), sum(map(len, orders))
+    while len(ends) < total:
+        before = len(ends)
+        for rank, order in enumerate(orders):
+            if done[rank] < len(order):
+                name = order[done[rank]]
+                giver = rank - 1 if name[0] == "F" else rank + 1
+                if giver in (-1, len(orders)) or (giver, name) in ends:
+                    start = max(free[rank], ends.get((giver, name), 0))
+                    ends[rank, name] = free[rank] = start + (1 if name[0] == "F" else 2)
+                    done[rank] += 1
+        waiting = [f"rank {r} waits for {orders[r][n]}" for r, n in enumerate(done) if n < len(orders[r])]
+        expect(len(ends) > before, f"with these orders nobody can go on: {', '.join(waiting)}")
+    return max(free)
 
 
 @exercise

@@ -7,6 +7,7 @@ from mgpu_lib.exercises import splitting_a_network
 SIGNATURES = {
     "best_cut": "outputs, work",
     "bubble": "num_gpus, micro_batches",
+    "one_f_one_b": "rank, num_stages, micro_batches",
     "linear_three_gpus": "X, W, b, devices",
     "row_parallel": "parts_X, parts_W, b",
 }
@@ -33,6 +34,29 @@ WRONG = [
     ("bubble", "return (num_gpus - 1) / num_gpus", "Where does m come in"),
     ("bubble", "return micro_batches / (micro_batches + num_gpus - 1)", "busy share"),
     ("bubble", "return 1 / (micro_batches + num_gpus - 1)", "does one GPU wait in k - 1"),
+    (
+        "one_f_one_b",
+        "return [f'{kind}{i}' for kind in 'FB' for i in range(micro_batches)]",
+        "rank 0 of 4, 8 micro-batches: after F4 it holds the activations of 5 micro-batches; 1F1B needs no more than 4",
+    ),
+    (
+        "one_f_one_b",
+        "return [f'{kind}{i}' for i in range(micro_batches) for kind in 'FB']",
+        "4 ranks and 8 micro-batches: your orders take 96 slots, and 33 are possible",
+    ),
+    ("one_f_one_b", "return [f'F{i}' for i in range(micro_batches)]", "should hold each of B0, B1"),
+    (
+        "one_f_one_b",
+        "return [f'{kind}{i}' for i in range(micro_batches) for kind in 'BF']",
+        "B0 comes before F0, whose activations it needs",
+    ),
+    (
+        "one_f_one_b",
+        """
+        numbers = range(micro_batches) if rank % 2 == 0 else reversed(range(micro_batches))
+        return [f'{kind}{i}' for i in numbers for kind in 'FB']""",
+        "nobody can go on: rank 0 waits for B0, rank 1 waits for F7",
+    ),
     (
         "linear_three_gpus",
         """
@@ -128,6 +152,20 @@ WRONG = [
     ("best_cut", "return float(len(work) // 2)", "the check can't use your answer: TypeError"),
 ]
 RIGHT = [
+    (
+        "one_f_one_b",
+        """
+    def one_f_one_b(rank, num_stages, micro_batches):  # a pass at a time, by what is held
+        order, forward, backward = [], 0, 0
+        while backward < micro_batches:
+            if forward < micro_batches and forward - backward < num_stages - rank:
+                order.append(f"F{forward}")
+                forward += 1
+            else:
+                order.append(f"B{backward}")
+                backward += 1
+        return tuple(order)""",
+    ),
     (
         "linear_three_gpus",
         """

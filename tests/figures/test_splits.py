@@ -9,7 +9,7 @@ from figure_pages import click_at, picture, sentence
 from figure_samples import BATCH_SIZES, splits, traffic_data
 from traitlets import TraitError
 
-from mgpu_lib import splitting, traffic
+from mgpu_lib import splitting, tensor_parallel, traffic
 from mgpu_lib.widgets import SplitExplorer
 
 write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
@@ -87,7 +87,7 @@ def test_it_says_what_a_machine_counts(calls):
     figure = SplitExplorer(traffic.traffic_table({"LeNet": net}), batch_size=16)
     ways = {
         "layer_wise": splitting.layer_wise,
-        "in_layer": splitting.in_layer,
+        "in_layer": tensor_parallel.in_layer,
         "data_parallel": traffic.data_parallel_step,
     }
     for k in (2, 4):

@@ -19,7 +19,7 @@ from pages import PAGES, cells, shown, solution, solutions, statements
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib import collectives, parallel, primitives, splitting, traffic
+from mgpu_lib import collectives, parallel, primitives, splitting, tensor_parallel, traffic
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
 
@@ -120,19 +120,23 @@ def layer_wise(way, micro_batches):
     return program
 
 
-def in_layer(X, y, devices):
+def in_layer(way):
     """The parts of each parameter are put together again. What every GPU holds whole must be right on every GPU."""
-    joined = []
-    for block, parts in zip(make_net(), splitting.in_layer(make_net(), X, y, devices)):
-        for name, whole in block.named_parameters():
-            grads = [
-                dict(part.named_parameters())[name].grad.cpu() / len(X)
-                for part in parts
-                if name in dict(part.named_parameters())
-            ]
-            cut = [dim for dim in range(whole.dim()) if grads[0].shape[dim] != whole.shape[dim]]
-            joined.append(torch.cat(grads, cut[0]) if cut else grads[0])
-    return [joined]
+
+    def program(X, y, devices):
+        joined = []
+        for block, parts in zip(make_net(), way(make_net(), X, y, devices)):
+            for name, whole in block.named_parameters():
+                grads = [
+                    dict(part.named_parameters())[name].grad.cpu() / len(X)
+                    for part in parts
+                    if name in dict(part.named_parameters())
+                ]
+                cut = [dim for dim in range(whole.dim()) if grads[0].shape[dim] != whole.shape[dim]]
+                joined.append(torch.cat(grads, cut[0]) if cut else grads[0])
+        return [joined]
+
+    return program
 
 
 def accumulated(X, y, devices):
@@ -197,9 +201,12 @@ ON_NET = {
     "nn.DataParallel": wrapped(lambda net, X, devices: nn.DataParallel(net, devices)(X)),
     "layer_wise": layer_wise(splitting.layer_wise, 1),
     "layer_wise, 3 micro-batches": layer_wise(splitting.layer_wise, 3),
-    "in_layer": in_layer,
+    "in_layer": in_layer(tensor_parallel.in_layer),
     "chapter 3: pieces": accumulated,
     "chapter 11: layer_wise": layer_wise(shown("11", "layer_wise")["layer_wise"], 2),
+    "chapter 11: in_layer": in_layer(
+        shown("11", "summed", "SumGradients", "SumOutputs", "together", "in_layer")["in_layer"]
+    ),
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
     "chapter 5: step_in_phases": in_phases,
     "chapter 6: SumLoss": sum_loss,
@@ -258,12 +265,13 @@ def linear_by_hand(cell, dim):
     return program
 
 
+OPERATORS = "summed", "SumGradients", "SumOutputs"
+
+
 def pair(X, y, devices):
     """Two layers with one sum each way."""
     X, [first, second] = features(X).requires_grad_(), make_layers(12, 20, 10)
-    names = shown(
-        "11", "joined", "summed", "SumGradients", "SumOutputs", "split_pair", "pair", X=X, first=first, second=second
-    )
+    names = shown("11", "joined", *OPERATORS, "together", "split_pair", "pair", X=X, first=first, second=second)
     Xs, columns, rows = names["split_pair"](devices)
     Ys = names["pair"](Xs, columns, rows)
     torch.autograd.backward([F.cross_entropy(Y, y.to(Y.device)) for Y in Ys])
@@ -287,9 +295,7 @@ def split_net(X, y, devices):
         "11",
         "copies",
         "joined",
-        "summed",
-        "SumGradients",
-        "SumOutputs",
+        *OPERATORS,
         "split_pair",
         "split_net",
         gpus=devices,

@@ -36,7 +36,8 @@ FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them
 ROWS = [
     "__init__",  # the public names
     "widgets exercises",
-    "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
+    "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks mesh "
+    "tensor_parallel "
     "rank_process ddp",
     "parallel primitives splitting collectives models transformer data",
     "devices table arguments recorded",

@@ -1,4 +1,4 @@
-"""Split by layers or inside layers, a network computes what one device does; the bytes are those of the formulas."""
+"""Split by layers, a network computes what one device does; the bytes of all ways are those of the formulas."""
 
 import ast
 import copy
@@ -8,11 +8,14 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_nets import gradients, largest_gap, make_batch, small_networks, unsplit
 from torch import nn
-from torch.nn import functional as F
 
-from mgpu_lib import splitting, traffic
-from mgpu_lib.splitting import Pair, SumGradients, SumOutputs, in_layer, layer_wise, layers, split_layer, stages
+from mgpu_lib import splitting, tensor_parallel, traffic
+from mgpu_lib.splitting import layer_wise, layers, stages
+from mgpu_lib.tensor_parallel import in_layer
 from mgpu_lib.traffic import data_parallel_step, measure, networks, traffic_table
 from mgpu_lib.virtual import virtual_gpus
 
@@ -22,42 +25,7 @@ NAMES = ["LeNet", "ResNet-18", "wide MLP"]
 
 @pytest.fixture(scope="module")
 def nets():
-    """In 64 bits: in 32, rounding can push a number across the corner of a ReLU, and gradients differ by a percent."""
-    torch.manual_seed(0)
-    return {name: net.double() for name, net in networks(width=50).items()}
-
-
-def make_batch(rows):
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(rows, 1, 28, 28, generator=generator).double(), torch.randint(10, (rows,), generator=generator)
-
-
-def unsplit(net, X, y):
-    """The oracle: the network with the gradients that plain PyTorch on the CPU finds."""
-    net = copy.deepcopy(net)
-    F.cross_entropy(net(X), y, reduction="sum").backward()
-    return net
-
-
-def largest_gap(found, wanted):
-    """The largest |difference| of any gradient, against the largest of that tensor's gradients (at least 1)."""
-    return max(
-        (((p.cpu() - q).abs().max() / q.abs().max().clamp(min=1)).item() for p, q in zip(found, wanted, strict=True)),
-        default=0.0,
-    )
-
-
-def gradients(modules):
-    return [p.grad for module in modules for p in module.parameters()]
-
-
-def joined(shares, whole):
-    """The gradients of `whole`, a layer, from those of its shares; each must fit without overlap."""
-    for name, p in whole.named_parameters():
-        parts = [dict(share.named_parameters()).get(name) for share in shares]
-        grads = [part.grad.cpu() for part in parts if part is not None]
-        dims = [dim for dim in range(p.dim()) if sum(g.shape[dim] for g in grads) == p.shape[dim]]
-        yield grads[0] if len(grads) == 1 else torch.cat(grads, dims[0])
+    return small_networks()
 
 
 # Split by layers
@@ -85,6 +53,18 @@ def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro
             assert {p.device for p in part.parameters()} == {p.grad.device for p in part.parameters()} == {device}
         assert largest_gap(gradients(parts), gradients([unsplit(nets[name], X, y)])) < 1e-10
     assert all(torch.equal(before[key], value) for key, value in nets[name].state_dict().items()), "net is unchanged"
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=st.integers(1, 6), more=st.integers(0, 4), rows=st.integers(1, 12), micro_batches=st.integers(1, 8))
+def test_any_number_of_stages_and_micro_batches_equals_one_device(k, more, rows, micro_batches):
+    """Stages of unequal length, micro-batches of unequal size, and some that are empty."""
+    torch.manual_seed(more)
+    blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(k + more)]
+    net, X, y = nn.Sequential(*blocks).double(), torch.randn(rows, 5).double(), torch.randint(5, (rows,))
+    with virtual_gpus(k) as machine:
+        parts = layer_wise(net, X, y, machine.devices, micro_batches)
+        assert largest_gap(gradients(parts), gradients([unsplit(net, X, y)])) < 1e-9
 
 
 def test_micro_batches_change_what_batch_norm_computes(nets):
@@ -133,85 +113,12 @@ def test_stages_hold_every_layer_once_and_in_order(nets, name, count):
             stages(nets[name], impossible)
 
 
-# Split inside layers
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "num_gpus"),
-    [("LeNet", 6, 1), ("LeNet", 6, 2), ("LeNet", 5, 3), ("wide MLP", 5, 4), ("ResNet-18", 3, 3)],
-)
-def test_in_layer_equals_the_unsplit_network(nets, name, rows, num_gpus):
-    X, y = make_batch(rows)
-    with virtual_gpus(num_gpus) as machine:
-        blocks = in_layer(nets[name], X, y, machine.devices)
-        whole = unsplit(nets[name], X, y)
-        for parts, block in zip(blocks, whole, strict=True):
-            assert [next(iter(part.parameters())).device for part in parts] == machine.devices
-            split = ("column", "between", "row") if isinstance(block, Pair) else ()
-            for layer in split:
-                found = joined([getattr(part, layer) for part in parts], getattr(block, layer))
-                assert largest_gap(found, gradients([getattr(block, layer)])) < 1e-10
-            for part in parts:  # what isn't split is the same on every device
-                assert largest_gap(whole_gradients(part), whole_gradients(block)) < 1e-10
-
-
-def whole_gradients(block):
-    """Of all but the three layers of a Pair that are split."""
-    split = ("column.", "between.", "row.") if isinstance(block, Pair) else ()
-    return [p.grad for name, p in block.named_parameters() if not name.startswith(split)]
-
-
-@pytest.mark.parametrize("num_gpus", [1, 2, 3])
-def test_parts_of_a_linear_layer_make_the_whole(num_gpus):
-    torch.manual_seed(0)
-    layer, X = nn.Linear(7, 5), torch.rand(4, 7)
-    with virtual_gpus(num_gpus) as machine:
-        columns = split_layer(layer, machine.devices, 0)
-        found = torch.cat([part(X.to(device)).cpu() for part, device in zip(columns, machine.devices)], dim=1)
-        assert (found - layer(X)).abs().max() < 1e-6
-        rows, shares = split_layer(layer, machine.devices, 1), X.tensor_split(num_gpus, dim=1)
-        summands = [part(share.to(device)).cpu() for part, share, device in zip(rows, shares, machine.devices)]
-        assert (sum(summands) - layer(X)).abs().max() < 1e-6
-        assert machine.bytes_moved("cpu", machine.devices[-1]) < 4 * (2 * 7 * 5 + 2 * 5 + 3 * 4 * 7)
-    assert layer.weight.shape == (5, 7)
-
-
-def test_a_layer_too_narrow_for_the_gpus_is_refused():
-    with virtual_gpus(3) as machine:
-        for layer, dim in ((nn.Linear(4, 2), 0), (nn.Linear(2, 4), 1)):
-            with pytest.raises(ValueError, match=r"can't cut 2 channels \(weight\) into 3 parts"):
-                split_layer(layer, machine.devices, dim)
-
-
-def test_the_two_sums_mirror_each_other():
-    with virtual_gpus(3) as machine:
-        for function, forward, backward in ((SumOutputs, 6.0, (1.0, 10.0, 100.0)), (SumGradients, None, (111.0,) * 3)):
-            Xs = [torch.full((2,), float(i + 1), device=d, requires_grad=True) for i, d in enumerate(machine.devices)]
-            Ys = function.apply(*Xs)
-            assert [Y.tolist() for Y in Ys] == [[forward or X[0].item()] * 2 for X in Xs]
-            torch.autograd.backward(Ys, [torch.full_like(Y, 10.0**i) for i, Y in enumerate(Ys)])
-            assert [X.grad[0].item() for X in Xs] == list(backward)
-            assert [Y.device for Y in Ys] == [X.grad.device for X in Xs] == machine.devices
-
-
 def test_gradients_of_a_former_step_are_not_added(nets):
     X, y = make_batch(6)
     net = unsplit(nets["LeNet"], X, y)  # has gradients
     with virtual_gpus(2) as machine:
         for found in (layer_wise(net, X, y, machine.devices), data_parallel_step(net, X, y, machine.devices)[:1]):
             assert largest_gap(gradients(found), gradients([net])) < 1e-10
-        first, _ = in_layer(net, X, y, machine.devices)
-        assert largest_gap(joined([part.row for part in first], net[0].row), gradients([net[0].row])) < 1e-10
-
-
-@pytest.mark.parametrize("missing", ["SumGradients", "SumOutputs"])
-def test_a_missing_sum_is_found(nets, missing, monkeypatch):
-    class Nothing:
-        apply = staticmethod(lambda *data: data)
-
-    monkeypatch.setattr(splitting, missing, Nothing)
-    with pytest.raises(AssertionError):
-        test_in_layer_equals_the_unsplit_network(nets, "LeNet", 6, 2)
 
 
 # The bytes
@@ -304,11 +211,12 @@ def definitions(source):
 
 def test_the_chapter_shows_what_the_library_ships():
     shipped = {}
-    for module in (splitting, traffic):
+    for module in (splitting, tensor_parallel, traffic):
         shipped |= definitions(Path(module.__file__).read_text(encoding="utf-8"))
     shown = {}
     for cell in nbformat.read(CHAPTER, as_version=nbformat.NO_CONVERT).cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and not cell.source.startswith("%%"):
             shown |= definitions(cell.source)
-    assert {"layer_wise", "summed", "SumGradients", "SumOutputs"} <= shown.keys()
+    shown_whole = {"layer_wise", "summed", "SumGradients", "SumOutputs", "together", "in_layer", "VocabularyPart"}
+    assert shown_whole <= shown.keys()
     assert [name for name in shown if name in shipped and shown[name] != shipped[name]] == []

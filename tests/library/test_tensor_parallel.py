@@ -1,0 +1,298 @@
+"""Split inside layers, a network computes what one device does; and each operator keeps to the convention."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_nets import gradients, largest_gap, make_batch, small_networks, unsplit
+from torch import nn
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from mgpu_lib import tensor_parallel
+from mgpu_lib.mesh import device_mesh
+from mgpu_lib.prediction import process_group
+from mgpu_lib.splitting import Pair
+from mgpu_lib.tensor_parallel import (
+    SumGradients,
+    SumOutputs,
+    VocabularyPart,
+    in_layer,
+    split_block,
+    split_embedding,
+    split_layer,
+    together,
+)
+from mgpu_lib.transformer import Attention, FeedForward, rotary_angles
+from mgpu_lib.virtual import virtual_gpus
+
+PARTS = st.integers(1, 6)
+
+
+# The convention: k losses on k copies count once
+
+
+class IntoCopies(torch.autograd.Function):
+    """One tensor → k copies of it. The gradient of each copy is that of the tensor, so any of them will do."""
+
+    @staticmethod
+    def forward(ctx, X, k):
+        return tuple(X.clone() for _ in range(k))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        for grad in grads:
+            torch.testing.assert_close(grad, grads[0], rtol=0, atol=0)  # bit for bit: all have the same sum
+        return grads[0], None
+
+
+class OutOfCopies(torch.autograd.Function):
+    """k copies of a tensor → that tensor. Each copy has the loss to itself, and so the whole gradient."""
+
+    @staticmethod
+    def forward(ctx, *copies):
+        ctx.k = len(copies)
+        return copies[0].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad,) * ctx.k
+
+
+def numbers(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+def test_from_one_tensor_to_one_tensor_the_operators_pass_gradcheck(k):
+    """Each alone, both around parts of a layer, and two such layers one after the other."""
+
+    def sum_outputs(*summands):
+        return OutOfCopies.apply(*SumOutputs.apply(*summands))
+
+    def layer(X, *weights):
+        parts = [lambda H, w=w: torch.tanh(H @ w) for w in weights]
+        return OutOfCopies.apply(*together(parts, together(parts, IntoCopies.apply(X, k))))
+
+    assert gradcheck(sum_outputs, [numbers(2, i + 1, 3).sum(1) for i in range(k)])
+    assert gradcheck(layer, [numbers(2, 3), *(numbers(3, 3) + i for i in range(k))])
+
+
+@pytest.mark.parametrize("operator", [SumOutputs, SumGradients])
+def test_by_themselves_they_pass_it_for_one_device_only(operator):
+    """If k losses were added up, as autograd does, both would be wrong: hence the convention."""
+    assert gradcheck(operator.apply, [numbers(2)])
+    for k in (2, 3):
+        with pytest.raises(GradcheckError, match="Jacobian mismatch"):
+            gradcheck(operator.apply, [numbers(2) + i for i in range(k)])
+
+
+def test_one_loss_of_k_is_not_enough():
+    """All of them go backward together: from one alone the other devices would get nothing."""
+    with virtual_gpus(2) as machine:
+        Xs = [torch.ones(2, device=device, requires_grad=True) for device in machine.devices]
+        SumOutputs.apply(*Xs)[0].sum().backward()
+        assert [X.grad.sum().item() for X in Xs] == [2, 0]
+
+
+# Random shapes: parts, put together, equal one device
+
+
+def close(found, wanted):
+    torch.testing.assert_close(found.detach().cpu(), wanted.detach(), rtol=1e-9, atol=1e-9)
+
+
+def check_parts(block, X, dims, k, inner=None, *others):
+    """Forward and backward of `block` on one device and in k parts; dims[name] is how the layer `name` was cut."""
+    block, X = block.double(), X.double().requires_grad_()
+    out = (inner or type(block).__call__)(block, X, *others)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    with virtual_gpus(k) as machine:
+        parts = split_block(block, machine.devices)
+        Xs = [X.detach().to(device).requires_grad_() for device in machine.devices]
+        moved = [[(cos.to(device), sin.to(device)) for device in machine.devices] for cos, sin in others]
+        outs = together([getattr(part, inner.__name__) if inner else part for part in parts], Xs, *moved)
+        torch.autograd.backward(outs, [upstream.to(device) for device in machine.devices])
+        for part_out, part_X in zip(outs, Xs, strict=True):
+            close(part_out, out)
+            close(part_X.grad, X.grad)
+        for name, dim in dims.items():
+            layers = [getattr(part, name) for part in parts]
+            close(torch.cat([layer.weight.grad.cpu() for layer in layers], dim), getattr(block, name).weight.grad)
+            sizes = [layer.weight.shape[dim] for layer in layers]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=PARTS, sizes=st.tuples(*[st.integers(1, 9)] * 4), seed=st.integers(0, 999))
+def test_a_pair_of_linear_layers_in_parts(k, sizes, seed):
+    torch.manual_seed(seed)
+    rows, inputs, between, outputs = sizes
+    between += k - 1  # each part needs a channel
+    pair = Pair(nn.Linear(inputs, between), nn.Tanh(), nn.Linear(between, outputs), nn.Identity())
+    check_parts(pair, torch.randn(rows, inputs), {"column": 0, "row": 1}, k, Pair.inner)
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=PARTS, groups=st.integers(1, 2), queries=st.integers(1, 3), shape=st.tuples(*[st.integers(1, 5)] * 2))
+def test_attention_in_parts_has_whole_heads(k, groups, queries, shape):
+    """`groups` key-value heads for each of k devices, and so many `queries` to each of them."""
+    torch.manual_seed(k)
+    (rows, tokens), kv_heads, head_width = shape, k * groups, 4
+    attention = Attention(kv_heads * queries * head_width, kv_heads * queries, kv_heads)
+    angles = rotary_angles(tokens, head_width, dtype=torch.float64)
+    dims = {"query": 0, "key": 0, "value": 0, "out": 1}
+    check_parts(attention, torch.randn(rows, tokens, kv_heads * queries * head_width), dims, k, None, angles)
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=PARTS, width=st.integers(1, 9), more=st.integers(0, 20), rows=st.integers(1, 5))
+def test_a_feed_forward_part_in_uneven_parts(k, width, more, rows):
+    torch.manual_seed(more)
+    block = FeedForward(width, k + more)
+    check_parts(block, torch.randn(rows, 2, width), {"gate": 0, "up": 0, "down": 1}, k)
+
+
+@settings(deadline=None, max_examples=25)
+@given(k=PARTS, more=st.integers(0, 20), width=st.integers(1, 6), tokens=st.integers(0, 30))
+def test_an_embedding_in_uneven_parts(k, more, width, tokens):
+    torch.manual_seed(more)
+    embedding = nn.Embedding(k + more, width).double()
+    where = torch.randint(k + more, (2, tokens))
+    out = embedding(where)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    with virtual_gpus(k) as machine:
+        parts = split_embedding(embedding, machine.devices)
+        outs = SumOutputs.apply(*(part(where.to(device)) for part, device in zip(parts, machine.devices)))
+        torch.autograd.backward(outs, [upstream.to(device) for device in machine.devices])
+        for part_out, device in zip(outs, machine.devices):
+            assert part_out.device == device
+            close(part_out, out)
+        close(torch.cat([part.weight.grad.cpu() for part in parts]), embedding.weight.grad)
+
+
+def test_what_is_not_a_number_stays_with_its_token():
+    """The rows that stand in for other devices' tokens are not multiplied by 0, which would keep NaN and infinity."""
+    part = VocabularyPart(torch.full((2, 3), torch.nan), first=4)
+    assert part(torch.tensor([0, 3, 6])).tolist() == [[0.0] * 3] * 3
+    assert part(torch.tensor([4, 5])).isnan().all()
+
+
+# What can't be split
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "k"), [(4, 4, 3), (4, 2, 4), (6, 3, 2)])
+def test_heads_that_cannot_be_shared_out_are_refused(heads, kv_heads, k):
+    with virtual_gpus(k) as machine:
+        named = f"{heads} heads with {kv_heads} key-value heads can't be split over {k} devices.*multiples of {k}"
+        with pytest.raises(ValueError, match=named):
+            split_block(Attention(heads * 4, heads, kv_heads), machine.devices)
+
+
+def test_an_embedding_with_fewer_tokens_than_gpus_is_refused():
+    with virtual_gpus(3) as machine, pytest.raises(ValueError, match="of 2 tokens can't be cut into 3 parts"):
+        split_embedding(nn.Embedding(2, 4), machine.devices)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 3}, {"pipeline": 3}, {"data": 2, "pipeline": 2, "tensor": 2}])
+def test_a_mesh_that_does_not_hold_all_ranks_is_refused(sizes):
+    with virtual_gpus(4, backing="meta"), process_group(4):
+        product = " × ".join(f"{name}={size}" for name, size in sizes.items())
+        with pytest.raises(ValueError, match=f"^{product} makes . ranks, but there are 4"):
+            device_mesh(**sizes)
+        assert device_mesh(data=2, tensor=2)["tensor"].size() == 2
+
+
+# Whole networks
+
+
+@pytest.fixture(scope="module")
+def nets():
+    return small_networks()
+
+
+def joined(shares, whole):
+    """The gradients of `whole`, a layer, from those of its shares; each must fit without overlap."""
+    for name, p in whole.named_parameters():
+        parts = [dict(share.named_parameters()).get(name) for share in shares]
+        grads = [part.grad.cpu() for part in parts if part is not None]
+        dims = [dim for dim in range(p.dim()) if sum(g.shape[dim] for g in grads) == p.shape[dim]]
+        yield grads[0] if len(grads) == 1 else torch.cat(grads, dims[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "num_gpus"),
+    [("LeNet", 6, 1), ("LeNet", 6, 2), ("LeNet", 5, 3), ("wide MLP", 5, 4), ("ResNet-18", 3, 3)],
+)
+def test_in_layer_equals_the_unsplit_network(nets, name, rows, num_gpus):
+    X, y = make_batch(rows)
+    with virtual_gpus(num_gpus) as machine:
+        blocks = in_layer(nets[name], X, y, machine.devices)
+        whole = unsplit(nets[name], X, y)
+        for parts, block in zip(blocks, whole, strict=True):
+            assert [next(iter(part.parameters())).device for part in parts] == machine.devices
+            split = ("column", "between", "row") if isinstance(block, Pair) else ()
+            for layer in split:
+                found = joined([getattr(part, layer) for part in parts], getattr(block, layer))
+                assert largest_gap(found, gradients([getattr(block, layer)])) < 1e-10
+            for part in parts:  # what isn't split is the same on every device
+                assert largest_gap(whole_gradients(part), whole_gradients(block)) < 1e-10
+
+
+def whole_gradients(block):
+    """Of all but the three layers of a Pair that are split."""
+    split = ("column.", "between.", "row.") if isinstance(block, Pair) else ()
+    return [p.grad for name, p in block.named_parameters() if not name.startswith(split)]
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+def test_parts_of_a_linear_layer_make_the_whole(num_gpus):
+    torch.manual_seed(0)
+    layer, X = nn.Linear(7, 5), torch.rand(4, 7)
+    with virtual_gpus(num_gpus) as machine:
+        columns = split_layer(layer, machine.devices, 0)
+        found = torch.cat([part(X.to(device)).cpu() for part, device in zip(columns, machine.devices)], dim=1)
+        assert (found - layer(X)).abs().max() < 1e-6
+        rows, shares = split_layer(layer, machine.devices, 1), X.tensor_split(num_gpus, dim=1)
+        summands = [part(share.to(device)).cpu() for part, share, device in zip(rows, shares, machine.devices)]
+        assert (sum(summands) - layer(X)).abs().max() < 1e-6
+        assert machine.bytes_moved("cpu", machine.devices[-1]) < 4 * (2 * 7 * 5 + 2 * 5 + 3 * 4 * 7)
+    assert layer.weight.shape == (5, 7)
+
+
+def test_a_layer_too_narrow_for_the_gpus_is_refused():
+    with virtual_gpus(3) as machine:
+        for layer, dim in ((nn.Linear(4, 2), 0), (nn.Linear(2, 4), 1)):
+            with pytest.raises(ValueError, match=r"can't cut 2 channels \(weight\) into 3 parts"):
+                split_layer(layer, machine.devices, dim)
+
+
+def test_the_two_sums_mirror_each_other():
+    with virtual_gpus(3) as machine:
+        for function, forward, backward in ((SumOutputs, 6.0, (1.0, 10.0, 100.0)), (SumGradients, None, (111.0,) * 3)):
+            Xs = [torch.full((2,), float(i + 1), device=d, requires_grad=True) for i, d in enumerate(machine.devices)]
+            Ys = function.apply(*Xs)
+            assert [Y.tolist() for Y in Ys] == [[forward or X[0].item()] * 2 for X in Xs]
+            torch.autograd.backward(Ys, [torch.full_like(Y, 10.0**i) for i, Y in enumerate(Ys)])
+            assert [X.grad[0].item() for X in Xs] == list(backward)
+            assert [Y.device for Y in Ys] == [X.grad.device for X in Xs] == machine.devices
+
+
+def test_gradients_of_a_former_step_are_not_added(nets):
+    X, y = make_batch(6)
+    net = unsplit(nets["LeNet"], X, y)  # has gradients
+    with virtual_gpus(2) as machine:
+        first, _ = in_layer(net, X, y, machine.devices)
+        assert largest_gap(joined([part.row for part in first], net[0].row), gradients([net[0].row])) < 1e-10
+
+
+@pytest.mark.parametrize("missing", ["SumGradients", "SumOutputs"])
+def test_a_missing_sum_is_found(nets, missing, monkeypatch):
+    class Nothing:
+        apply = staticmethod(lambda *data: data)
+
+    monkeypatch.setattr(tensor_parallel, missing, Nothing)
+    with pytest.raises(AssertionError):
+        test_in_layer_equals_the_unsplit_network(nets, "LeNet", 6, 2)
