@@ -129,6 +129,7 @@ class NcclWork(torch._C._distributed_c10d.Work):
             if self.error is None:
                 communicator.members.leave_word("")
         communicator.pending.pop(self.number, None)
+        self.transfer = None  # what it reads is kept until here, as with NCCL, and not until the thread has read it
         if self.error is not None:
             raise self.error
         if self.booked is not None:
@@ -215,8 +216,7 @@ class Communicator:
                     self.run(work, *connection)
             except BaseException as error:
                 self.broken = self.explained(error, work)
-            work.error, done = self.broken, work.done
-            work.transfer = work = None  # whoever waits may free its tensors at once: nothing here holds them
+            work.error, done, work = self.broken, work.done, None  # whoever waits for it may free its tensors at once
             done.set()
 
     def connect(self):
