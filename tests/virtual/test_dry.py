@@ -111,6 +111,34 @@ def test_what_is_computed_once_more_does_not_count(reentrant):
     assert sum(e.flops for e in again.timeline) == plain.flops + layers * 2 * 64 * 512**2
 
 
+def test_a_function_of_its_own_that_is_computed_once_more_does_not_count():
+    """Inside it no gradients are on, as in a backward pass."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, X, W):
+            ctx.save_for_backward(X, W)
+            return X @ W
+
+        @staticmethod
+        def backward(ctx, grad):
+            X, W = ctx.saved_tensors
+            return grad @ W.t(), X.t() @ grad
+
+    def program():
+        X, W = (torch.zeros(64, 64, device="cuda", requires_grad=True) for _ in range(2))
+
+        def step():
+            checkpoint(Product.apply, X, W, use_reentrant=False).sum().backward()
+            X.grad = W.grad = None
+
+        return step
+
+    made = mgpu.dry_run(program, 1)
+    assert made.flops == 3 * 2 * 64**3
+    assert sum(e.flops for e in made.timeline) == 4 * 2 * 64**3
+
+
 def test_the_network_counts_between_nodes():
     def seconds(**options):
         return mgpu.dry_run(linear(4096), 32, "A100-80", **options).seconds

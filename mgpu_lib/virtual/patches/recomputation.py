@@ -15,15 +15,18 @@ def patches():
 
 
 class Recomputation(_Recomputation):
-    """What use_reentrant=False computes in."""
+    """What use_reentrant=False computes in. It is a range besides: in an autograd.Function no gradients are on."""
 
     def __enter__(self):
         self.host = current().clock.host()
         self.host.recomputing += 1
+        self.ranges = len(self.host.ranges)
+        self.host.ranges.append("recomputation")
         return super().__enter__()
 
     def __exit__(self, *exc):
         self.host.recomputing -= 1
+        del self.host.ranges[self.ranges :]  # also those that it was stopped in
         return super().__exit__(*exc)
 
 
