@@ -59,9 +59,11 @@ MODULES = (
     "exercises",
     "plots",
     "splitting",
+    "text",
     "traffic",
     "tuning",
     "widgets",
+    "zero",
 )
 
 
