@@ -26,6 +26,16 @@ def patches(module):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
     WRAPPERS[DTensor], SHARED_OUT[DTensor] = make_of_parts, attention_of_parts
     yield module._random, "OffsetBasedRNGTracker", tracker(module._random.OffsetBasedRNGTracker)
+    yield module._op_schema, "_rebuild_tensor_from_dtensor_meta", fake
+
+
+def fake(spec):
+    """What PyTorch tries an operation on to find out the shape of its result: a fake of the whole, made in fake mode.
+
+    On a virtual GPU it would take memory and time there.
+    """
+    whole = spec.tensor_meta
+    return torch.empty_strided(whole.shape, whole.stride, dtype=whole.dtype, device="cpu")
 
 
 def of_parts(method):
