@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mgpu_lib.ddp import broadcast_from_rank_0, check_same_on_all_ranks, gradient_of
+from mgpu_lib.ddp import broadcast_from_rank_0, gradient_of
 
 STAGES = 1, 2, 3
 
@@ -27,8 +27,8 @@ class ZeRO(nn.Module):
                number by itself, since it sees flat shards
     layers     modules of `net` whose parameters travel together; those outside, or in several, are one more unit
     `step()` takes the place of optimizer.step() and zero_grad(). Several backward passes before it add up.
-    Frozen parameters and buffers stay whole on every rank. All ranks must run the same layers in the same order.
-    Raises ValueError, on all ranks, for another stage or if the ranks' networks differ.
+    Frozen parameters and buffers stay whole on every rank. All ranks must pass networks of the same shapes, and run
+    the same layers in the same order. ValueError for another stage, for what is no layer, or if nothing can be trained.
     """
 
     def __init__(self, net, optimizer, stage, layers=()):
@@ -38,7 +38,6 @@ class ZeRO(nn.Module):
         for layer in layers:
             if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
                 raise ValueError(f"a {type(layer).__name__} is never called: pass the layers in it")
-        check_same_on_all_ranks(net)
         self.net, self.stage, self.units = net, stage, []
         self.names = {p: name for name, p in net.named_parameters()}
         for layer, params in trained_in(net, layers).items():
