@@ -5,6 +5,8 @@ arXiv:1910.02054). With n parameters of 4 bytes and Adam, each of k ranks keeps 
 and step: 4n + 4n + 8n/k bytes in stage 1, 4n + (4n + 8n)/k in stage 2, and (4n + 4n + 8n)/k in stage 3.
 """
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,8 +54,9 @@ class ZeRO(nn.Module):
 
     def watch(self, layer, unit):
         """Have autograd tell `unit` when its gradients come, and in stage 3 when its parameters are needed."""
+        at_once, known = self.stage > 1, weakref.ref(unit)  # Python's collector doesn't see what such a hook refers to
         for p in unit.params:
-            p.register_post_accumulate_grad_hook(lambda p: unit.on_gradient(p, at_once=self.stage > 1))
+            p.register_post_accumulate_grad_hook(lambda p: known().on_gradient(p, at_once))
         if self.stage == 3:
             layer.register_forward_pre_hook(lambda *_: unit.gather())
             layer.register_forward_hook(lambda *_: unit.after_forward())

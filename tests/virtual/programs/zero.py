@@ -203,7 +203,6 @@ def kept_bytes(rank, n):
     """To the byte what the formulas say, and never more than two layers on top."""
     X, layers = torch.ones(1, 60, device="cuda"), 4
     for stage in (1, 2, 3):
-        zero = None
         gc.collect()  # hooks and what they are attached to refer to each other
         start = torch.cuda.memory_allocated()
         zero = built(stage, layers)
@@ -218,6 +217,9 @@ def kept_bytes(rank, n):
         zero(X).sum().backward()
         peak = torch.cuda.max_memory_allocated() - start
         assert peak <= parameters + gradients + state + 3 * 4 * SIZE + 4096, (stage, peak)
+        zero = None
+        gc.collect()
+        assert torch.cuda.memory_allocated() <= start + 4 * SIZE, "what the last collectives sent may be there"
 
 
 @check
