@@ -46,7 +46,7 @@ WRONG = [
     ("sent_bytes", changed(SENT, " * (k - 1) // k", ""), "one part is its own"),
     ("sent_bytes", changed(SENT, "4 * parameters", "parameters"), "has 4 bytes"),
     ("sent_bytes", changed(SENT, "1 if stage == 1 else micro_batches", "micro_batches"), "scattered once, in step()"),
-    ("sent_bytes", changed(SENT, "1 if stage == 1 else micro_batches", "1"), "Which collectives belong to a backward pass"),
+    ("sent_bytes", changed(SENT, "1 if stage == 1 else micro_batches", "1"), "Which collectives belong to a"),
     ("sent_bytes", changed(SENT, "2 * micro_batches if stage == 3", "micro_batches if stage == 3"), "That is 2 times"),
     ("sent_bytes", "return 'many'", "Return a number"),
     ("reshard", "return list(torch.cat(shards).tensor_split(ranks))", "All shards have the same size"),
