@@ -71,6 +71,8 @@ def programs_that_start_otherwise(rank, n):
         assert summed(None, rank) == 6 and dist.distributed_c10d._get_default_group().bound_device_id in (None, device)
         assert options is not both or summed(None, rank, "cpu") == 6
         meshes(rank, n)
+        some = dist.new_group([0, 2])
+        assert rank % 2 or summed(some, rank) == 2
         everybody = [None] * n
         dist.all_gather_object(everybody, rank)
         assert everybody == list(range(n))
