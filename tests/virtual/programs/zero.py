@@ -100,7 +100,7 @@ def some_batches(rows, seed):
 @check
 def any_shape(rank, n):
     """Also ranks with fewer rows, or with none; layers by themselves, some of them, and all in one."""
-    for seed in range(6 * n, 6 * n + 6):
+    for seed in range(3 * n, 3 * n + 3):
         rows, chosen = random.Random(seed).randint(n - 1, 3 * n) or 1, OPTIMIZERS[seed % 2]
         layers = (lambda net: [net.first, *net.inner, net.last], lambda net: net.inner[1:], lambda net: [])[seed % 3]
         for stage in (1, 2, 3):
@@ -200,26 +200,31 @@ def kept(stage, n, count):
 
 @check
 def kept_bytes(rank, n):
-    """To the byte what the formulas say, and never more than two layers on top."""
-    X, layers = torch.ones(1, 60, device="cuda"), 4
+    """To the byte what the formulas say, and never more than three times a layer on top."""
+    X, flag, layers = torch.ones(1, 60, device="cuda"), torch.ones(1, device="cuda"), 4
+
+    def held():
+        dist.all_reduce(flag)  # what was sent last is there until something else is sent
+        return torch.cuda.memory_allocated()
+
     for stage in (1, 2, 3):
         gc.collect()  # hooks and what they are attached to refer to each other
-        start = torch.cuda.memory_allocated()
+        start = held()
         zero = built(stage, layers)
         parameters, gradients, state = kept(stage, n, layers * SIZE)
-        assert torch.cuda.memory_allocated() - start == parameters
+        assert held() - start == parameters
         for step in range(2):
             zero(X).sum().backward()
-            assert torch.cuda.memory_allocated() - start == parameters + gradients + (state if step else 0)
+            assert held() - start == parameters + gradients + (state if step else 0)
             zero.step()
-            assert torch.cuda.memory_allocated() - start == parameters + state
+            assert held() - start == parameters + state
         torch.cuda.reset_peak_memory_stats()
         zero(X).sum().backward()
         peak = torch.cuda.max_memory_allocated() - start
         assert peak <= parameters + gradients + state + 3 * 4 * SIZE + 4096, (stage, peak)
         zero = None
         gc.collect()
-        assert torch.cuda.memory_allocated() <= start + 4 * SIZE, "what the last collectives sent may be there"
+        assert held() == start
 
 
 @check
@@ -246,7 +251,7 @@ def main(names):
         if rank >= n:
             continue
         dist.init_process_group(
-            "nccl", store=dist.PrefixStore(f"world {n}", store), rank=rank, world_size=n, timeout=timedelta(seconds=20)
+            "nccl", store=dist.PrefixStore(f"world {n}", store), rank=rank, world_size=n, timeout=timedelta(seconds=200)
         )
         for function in CHECKS:
             if names and function.__name__ not in names:
