@@ -40,6 +40,8 @@ class ZeRO(nn.Module):
         for layer in layers:
             if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
                 raise ValueError(f"a {type(layer).__name__} is never called: pass the layers in it")
+            if layer not in set(net.modules()):
+                raise ValueError(f"this {type(layer).__name__} of `layers` is no part of the network")
         self.net, self.stage, self.units = net, stage, []
         self.names = {p: name for name, p in net.named_parameters()}
         for layer, params in trained_in(net, layers).items():

@@ -170,6 +170,7 @@ def what_cannot_be_trained_is_named(rank, n):
     raises(ValueError, "nothing to train", ZeRO, copy.deepcopy(linear).requires_grad_(False), make, 1)
     mixed = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3).double())
     raises(ValueError, "of one type", ZeRO, mixed, make, 1)
+    raises(ValueError, "this Linear of `layers` is no part of the network", ZeRO, Random(1), make, 3, [linear])
     raises(ValueError, "a ModuleList is never called", ZeRO, Random(1), make, 3, [Random(1).inner])
     X = torch.ones(2, 5, dtype=torch.float64, device="cuda")
     for stage in (1, 2, 3):
