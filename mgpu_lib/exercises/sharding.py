@@ -119,7 +119,7 @@ def check_reshard(answer):
         expect(all(isinstance(shard, torch.Tensor) for shard in got), f"{case}: return a list of tensors")
         expect(
             all(torch.equal(mine, theirs) for mine, theirs in zip(got, right)),
-            f"{case}: {in_words(got)} instead of {in_words(right)}. {reshard_slip(got, shards, numel, after)}",
+            f"{case}: {listed(got)} instead of {listed(right)}. {reshard_slip(got, shards, numel, after)}",
         )
     return "all shards are as if the parameters had been cut for that many ranks from the start"
 
@@ -129,7 +129,7 @@ def cut(values, ranks):
     return list(torch.cat([values, values.new_zeros(-len(values) % ranks)]).chunk(ranks))
 
 
-def in_words(shards):
+def listed(shards):
     return " | ".join(" ".join(f"{x:g}" for x in shard.flatten().tolist()) or "nothing" for shard in shards)
 
 
