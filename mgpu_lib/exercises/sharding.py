@@ -4,13 +4,14 @@ None starts a process: what a step sends is counted in a modelled one.
 """
 
 import math
+from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.prediction import process_group
 from mgpu_lib.virtual import GPUS, virtual_gpus
 from mgpu_lib.zero import ZeRO
 
@@ -72,7 +73,7 @@ def check_sent_bytes(answer):
 
 def sent_by_model(k, stage, micro_batches):
     """(parameters, bytes that rank 0 sends) of a modelled step of a small network."""
-    with virtual_gpus(k, backing="meta") as machine, process_group(k), torch.random.fork_rng(devices=[]):
+    with rank_0_of(k) as machine, torch.random.fork_rng(devices=[]):
         net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(3)))
         zero = ZeRO(net, partial(torch.optim.Adam, lr=0.001), stage, net)
         torch.cuda.synchronize()
@@ -83,6 +84,18 @@ def sent_by_model(k, stage, micro_batches):
         torch.cuda.synchronize()
         events = [e for e in machine.timeline.since(start) if e.kind == "collective"]
     return 3 * 32 * 32, sum(event.nbytes for event in events) * (k - 1) // k
+
+
+@contextmanager
+def rank_0_of(k):
+    """A machine that holds shapes only, in a process that is rank 0 of `k`; nobody is waited for."""
+    expect(not dist.is_initialized(), "this notebook is in a process group: call dist.destroy_process_group() first")
+    with virtual_gpus(k, backing="meta") as machine:
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=k)
+        try:
+            yield machine
+        finally:
+            dist.destroy_process_group()
 
 
 def sent_slip(got, parameters, k, stage, micro_batches, right):

@@ -35,9 +35,9 @@ ROWS = [
     "__init__",  # the public names
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks "
-    "rank_process ddp",
+    "rank_process ddp zero",
     "parallel primitives splitting collectives models data",
-    "devices table arguments recorded",
+    "devices table arguments recorded text",
     "virtual",
 ]
 
