@@ -61,9 +61,11 @@ MODULES = (
     "plots",
     "splitting",
     "tensor_parallel",
+    "text",
     "traffic",
     "tuning",
     "widgets",
+    "zero",
 )
 
 

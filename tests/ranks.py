@@ -22,8 +22,11 @@ def wanted(request, name):
     return [item.callspec.params[name] for item in items if hasattr(item, "callspec") and name in item.callspec.params]
 
 
-def passed(request, program):
-    """The names of the checks of `program` that passed on 4 ranks, of those that the tests of this file want."""
-    done = torchrun(4, program, *wanted(request, "name"), check=False)
+def passed(request, program, n=4, seconds=240):
+    """The names of the checks of `program` that passed on `n` ranks, of those that the tests of this file want.
+
+    What stands behind a name in the same line, such as a number of ranks, belongs to it.
+    """
+    done = torchrun(n, program, *wanted(request, "name"), check=False, seconds=seconds)
     print(done.stderr)
-    return re.findall(r"^ok (\w+)$", done.stdout, re.M)
+    return re.findall(r"^ok (\w+(?: \d+)?)$", done.stdout, re.M)

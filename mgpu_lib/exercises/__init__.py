@@ -19,6 +19,7 @@ from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, chec
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.meet_your_gpus import check_emptiest_gpu, check_physical, check_strays
 from mgpu_lib.exercises.museum import check_clipped_step
+from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
 from mgpu_lib.exercises.splitting_a_network import (
     check_best_cut,
     check_bubble,
@@ -64,12 +65,16 @@ __all__ = [
     "check_linear_three_gpus",
     "check_longest_gap",
     "check_mended_script",
+    "check_mesh_groups",
     "check_one_f_one_b",
     "check_physical",
+    "check_ranks_needed",
+    "check_reshard",
     "check_resumable",
     "check_ring_allreduce",
     "check_row_parallel",
     "check_scatter_sizes",
+    "check_sent_bytes",
     "check_smallest_batch",
     "check_step_bytes",
     "check_step_seconds",

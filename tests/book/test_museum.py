@@ -15,17 +15,20 @@ from mgpu_lib.ranks import Ranks
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "chapters" / "museum.ipynb"
 CHAPTER = "10-distributeddataparallel.ipynb"  # has the second hall
+SHARDING = "12-sharding.ipynb"  # has the third
 
 
 def sources(notebook, ids):
     """({cell id: source} of the exhibits, and of all cells) of those whose ids begin with `ids`."""
     cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.id.startswith(ids)]
-    texts = {cell.id: cell.source.removeprefix("%%ranks\n") for cell in cells}
+    texts = {cell.id: re.sub(r"^%%ranks.*\n", "", cell.source) for cell in cells}
     return {cell.id: texts[cell.id] for cell in cells if "exhibit" in cell.metadata.get("tags", [])}, texts
 
 
 BUGS, TEXTS = sources(NOTEBOOK, "")
 HALL_BUGS, HALL_TEXTS = sources(NOTEBOOK.with_name(CHAPTER), "hall-")
+THIRD_BUGS, THIRD_TEXTS = sources(NOTEBOOK.with_name(SHARDING), "hall-")
+ALL_BUGS, ALL_TEXTS = BUGS | HALL_BUGS | THIRD_BUGS, TEXTS | HALL_TEXTS | THIRD_TEXTS  # exhibits have different names
 # The cells before the first exhibit, and the one that makes the networks of room 3.
 SETUP = ["setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"]
 STEP = "assert_step_matches_single_device"
@@ -54,7 +57,14 @@ HALL_FOUND_BY = {
     "hall-mean-over-ranks": {"assert_mean_over_rows"},
     "hall-everybody-saves": {"assert_one_rank_saves"},
 }
-both_halls = pytest.mark.parametrize("name", [*FOUND_BY, *HALL_FOUND_BY])
+THIRD_FOUND_BY = {
+    "hall-own-norm": {STEP},
+    "hall-shard-seed": {"assert_draws_differ"},
+    "hall-pair": {"assert_draws_agree"},
+    "hall-positions": {STEP},
+    "hall-moments": {"assert_replicas_equal"},
+}
+all_halls = pytest.mark.parametrize("name", [*FOUND_BY, *HALL_FOUND_BY, *THIRD_FOUND_BY])
 
 
 def fixed(source, diff):
@@ -67,7 +77,7 @@ def fixed(source, diff):
 
 
 def fix_of(name):
-    [diff] = re.findall(r"^```diff\n(.*?)^```$", (TEXTS | HALL_TEXTS)[f"{name}-why"], re.M | re.S)
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", ALL_TEXTS[f"{name}-why"], re.M | re.S)
     return diff
 
 
@@ -105,7 +115,8 @@ def rebound(function, names):
 def test_every_exhibit_is_tested():
     assert BUGS.keys() == FOUND_BY.keys()
     assert len(BUGS) >= 12
-    assert HALL_BUGS.keys() == HALL_FOUND_BY.keys()
+    assert HALL_BUGS.keys() == HALL_FOUND_BY.keys() and THIRD_BUGS.keys() == THIRD_FOUND_BY.keys()
+    assert len(ALL_BUGS) == len(BUGS) + len(HALL_BUGS) + len(THIRD_BUGS)
 
 
 @pytest.mark.parametrize("name", FOUND_BY)
@@ -115,23 +126,23 @@ def test_the_checks_find_the_bug_and_pass_its_fix(museum, name, capsys):
     assert findings(museum, fixed(BUGS[name], fix_of(name))) == set()
 
 
-@both_halls
+@all_halls
 def test_a_fix_is_one_line_or_two(name):
     marks = [line[0] for line in fix_of(name).splitlines()]
     assert 1 <= max(marks.count("-"), marks.count("+")) <= 2
 
 
-@both_halls
+@all_halls
 def test_every_exhibit_has_a_prediction_and_a_heading(name):
-    intro = (TEXTS | HALL_TEXTS)[f"{name}-intro"]
+    intro = ALL_TEXTS[f"{name}-intro"]
     assert "\n> **Predict.** " in intro
     assert intro.startswith("### "), "other chapters link to it"
-    assert called(name) in (BUGS | HALL_BUGS)[name]
+    assert called(name) in ALL_BUGS[name]
 
 
 def called(name):
     """What the catalog calls an exhibit."""
-    return re.fullmatch(r'caught\("(.+)"\)', (TEXTS | HALL_TEXTS)[f"{name}-caught"]).group(1)
+    return re.fullmatch(r'caught\("(.+)"\)', ALL_TEXTS[f"{name}-caught"]).group(1)
 
 
 def test_the_right_program_passes(museum, capsys):
@@ -141,18 +152,22 @@ def test_the_right_program_passes(museum, capsys):
 # The second hall: many processes
 
 
-def test_the_page_lists_the_second_hall():
-    """In its order: what an exhibit is called, where it stands, and which checks find it."""
-    section = TEXTS["catalog-why"].partition("### The second hall\n")[2].partition("\n## ")[0]
+@pytest.mark.parametrize(
+    "hall, chapter, texts, found_by",
+    [("second", CHAPTER, HALL_TEXTS, HALL_FOUND_BY), ("third", SHARDING, THIRD_TEXTS, THIRD_FOUND_BY)],
+)
+def test_the_page_lists_the_other_halls(hall, chapter, texts, found_by):
+    """In their order: what an exhibit is called, where it stands, and which checks find it."""
+    section = re.split(r"\n##", TEXTS["catalog-why"].partition(f"### The {hall} hall\n")[2])[0]
     listed = re.findall(r"^\| \[(.+?)\]\((.+?)#(.+?)\).* \| (.+) \|$", section, re.M)
     assert [(text.replace("`", ""), page, anchor, found) for text, page, anchor, found in listed] == [
         (
             called(name),
-            CHAPTER,
-            HALL_TEXTS[f"{name}-intro"].splitlines()[0].removeprefix("### ").replace(" ", "-"),
+            chapter,
+            texts[f"{name}-intro"].splitlines()[0].removeprefix("### ").replace(" ", "-"),
             ", ".join(f"`{check.removeprefix('assert_')}`" for check in sorted(found)),
         )
-        for name, found in HALL_FOUND_BY.items()
+        for name, found in found_by.items()
     ]
 
 
@@ -161,8 +176,9 @@ def test_the_page_says_how_many_bugs_and_checks_there_are():
         enumerate("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split())
     )
     assert f"name {words[len(BUGS)]} ways" in TEXTS["title"] and f"{words[len(HALL_BUGS)]} more" in TEXTS["title"]
+    assert f"and {words[len(THIRD_BUGS)]} that only sharded ones have" in TEXTS["title"]
     checks = re.findall(r"^\| `(assert_\w+)\(", TEXTS["catalog-why"], re.M)
-    assert set(checks) >= set().union(*FOUND_BY.values(), *HALL_FOUND_BY.values())
+    assert set(checks) >= set().union(*FOUND_BY.values(), *HALL_FOUND_BY.values(), *THIRD_FOUND_BY.values())
     assert f"with {words[len(checks)]} short checks" in TEXTS["title"]
 
 
@@ -216,6 +232,35 @@ def test_the_checks_find_the_bug_and_pass_its_fix_on_four_ranks(hall, name, caps
 @pytest.mark.slow
 def test_the_right_program_passes_on_four_ranks(hall, capsys):
     assert found_on_ranks(hall, HALL_TEXTS["hall-right"], capsys) == set()
+
+
+# The third hall: what is sharded
+
+BEFORE_THIRD = "hello data training adam by-hand-right built fully-shard mesh-make context".split()
+THIRD_SETUP = [f"hall-{name}" for name in "setup train show caught right long long-alone".split()]
+
+
+@pytest.fixture(scope="module")
+def third(tmp_path_factory):
+    """The chapter's own functions on four ranks."""
+    ranks, (_, texts) = Ranks(4), sources(NOTEBOOK.with_name(SHARDING), "")
+    ranks.run(f"import os\nos.environ['SHARED'] = {str(tmp_path_factory.mktemp('shared'))!r}")
+    for cell in (*BEFORE_THIRD, *THIRD_SETUP):
+        ranks.run(texts[cell])
+    yield ranks
+    ranks.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THIRD_FOUND_BY)
+def test_the_checks_find_the_bug_and_pass_its_fix_on_sharded_ranks(third, name, capsys):
+    assert found_on_ranks(third, THIRD_BUGS[name], capsys) == THIRD_FOUND_BY[name]
+    assert found_on_ranks(third, fixed(THIRD_BUGS[name], fix_of(name)), capsys) == set()
+
+
+@pytest.mark.slow
+def test_the_right_sharded_program_passes(third, capsys):
+    assert found_on_ranks(third, THIRD_TEXTS["hall-right"], capsys) == set()
 
 
 LATER_LAYER = """

@@ -1,4 +1,7 @@
-"""What "DistributedDataParallel" builds by hand is right: its three versions and its ring, on several ranks."""
+"""What chapters on many processes build by hand is right, on several ranks.
+
+In "DistributedDataParallel" its three versions and its ring, in "Sharding" its three stages.
+"""
 
 import pages
 import pytest
@@ -36,9 +39,9 @@ def gap(wrap, finish):
 """
 
 
-def cell(name):
+def cell(name, page=PAGE):
     """The source of a cell that runs on all ranks, without the magic."""
-    [found] = [cell for cell in pages.cells(PAGE) if cell.id == name]
+    [found] = [cell for cell in pages.cells(page) if cell.id == name]
     first, _, rest = found.source.partition("\n")
     assert first.startswith(MAGIC), f"{name} does not run on ranks"
     return rest
@@ -85,3 +88,70 @@ expected = k * torch.arange({numbers}.0) + sum(range(k))
 {way}(x)
 assert x.cpu().equal(expected), x
 """)
+
+
+# The stages of "Sharding"
+
+SHARDING = "12-sharding"
+STAGES = """
+def state(stage, parts):
+    \"\"\"The parameters after three steps in this stage; the whole of a layer that is freed is gathered.\"\"\"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double().cuda()
+    layers = [net[0], net[2], net[4]]
+    units = [classes[stage](layer if stage == 3 else list(layer.parameters()), adam) for layer in layers]
+    for X, y in parts:
+        F.cross_entropy(net(X), y).backward()
+        for unit in units:
+            if stage == 1:
+                unit.reduce()
+            unit.update()
+        net.zero_grad()
+    for unit in units:
+        if stage == 3:
+            unit.gather()
+    return [p.detach().cpu() for p in net.parameters()]
+
+def alone(data):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double()
+    _, step = with_adam(net)
+    for X, y in data:
+        F.cross_entropy(net(X), y).backward()
+        step()
+    return list(net.parameters())
+
+classes = {1: Stage1, 2: Stage2, 3: Stage3}
+torch.manual_seed(1)
+data = [(torch.rand(2 * ranks, 3, dtype=torch.float64), torch.arange(2 * ranks) % 4) for _ in range(3)]
+parts = [(X.chunk(ranks)[rank].cuda(), y.chunk(ranks)[rank].cuda()) for X, y in data]
+
+def gap(stage, parts=parts):
+    return max((p - q).abs().max().item() for p, q in zip(state(stage, parts), alone(data)))
+"""
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def sharding(request):
+    """So many ranks that have run the page's cells: none of the layers' sizes is a multiple of three."""
+    ranks = Ranks(request.param)
+    try:
+        for name in ("hello", "flat", "stage-1", "stage-2", "stage-3"):
+            ranks.run(cell(name, SHARDING))
+        ranks.run(cell("adam", SHARDING) + STAGES)
+        yield ranks
+    finally:
+        ranks.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_all_three_stages_take_the_steps_of_one_device(sharding, stage):
+    sharding.run(f"assert gap({stage}) < 1e-12")
+
+
+@pytest.mark.slow
+def test_with_the_rows_of_another_rank_they_do_not(sharding):
+    """The negative control."""
+    wrong = len(sharding.processes) > 1
+    sharding.run(f"assert (gap(3, [(X[:2].cuda(), y[:2].cuda()) for X, y in data]) > 1e-4) == {wrong}")

@@ -37,10 +37,9 @@ ROWS = [
     "__init__",  # the public names
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks mesh "
-    "tensor_parallel "
-    "rank_process ddp",
+    "tensor_parallel rank_process ddp zero",
     "parallel primitives splitting collectives models transformer data",
-    "devices table arguments recorded",
+    "devices table arguments recorded text",
     "virtual",
 ]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import mgpu_lib as mgpu
 from mgpu_lib import exercises, recorded, widgets
+from mgpu_lib.text import load_alice
 
 assert Path(mgpu.__file__).is_relative_to(sys.prefix), mgpu.__file__
 with mgpu.virtual_gpus(2) as machine:
@@ -31,6 +32,7 @@ given = {"TimelineViewer": [machine.timeline], "MemoryExplorer": [table], "Split
 shown = {name: len(getattr(widgets, name)(*given.get(name, [])).static_html()) for name in widgets.__all__}
 exercises.check_best_lr(lambda batch_size, known: (known[batch_size // 2] * known[batch_size * 2]) ** 0.5)
 assert "<img" in widgets.WhySlower().static_html(), "the pictures for pages without JavaScript come along"
+assert len(load_alice().tokens) == 143_082
 print(json.dumps({"figures": shown, "results": sorted(path.name for path in recorded.RESULTS.glob("*.json"))}))
 """
 

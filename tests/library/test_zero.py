@@ -1,0 +1,21 @@
+"""ZeRO from scratch, on one to six ranks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import ranks
+
+PROGRAM = Path(__file__).parents[1] / "virtual" / "programs" / "zero.py"
+
+
+@pytest.fixture(scope="module")
+def passed(request):
+    return ranks.passed(request, PROGRAM, 6, seconds=600)  # a minute when nothing else runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, 7))
+@pytest.mark.parametrize("name", re.findall(r"@check\ndef (\w+)", PROGRAM.read_text()))
+def test_as_on_one_device(name, n, passed):
+    assert f"{name} {n}" in passed

@@ -1,0 +1,273 @@
+"""The library's own ZeRO, in all stages, against the network on one device, on one to six ranks.
+
+Run by torchrun: for each n up to the number of ranks the first n of them make a group; with names of checks as
+arguments, only those. Prints "ok NAME n" for what no rank failed.
+"""
+
+import copy
+import gc
+import os
+import random
+import sys
+import traceback
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from checking import CHECKS, Branches, check, raises
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mgpu_lib import Transformer, current_machine
+from mgpu_lib.zero import ZeRO
+
+F = nn.functional
+OPTIMIZERS = (
+    partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+)
+
+
+class Random(nn.Module):
+    """A few layers of any width, one of them perhaps frozen, one used twice, and a number that scales the result."""
+
+    def __init__(self, seed):
+        super().__init__()
+        chosen, _ = random.Random(seed), torch.manual_seed(seed)
+        width = chosen.choice((1, 2, 5, 7))
+        inner = [nn.Linear(width, width, bias=chosen.random() < 0.5) for _ in range(chosen.randint(1, 3))]
+        if chosen.random() < 0.5:
+            inner[0].requires_grad_(False)
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3, bias=chosen.random() < 0.5)
+        self.inner, self.scale = nn.ModuleList(inner), nn.Parameter(torch.tensor(1.5))
+        self.twice = chosen.random() < 0.5
+        self.double()
+
+    def forward(self, X):
+        H = self.first(X)
+        for layer in [*self.inner, *(self.inner if self.twice else [])]:
+            H = torch.tanh(layer(H))
+        return self.scale * self.last(H)
+
+
+def rows_of(rank, n, rows):
+    """Which of the rows this rank has: as equal as can be, some may have one more."""
+    return torch.arange(rows).tensor_split(n)[rank]
+
+
+def loss_of(net, X, y, total):
+    """This rank's part of the mean over `total` rows, as a mean over the ranks expects it."""
+    return F.cross_entropy(net(X).flatten(0, -2), y.flatten(), reduction="sum") / total
+
+
+def compare(net, layers, rank, n, data, optimizer, stage, micro_batches=1):
+    """Three steps of `net` in this stage, and of a copy on one device, have the same losses and parameters."""
+    alone, net = copy.deepcopy(net), copy.deepcopy(net)
+    if rank > 0:
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(rank)  # rank 0's numbers count
+    oracle = optimizer([p for p in alone.parameters() if p.requires_grad])
+    zero = ZeRO(net, optimizer, stage, layers(net))
+    for X, y in data:
+        mine, total = rows_of(rank, n, len(X)), y.numel()
+        expected = loss_of(alone, X, y, total)
+        expected.backward()
+        losses = []
+        for rows in mine.tensor_split(micro_batches):
+            losses.append(loss_of(zero, X[rows].cuda(), y[rows].cuda(), total) * n)
+            losses[-1].backward()
+        found = sum(losses).detach() / n
+        dist.all_reduce(found)
+        torch.testing.assert_close(found.cpu(), expected.detach(), rtol=1e-9, atol=1e-9)
+        zero.step()
+        oracle.step()
+        oracle.zero_grad()
+    state, wanted = zero.whole_state(), alone.state_dict()
+    assert list(state) == list(wanted)
+    for name in wanted:
+        torch.testing.assert_close(state[name], wanted[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+def some_batches(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        X = torch.randn(rows, 5, dtype=torch.float64, generator=generator)
+        yield X, torch.randint(3, (rows,), generator=generator)
+
+
+@check
+def any_shape(rank, n):
+    """Also ranks with fewer rows, or with none; layers by themselves, some of them, and all in one."""
+    for seed in range(3 * n, 3 * n + 3):
+        rows, chosen = random.Random(seed).randint(n - 1, 3 * n) or 1, OPTIMIZERS[seed % 2]
+        layers = (lambda net: [net.first, *net.inner, net.last], lambda net: net.inner[1:], lambda net: [])[seed % 3]
+        for stage in (1, 2, 3):
+            compare(Random(seed), layers, rank, n, some_batches(rows, seed), chosen, stage)
+
+
+@check
+def accumulation(rank, n):
+    for stage in (1, 2, 3):
+        data = some_batches(3 * n + 1, 7)
+        compare(Random(1), lambda net: [net.first, net.last], rank, n, data, OPTIMIZERS[0], stage, micro_batches=3)
+
+
+class Recomputed(nn.Module):
+    """Layers that are computed again in the backward pass, hooks and all."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)).double()
+
+    def forward(self, X):
+        for layer in self.layers:
+            X = checkpoint(layer, X, use_reentrant=False)
+        return X[..., :3]
+
+
+@check
+def recomputation(rank, n):
+    for stage in (1, 2, 3):
+        compare(Recomputed(), lambda net: net.layers, rank, n, some_batches(2 * n, 2), OPTIMIZERS[0], stage)
+
+
+@check
+def transformer(rank, n):
+    torch.manual_seed(0)
+    net, generator = Transformer(3, 8, 2, 2).double(), torch.Generator().manual_seed(3)
+    texts = [tuple(torch.randint(3, (n + 1, 6), generator=generator) for _ in range(2)) for _ in range(3)]
+    for stage in (1, 2, 3):
+        compare(net, lambda net: net.layers, rank, n, texts, OPTIMIZERS[0], stage)
+
+
+@check
+def tied(rank, n):
+    """A weight that two layers share, or two names of one layer."""
+    for stage in (1, 2, 3):
+        for shared in (lambda net: [net.first, net.last], lambda net: [net]):
+            compare(Tied(), shared, rank, n, some_batches(n, 5), OPTIMIZERS[0], stage)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.last = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
+        self.last.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(5, affine=False).double().eval()
+
+    def forward(self, X):
+        return self.norm(self.last(torch.tanh(self.first(X))))[..., :3]
+
+
+@check
+def what_cannot_be_trained_is_named(rank, n):
+    make, linear = OPTIMIZERS[1], nn.Linear(5, 3)
+    raises(ValueError, "stage=4: ZeRO has the stages 1, 2 and 3", ZeRO, linear, make, 4)
+    raises(ValueError, "nothing to train", ZeRO, copy.deepcopy(linear).requires_grad_(False), make, 1)
+    mixed = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3).double())
+    raises(ValueError, "of one type", ZeRO, mixed, make, 1)
+    raises(ValueError, "this Linear of `layers` is no part of the network", ZeRO, Random(1), make, 3, [linear])
+    raises(ValueError, "a ModuleList is never called", ZeRO, Random(1), make, 3, [Random(1).inner])
+    X = torch.ones(2, 5, dtype=torch.float64, device="cuda")
+    for stage in (1, 2, 3):
+        net = Branches()
+        zero = ZeRO(net, make, stage, [net.trunk, *net.branches])
+        zero(X, 1).sum().backward()
+        raises(RuntimeError, "no gradient for branches.0.weight, branches.0.bias: freeze", zero.step)
+
+
+SIZE = 60 * 128  # numbers of a layer: in bytes a multiple of 512 for each of 1 to 6 ranks
+
+
+def built(stage, layers=4):
+    net = nn.Sequential(
+        *(nn.Linear(60, 128, bias=False) if i % 2 == 0 else nn.Linear(128, 60, bias=False) for i in range(layers))
+    )
+    return ZeRO(net, partial(torch.optim.Adam, lr=0.01), stage, net)
+
+
+def kept(stage, n, count):
+    """Bytes of (parameters, gradients, optimizer's state) with `count` parameters, by the formulas."""
+    return (
+        4 * count / (n if stage == 3 else 1),
+        4 * count / (n if stage >= 2 else 1),
+        8 * count / n,
+    )
+
+
+@check
+def kept_bytes(rank, n):
+    """To the byte what the formulas say, and never more than three times a layer on top."""
+    X, flag, layers = torch.ones(1, 60, device="cuda"), torch.ones(1, device="cuda"), 4
+
+    def held():
+        dist.all_reduce(flag)  # what was sent last is there until something else is sent
+        return torch.cuda.memory_allocated()
+
+    for stage in (1, 2, 3):
+        gc.collect()  # hooks and what they are attached to refer to each other
+        start = held()
+        zero = built(stage, layers)
+        parameters, gradients, state = kept(stage, n, layers * SIZE)
+        assert held() - start == parameters
+        for step in range(2):
+            zero(X).sum().backward()
+            assert held() - start == parameters + gradients + (state if step else 0)
+            zero.step()
+            assert held() - start == parameters + state
+        torch.cuda.reset_peak_memory_stats()
+        zero(X).sum().backward()
+        peak = torch.cuda.max_memory_allocated() - start
+        assert peak <= parameters + gradients + state + 3 * 4 * SIZE + 4096, (stage, peak)
+        zero = None
+        gc.collect()
+        assert held() == start
+
+
+@check
+def bytes_sent(rank, n):
+    """Stages 1 and 2 send as much as an all-reduce does; stage 3 collects the parameters once more."""
+    machine, X = current_machine(), torch.ones(1, 60, device="cuda")
+    for stage in (1, 2, 3):
+        zero = built(stage)
+        torch.cuda.synchronize()
+        start = machine.elapsed()
+        zero(X).sum().backward()
+        zero.step()
+        torch.cuda.synchronize()
+        events = [e for e in machine.timeline.since(start) if e.kind == "collective" and e.gpu == rank]
+        names = [e.name for e in events]
+        assert names.count("reduce_scatter") == 4 and names.count("all_gather") == (8 if stage == 3 else 4), names
+
+
+def main(names):
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    torch.cuda.set_device(rank)
+    for n in range(1, int(os.environ["WORLD_SIZE"]) + 1):
+        if rank >= n:
+            continue
+        dist.init_process_group(
+            "nccl", store=dist.PrefixStore(f"world {n}", store), rank=rank, world_size=n, timeout=timedelta(seconds=200)
+        )
+        for function in CHECKS:
+            if names and function.__name__ not in names:
+                continue
+            failed = torch.tensor(0)
+            try:
+                function(rank, n)
+            except Exception:
+                failed += 1
+                print(f"rank {rank} of {n}, {function.__name__}", traceback.format_exc(), file=sys.stderr)
+            dist.all_reduce(failed, group=dist.new_group(backend="gloo"))
+            if rank == 0 and not failed:
+                print("ok", function.__name__, n, flush=True)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
