@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_nets import gradients, largest_gap, make_batch, small_networks, unsplit
@@ -10,7 +11,6 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from mgpu_lib import tensor_parallel
 from mgpu_lib.mesh import device_mesh
-from mgpu_lib.prediction import process_group
 from mgpu_lib.splitting import Pair
 from mgpu_lib.tensor_parallel import (
     SumGradients,
@@ -198,11 +198,13 @@ def test_an_embedding_with_fewer_tokens_than_gpus_is_refused():
 
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 3}, {"pipeline": 3}, {"data": 2, "pipeline": 2, "tensor": 2}])
 def test_a_mesh_that_does_not_hold_all_ranks_is_refused(sizes):
-    with virtual_gpus(4, backing="meta"), process_group(4):
+    with virtual_gpus(4, backing="meta"):
+        dist.init_process_group("nccl", rank=0, world_size=4, store=dist.HashStore())
         product = " × ".join(f"{name}={size}" for name, size in sizes.items())
         with pytest.raises(ValueError, match=f"^{product} makes . ranks, but there are 4"):
             device_mesh(**sizes)
         assert device_mesh(data=2, tensor=2)["tensor"].size() == 2
+        dist.destroy_process_group()
 
 
 # Whole networks
