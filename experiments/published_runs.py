@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.published import digest
 from experiments.published_scaling import OTHERS
-from mgpu_lib.virtual.topology import MACHINES
+from mgpu_lib.virtual.topology import MACHINE_SOURCES, MACHINES, Network
 
 PATH = Path(__file__).parent / "published_runs.json"
 SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet, machine of one node
@@ -29,10 +29,14 @@ NETWORKS = {  # how a network is described -> (machine, network)
     "8x InfiniBand HDR 200 Gb/s per node": ("DGX A100", "InfiniBand HDR"),
     # FMS FSDP states rates only. Its A100 have what such instances of AWS have, and its scripts load EFA's library;
     # of its H100 no product is known, and eight cards are taken to share the rate.
+    # Added before any run was predicted, so that the largest source counts between nodes, too: Jean Zay's Omni-Path has
+    # 100 Gb/s a link (Bekman's list has the rate, the source the links), and NCCL takes it for what speaks RDMA.
+    "4 Omni-Path links per node": ("DGX A100", "Omni-Path"),
     "400 Gb/s per node": ("p4d.24xlarge", "EFA"),
     "800 Gb/s per node": ("DGX H100", "RoCE 100"),
 }
 KINDS = MACHINES | OTHERS
+OTHER_NETWORKS = {"Omni-Path": Network("Omni-Path", "RDMA", 100e9 / 8, 4, MACHINE_SOURCES["networks"])}
 SOURCES = {  # the beginnings of titles -> names in ids
     "Efficient Large-Scale Language Model Training": "Megatron-LM 2021",
     "Megatron-LM, README": "Megatron-LM README",

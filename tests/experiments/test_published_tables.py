@@ -111,13 +111,13 @@ def test_runs_are_chosen_and_halved_as_it_was_decided_before_anything_was_predic
     curves = {(row["curve"], row["half"]) for row in rows if "half" in row}
     assert len(curves) == len({curve for curve, _ in curves}), "a curve lies in both halves"
     how = sorted([row["id"], str(row["excluded"]), row["remembers"], row.get("half", "")] for row in rows)
-    assert hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16] == "07856b0e6f7276c7"
+    assert hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16] == "d8aa2249a2455c34"
 
 
 def test_about_two_thirds_of_the_runs_are_held_out_and_show_every_strategy():
     rows = counted_runs()
     held = [row for row in rows if row["half"] == "held out"]
-    assert 50 <= len(rows) <= 90 and 0.6 < len(held) / len(rows) < 0.8
+    assert 150 <= len(rows) <= 180 and 0.6 < len(held) / len(rows) < 0.8
     assert len({row["source"] for row in held}) >= 5 and len(held) >= 30
     for half in ("fit", "held out"):
         some = [row for row in rows if row["half"] == half]
@@ -126,16 +126,23 @@ def test_about_two_thirds_of_the_runs_are_held_out_and_show_every_strategy():
     assert {row["half"] for row in published_runs.rows() if row["remembers"]} == {"fit", "held out"}
 
 
+def short_ends(row, stages):
+    """Whether the first and the last stage have a layer less, as these sources say of their programs."""
+    said = row["source"] == "Zero Bubble" or "Rebalancing layers" in row["note"]
+    return said and (row["layers"] + 2) % stages == 0
+
+
 def test_runs_have_machines_and_sizes_that_fit_together():
     for row in counted_runs():
         machine, network = published_runs.KINDS[row["machine"]], row["network key"]
         assert row["sheet"] in GPUS and machine.gpus == row["gpus_per_node"]
-        assert (network in NETWORKS) if row["n_gpus"] > machine.gpus else network is None
+        assert (
+            (network in NETWORKS | published_runs.OTHER_NETWORKS) if row["n_gpus"] > machine.gpus else network is None
+        )
         assert row["n_gpus"] == row["tensor"] * row["pipeline"] * row["context"] * row["data"]
         assert row["global_batch"] % (row["micro_batch"] * row["data"]) == 0
         stages = row["pipeline"] * row["virtual_stages"]
-        short = 2 if row["source"] == "Zero Bubble" else 0  # its first and last stage have a layer less
-        assert (row["layers"] + short) % stages == 0
+        assert row["layers"] % stages == 0 or short_ends(row, stages)
 
 
 def test_seconds_of_runs_follow_from_what_is_printed():

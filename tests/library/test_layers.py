@@ -152,6 +152,7 @@ FIT_THE_CLOCK = {
     "published",
     "published_runs",
     "published_scaling",
+    "run_validation",
     "sheets",
     "transformer_fit",
     "appendix-clock",
