@@ -12,25 +12,16 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import mgpu_lib as mgpu
 
 WIDTH, TOKENS, VOCAB = 96, 40, 101
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs):
-        return checkpoint(self.layer, *inputs, use_reentrant=False)
 
 
 def network():
@@ -60,7 +51,7 @@ def ddp():
 def fsdp(recompute=False, net=None, tokens=(2, TOKENS), **options):
     net, mesh = net or network(), dist.init_device_mesh("cuda", (dist.get_world_size(),))
     for i, layer in enumerate(net.layers):
-        net.layers[i] = fully_shard(Checkpointed(layer) if recompute else layer, mesh=mesh, **options)
+        net.layers[i] = fully_shard(checkpoint_wrapper(layer) if recompute else layer, mesh=mesh, **options)
     fully_shard(net, mesh=mesh, **options)
     if next(net.parameters()).is_meta:
         net.to_empty(device="cuda")
