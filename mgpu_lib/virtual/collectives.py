@@ -7,6 +7,7 @@ takes. What a tensor must be like, and the words for what is not, are NCCL's and
 
 import contextlib
 import functools
+import time
 
 import torch
 from torch import Tensor
@@ -191,6 +192,18 @@ def flat_bytes(tensor):
     return flat_numbers(tensor).view(torch.uint8)
 
 
+def lend(tensors, call, *args):
+    """Take an operation of gloo, `call(*args)`, to its end: gloo's own thread, too, has let go of these `tensors`.
+
+    It does so a moment after the operation is done. The program that waits for it may free them at once, and what a
+    GPU holds would depend on which of the two threads is quicker.
+    """
+    counts = [x._use_count() for x in tensors]
+    call(*args).wait()
+    while any(x._use_count() > count for x, count in zip(tensors, counts, strict=True)):
+        time.sleep(0)
+
+
 # Reductions
 
 
@@ -215,7 +228,7 @@ def reduce(reduction, call, options, values, result, size):
     if op == PREMUL_SUM:
         values.mul_(factor)
     options.reduceOp = SUM if op in (AVG, PREMUL_SUM) else op
-    call(result, values, options).wait()
+    lend([result, values], call, result, values, options)
     if op == AVG:
         result.copy_(result.div(size, rounding_mode=None if result.is_floating_point() else "trunc"))
 
@@ -264,7 +277,7 @@ def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
     options.rootRank = root
 
     def transfer(gloo):
-        gloo.broadcast(values, options).wait()
+        lend(values, gloo.broadcast, values, options)
 
     group, what = group_of(group), f"{sizes_of(tensors)} from rank {root}"
     source = group.members.ranks[root]
@@ -295,7 +308,7 @@ def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
 
     def transfer(gloo):
         if even:
-            gloo.allgather([parts], [x], c10d.AllgatherOptions()).wait()
+            lend([*parts, x], gloo.allgather, [parts], [x], c10d.AllgatherOptions())
         else:
             all_to_all(gloo, parts, [x] * len(group))
 
@@ -318,9 +331,8 @@ def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
 
     def transfer(gloo):
         for result, x in pairs:
-            gloo._allgather_base(
-                result, x.clone(), c10d.AllgatherOptions()
-            ).wait()  # in place, they are the same memory
+            # In place, they are the same memory.
+            lend([result], gloo._allgather_base, result, x.clone(), c10d.AllgatherOptions())
 
     given = [*tensors, *outputs]
     return group.issue("all_gather", given, size_of(outputs), transfer, outputs, sizes_of(tensors)).boxed()
@@ -464,7 +476,7 @@ def point_to_point(tensors, group, sends, other):
 
     def transfer(gloo):
         move = gloo.send if sends else gloo.recv
-        move([x], 1 - gloo.rank(), channel.direction).wait()
+        lend([x], move, [x], 1 - gloo.rank(), channel.direction)
 
     topology, ends = gpu.machine.topology, [group.members.ranks[source], group.members.ranks[target]]
     seconds = collective_seconds("send", len(x), topology.gpus_of(ends), topology)

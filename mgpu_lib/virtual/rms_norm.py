@@ -23,8 +23,7 @@ def fused_rms_norm_backward(grad, x, shape, scale, weight, wanted):
     wide, normal = precise(grad), precise(x) * scale
     slope = wide if weight is None else wide * weight
     of_x = (slope - normal * (slope * normal).mean(dims(shape), keepdim=True)) * scale
-    rows = list(range(x.dim() - len(shape)))
-    of_weight = (wide * normal).sum(rows).to(weight.dtype) if wanted[1] else None
+    of_weight = (wide * normal).sum_to_size(shape).to(weight.dtype) if wanted[1] else None
     return of_x.to(x.dtype) if wanted[0] else None, of_weight
 
 

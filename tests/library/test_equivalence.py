@@ -456,6 +456,7 @@ NO_PROGRAMS = {
         "chapter 10: step_of_rank_0",
     ],
     "calls programs that are tested, to train or to compare": [
+        "chapter 12: one_device",
         "chapter 4: fit",
         "chapter 4: gap_per_step",
         "chapter 5: gap_to_chapter_4",

@@ -45,7 +45,7 @@ def check_reports(done, trace):
     assert done.stdout == "2 NVIDIA A100-SXM4-80GB (virtual) [[0], [1]]\n" and len(words) == 5
     for rank in range(2):
         assert words[1 + 2 * rank].startswith(f"rank {rank}: ") and words[1 + 2 * rank].endswith("(median)")
-        assert words[2 + 2 * rank].startswith(f"rank {rank}, cuda:{rank}: at most 3.8")
+        assert words[2 + 2 * rank].startswith(f"rank {rank}, cuda:{rank}: at most 2.88 MiB")
     assert words[1].split(": ")[1] == words[3].split(": ")[1], "they step together"
     expected = {f"rank {r}, {what}" for r in range(2) for what in ("host", f"cuda:{r} (virtual A100-80)")}
     assert names_in(trace) == expected

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -433,3 +434,9 @@ def test_what_replaces_a_function_has_its_name(gpus):
     """By which libraries put it back, after they have replaced it themselves."""
     assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
     assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
+
+
+def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
+    with virtual_gpus(2), FakeTensorMode():
+        x = torch.empty(2, 3, device="cuda")
+        assert x.T.contiguous().shape == (3, 2)

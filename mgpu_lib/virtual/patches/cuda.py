@@ -9,6 +9,7 @@ import sys
 import warnings
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mgpu_lib.virtual import streams
 from mgpu_lib.virtual.errors import bad_fork, no_addresses
@@ -67,6 +68,8 @@ def patches():
     yield torch.autograd.profiler.profile, "__init__", profile
     yield torch.profiler.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU}
     yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
+    # What PyTorch makes to see the shape of a result would start CUDA, as there are GPUs; none of them is CUDA's.
+    yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
     for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
         module = sys.modules[name]
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, VirtualTensor]
