@@ -1,5 +1,6 @@
 """What is special about each operation of PyTorch."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -46,8 +47,12 @@ def rule_of(func, handler):
 
 
 def is_composite(func):
-    """Whether it is made of others; autograd takes these apart, and in inference mode there is no autograd."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    """Whether it is made of others; autograd takes these apart, and in inference mode there is no autograd.
+
+    Some, as silu_backward, are so for other devices, and have a kernel of their own where CPUs and CUDA have one.
+    """
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU")
 
 
 def with_generator(func):

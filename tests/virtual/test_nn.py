@@ -811,6 +811,17 @@ def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
     assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU
 
 
+@pytest.mark.parametrize("function", [F.silu, F.mish])
+def test_an_activation_s_backward_is_one_kernel(gpus, function):
+    """PyTorch knows how to make these of others, and has a kernel for CUDA."""
+    x = torch.randn(4, 8, device="cuda", requires_grad=True)
+    y = function(x)
+    start = gpus.elapsed()
+    y.backward(torch.ones_like(y))
+    kernels = [e.name for e in gpus.timeline.since(start) if e.gpu is not None and e.phase == "backward"]
+    assert kernels == [f"{function.__name__}_backward"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("affine", [True, False])
 def test_rms_norm_is_one_kernel_each_way(gpus, dtype, affine):
