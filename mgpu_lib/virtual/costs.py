@@ -186,6 +186,8 @@ def memory(name, args, inputs, outputs):
     written = sum(map(stored, outputs))
     if name in WRITES_ONLY:
         return written
+    if name == "all_gather_copy_in":  # of FSDP: this rank's parts, to their place in what will be the whole
+        return 2 * sum(map(stored, args[0]))
     if KIND.get(name) == "gather":  # the rows that are asked for, not the whole table
         return 2 * min(written, min(stored(t) for t in inputs if t.numel())) if name.endswith("_") else 2 * written
     return sum(map(stored, inputs)) + written + read_again(name, args)

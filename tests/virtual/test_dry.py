@@ -59,6 +59,18 @@ def test_a_thousand_ranks_take_as_long_to_run_as_eight():
     assert few.peak_memory == many.peak_memory and few.flops == many.flops
 
 
+def test_before_an_all_gather_fsdp_copies_one_shard():
+    """Into the buffer for all of them: that was once taken to be written as a whole."""
+
+    def program():
+        net = torch.distributed.fsdp.fully_shard(nn.Linear(256, 256, bias=False)).cuda()
+        return lambda: net(torch.zeros(8, 256, device="cuda")).sum().backward()
+
+    made = mgpu.dry_run(program, 16)
+    moved = {event.nbytes for event in made.timeline if event.name == "all_gather_copy_in"}
+    assert moved == {2 * 4 * 256 * 256 // 16}
+
+
 @pytest.mark.slow
 def test_llama_70b_on_64_gpus():
     """Sharded parameters, gradients and Adam's two moments are 16 bytes for each of 70.6 billion parameters."""
