@@ -37,7 +37,7 @@ ROWS = [
     "__init__",  # the public names
     "widgets exercises",
     "training tuning prediction timing footprint traffic checks checkpoints plots evidence launching ranks mesh "
-    "tensor_parallel rank_process ddp zero",
+    "planning plan_rates tensor_parallel rank_process ddp zero",
     "parallel primitives splitting collectives models transformer data",
     "devices table arguments recorded text",
     "virtual",

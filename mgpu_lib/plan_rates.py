@@ -1,0 +1,97 @@
+"""What the formulas of a plan know of GPUs and networks: rates, measured on virtual GPUs."""
+
+import functools
+
+import torch
+from torch.nn import functional as F
+
+from mgpu_lib.virtual import collective_seconds, find_gpu, virtual_gpus
+
+NODES = {"A100-80": "DGX A100", "H100": "DGX H100", "H200": "DGX H100"}  # the machine with eight of each GPU
+PER_NODE = 8
+LARGEST = 16_384  # GPUs of a plan
+SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take
+
+
+@functools.cache
+def constants(gpu, network):
+    """What the formulas know of a GPU and of a network: plain numbers, measured on virtual GPUs.
+
+    Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "collectives": for so many GPUs of each node
+    times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce; "send":
+    the same of a message, within a node and between nodes.
+    """
+    spec = find_gpu(gpu)
+    return {"peak": spec.bf16, "memory": spec.memory, **kernel_rates(gpu), "collectives": groups(gpu, network)}
+
+
+def kernel_rates(gpu):
+    """What GPUs of this kind take for kernels, in bfloat16."""
+    with virtual_gpus(1, gpu, backing="meta") as machine:
+
+        def numbers(*shape):
+            return torch.empty(shape, dtype=torch.bfloat16, device="cuda", requires_grad=False)
+
+        def timed(function, *args):
+            torch.cuda.synchronize()
+            start = machine.elapsed()
+            function(*args)
+            torch.cuda.synchronize()
+            return sum(e.end - e.start for e in machine.timeline.since(start) if e.gpu is not None)
+
+        return {**of_products(numbers, timed), **of_attention(numbers, timed), **of_memory(numbers, timed)}
+
+
+def of_products(numbers, timed):
+    """A product with r results takes fixed + flops / rate · (1 + half / r) seconds."""
+    fixed = timed(torch.mm, numbers(1, 1), numbers(1, 1))
+    few, many, wide = 256, 4096, 2**18
+    slow = (timed(torch.mm, numbers(few, wide), numbers(wide, few)) - fixed) / (2 * few * few * wide)
+    fast = (timed(torch.mm, numbers(many, wide), numbers(wide, many)) - fixed) / (2 * many * many * wide)
+    half = (slow - fast) / (fast / few**2 - slow / many**2)
+    return {"rate": (1 + half / many**2) / fast, "half": half, "fixed product": fixed}
+
+
+def of_attention(numbers, timed):
+    """FLOP per second of causal attention, forward and backward."""
+    q = numbers(1, 64, 8192, 128).requires_grad_()
+    forward = timed(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    grad = numbers(1, 64, 8192, 128)
+    with_sums = timed(lambda: out.backward(grad))
+    plain = timed(torch.add, grad, grad)
+    flops = 2 * 64 * 8192**2 * 128
+    return {"attention": flops / forward, "attention backward": 2.5 * flops / (with_sums - 2 * plain)}
+
+
+def of_memory(numbers, timed):
+    """Bytes per second of the kinds of kernels that move numbers, and the fixed time of each."""
+    X, small, n = numbers(2**14, 2**14), numbers(1), 2**29
+    fixed, table = timed(torch.neg, small), numbers(2**14, 2**14)
+    rows = torch.empty(2**14, dtype=torch.long, device="cuda")
+    return {
+        "fixed": fixed,
+        "pointwise": 2 * n / (timed(torch.neg, X) - fixed),
+        "norm": 2 * n / (timed(F.rms_norm, X, (2**14,)) - fixed),
+        "reduce": n / (timed(torch.sum, X) - fixed),
+        "gather": 2 * n / (timed(F.embedding, rows, table) - fixed),
+        "lists": 2 * n / (timed(torch._foreach_mul_, [X], 2.0) - fixed),
+    }
+
+
+def groups(gpu, network):
+    """{"m × n": {"gather": [...], "reduce": [...]}, "send": {...}}: see `constants`."""
+    topology = virtual_gpus(1, gpu, NODES[gpu], "meta", network).topology
+
+    def line(name, gpus):
+        short, long = (collective_seconds(name, size, gpus, topology) for size in (SHORT, LONG))
+        each = (long - short) / (LONG - SHORT)
+        return [short - SHORT * each, each]
+
+    found = {}
+    for here in (1, 2, 4, 8):
+        for nodes in (2**i for i in range(12)):
+            gpus = [node * PER_NODE + i * PER_NODE // here for node in range(nodes) for i in range(here)]
+            if 1 < len(gpus) <= LARGEST:
+                found[f"{here} × {nodes}"] = {"gather": line("all_gather", gpus), "reduce": line("all_reduce", gpus)}
+    return found | {"send": {"near": line("send", [0, 1]), "far": line("send", [0, PER_NODE])}}
