@@ -103,7 +103,7 @@ class Plan(NamedTuple):
 
 
 def run_of(layers, width, heads, batch_tokens, seq_len, **split):
-    """The TrainingRun of a model like Llama 3 with a batch of so many tokens; `split` is what else TrainingRun takes."""
+    """The TrainingRun of a model like Llama 3 and a batch of so many tokens; `split`: what else TrainingRun takes."""
     check_count("seq_len", seq_len)
     inner, kv_heads = width * 7 // 2, min(8, heads)
     sizes = {"vocab": 128_256, "width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "inner": inner}

@@ -1,0 +1,96 @@
+"""Plans of large runs: the formulas equal dry runs, and wrong splits are named."""
+
+import pytest
+
+import mgpu_lib as mgpu
+from experiments import planner_validation
+from mgpu_lib import planning
+from mgpu_lib.planning import TrainingRun, best_plan, plan
+
+SMALL = {"vocab": 32_000, "width": 2048, "layers": 4, "heads": 16, "kv_heads": 8, "inner": 7168}
+SPLITS = [
+    {"zero": 0, "n_gpus": 8},
+    {"zero": 1, "tensor": 4, "micro_batch": 2},
+    {"zero": 2, "network": "RoCE 100"},
+    {"zero": 3, "tensor": 2, "recompute": True},
+    {"zero": 1, "tensor": 2, "pipeline": 4, "gpu": "A100-80"},
+    {"zero": 0, "tensor": 16, "pipeline": 2, "recompute": True},
+]
+
+
+def run(**options):
+    made = TrainingRun(SMALL, **{"n_gpus": 32, "seq_len": 4096, "batch": 1, **options})
+    return made._replace(batch=3 * made.data * made.micro_batch)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.sweep(2)
+def test_formulas_equal_dry_runs(split):
+    found = run(**split)
+    made, seconds, held = plan(found), *planner_validation.dry_run(found, found.micro_batches)
+    assert made.step == pytest.approx(seconds, rel=0.1)  # in a model as small as this, the host shows
+    assert sum(made.memory.values()) == pytest.approx(held, rel=0.1)
+
+
+def test_two_short_steps_say_how_long_a_long_one_takes():
+    setting = {"layers": 4, "width": 2048, "heads": 16, "seq_len": 4096, "batch_tokens": 2**18, "n_gpus": 8}
+    setting |= {"gpu": "H100", "network": "EFA", "tensor": 2, "pipeline": 2, "zero": 1, "micro_batch": 1}
+    found = planner_validation.record(setting | {"recompute": False})
+    whole = planning.run_of(**setting)
+    assert whole.micro_batches == 32
+    assert (found["seconds"], found["bytes"]) == pytest.approx(planner_validation.dry_run(whole, 32), rel=2e-3)
+
+
+def test_a_model_has_the_parameters_and_flops_of_the_network():
+    with mgpu.virtual_gpus(1, backing="meta"):
+        net = mgpu.Transformer(**SMALL)
+        assert planning.parameters(SMALL) == sum(p.numel() for p in net.parameters())
+    found = run(zero=0, n_gpus=8)
+    program = planner_validation.planned_runs.program(found, found.micro_batches, {})
+    assert plan(found).flops / 8 == pytest.approx(mgpu.dry_run(program, 8).flops, rel=1e-6)
+
+
+def test_the_models_of_llama_3():
+    for name in ("8B", "70B"):
+        sizes = mgpu.LLAMA[name]
+        made = planning.run_of(sizes["layers"], sizes["width"], sizes["heads"], 2**22, 8192)
+        assert made.sizes == sizes and made.batch == 512
+
+
+def test_the_best_plan_is_the_fastest_that_fits():
+    asked = TrainingRun(mgpu.LLAMA["8B"], n_gpus=64, batch=512, seq_len=4096)
+    tried = [plan(other) for other in planning.splits(asked)]
+    found = best_plan(asked)
+    assert found.fits and not all(made.fits for made in tried)
+    assert found.step == min(made.step for made in tried if made.fits)
+    assert best_plan(asked._replace(sizes=SMALL | {"layers": 128, "width": 16_384, "heads": 128}, n_gpus=8)) is None
+
+
+@pytest.mark.parametrize(
+    "split, words",
+    [
+        ({"tensor": 3}, "tensor=3 × pipeline=1 does not divide n_gpus=32"),
+        ({"tensor": 32}, "tensor=32: 16 heads"),
+        ({"pipeline": 8}, "pipeline=8: 4 layers"),
+        ({"n_gpus": 12}, "n_gpus=12: 1, 2, 4, or whole machines of 8"),
+        ({"zero": 3, "pipeline": 2}, "zero=3 with pipeline=2"),
+        ({"zero": 4}, "zero=4: use one of 0, 1, 2, 3"),
+        ({"gpu": "T4"}, "gpu='T4': use one of A100-80, H100, H200"),
+        ({"network": "string"}, "network='string': use one of InfiniBand HDR"),
+        ({"micro_batch": 0}, "micro_batch"),
+    ],
+    ids=str,
+)
+def test_a_split_that_there_can_not_be_is_named(split, words):
+    with pytest.raises((ValueError, TypeError), match=words.replace("(", r"\(")):
+        plan(TrainingRun(SMALL, **{"n_gpus": 32, "batch": 96, "seq_len": 4096, **split}))
+    with pytest.raises(ValueError, match="batch=100: not a multiple of 32 × 1"):
+        plan(TrainingRun(SMALL, n_gpus=32, batch=100, seq_len=4096))
+
+
+def test_what_a_plan_says():
+    made = plan(run(zero=3))
+    assert repr(made).endswith("% MFU (modelled)>") and "too much" not in repr(made)
+    assert list(made.memory) == list(planning.PARTS_OF_MEMORY) and list(made.seconds) == list(planning.PARTS_OF_STEP)
+    assert made.tokens_per_second == pytest.approx(3 * 4096 / made.step)
+    assert "too much for a H100" in repr(plan(TrainingRun(mgpu.LLAMA["70B"], n_gpus=8, zero=0, batch=8)))
