@@ -25,6 +25,7 @@ def constants(gpu, network):
     return {"peak": spec.bf16, "memory": spec.memory, **kernel_rates(gpu), "collectives": groups(gpu, network)}
 
 
+@functools.cache
 def kernel_rates(gpu):
     """What GPUs of this kind take for kernels, in bfloat16."""
     with virtual_gpus(1, gpu, backing="meta") as machine:
@@ -73,7 +74,6 @@ def of_memory(numbers, timed):
         "fixed": fixed,
         "pointwise": 2 * n / (timed(torch.neg, X) - fixed),
         "norm": 2 * n / (timed(F.rms_norm, X, (2**14,)) - fixed),
-        "reduce": n / (timed(torch.sum, X) - fixed),
         "gather": 2 * n / (timed(F.embedding, rows, table) - fixed),
         "lists": 2 * n / (timed(torch._foreach_mul_, [X], 2.0) - fixed),
     }

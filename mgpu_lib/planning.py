@@ -297,7 +297,7 @@ def time_of_step(run, rates):
     exposed = (
         sharded_time(run, mine, rates, forward, backward, again) if run.zero > 1 else unsharded_time(run, mine, rates)
     )
-    bubble = max(0.0, whole - mean[0] - talked - recomputed)
+    bubble = whole - mean[0] - talked - recomputed if run.pipeline > 1 else 0.0
     found = mean[0], recomputed, talked, exposed, bubble, update_time(run, mine, rates)
     return dict(zip(PARTS_OF_STEP, found, strict=True))
 

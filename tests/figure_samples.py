@@ -15,6 +15,7 @@ from mgpu_lib.widgets import (
     LoopExplorer,
     MemoryExplorer,
     OverlapExplorer,
+    Planner,
     SplitExplorer,
     TimelineViewer,
     TuningExplorer,
@@ -25,6 +26,11 @@ from mgpu_lib.widgets import (
 US = 1e-6
 BATCH_SIZES = [2**i for i in range(13)]
 PRECISIONS = ("fp32", "amp")
+
+
+def planner(**values):
+    """Other values than those of the book's figure, which has a picture."""
+    return Planner(**({"tokens": 1e12} | values))
 
 
 # Memory: in the shape of `memory_table`'s
@@ -356,6 +362,21 @@ SAMPLES = {
             "Bucket size": (0, 1, 2),
         },
         hostile_overlap,
+    ),
+    "Planner": Sample(
+        planner,
+        {"n_gpus": 2048, "pipeline": 8, "recompute": True},
+        16,
+        (".mgpu-parameters", ".mgpu-across", ".mgpu-between", "select", "button", "figcaption"),
+        {
+            "Layers": (0, 7),
+            "Number of GPUs": (0, 6, 11),
+            "Tensor parallel": (0, 3),
+            "Pipeline stages": (0, 3),
+            "ZeRO stage": ("1", "3"),
+            "Activations": ("false", "true"),
+        },
+        largest=75_000,
     ),
     "TuningExplorer": Sample(
         explorer,

@@ -3,6 +3,7 @@
 from mgpu_lib.widgets.explorer import LoopExplorer, TuningExplorer
 from mgpu_lib.widgets.memory import MemoryExplorer
 from mgpu_lib.widgets.overlap import OverlapExplorer
+from mgpu_lib.widgets.planner import Planner
 from mgpu_lib.widgets.splits import SplitExplorer
 from mgpu_lib.widgets.splitter import BatchSplitter
 from mgpu_lib.widgets.stepper import AllReduceStepper
@@ -15,6 +16,7 @@ __all__ = [
     "LoopExplorer",
     "MemoryExplorer",
     "OverlapExplorer",
+    "Planner",
     "SplitExplorer",
     "TimelineViewer",
     "TuningExplorer",
