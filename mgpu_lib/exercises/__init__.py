@@ -19,6 +19,12 @@ from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, chec
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.meet_your_gpus import check_emptiest_gpu, check_physical, check_strays
 from mgpu_lib.exercises.museum import check_clipped_step
+from mgpu_lib.exercises.planning_a_run import (
+    check_best_interval,
+    check_fewest_gpus,
+    check_stays_in_node,
+    check_training_days,
+)
 from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
 from mgpu_lib.exercises.splitting_a_network import (
     check_best_cut,
@@ -48,6 +54,7 @@ __all__ = [
     "check_aliases",
     "check_best_cap",
     "check_best_cut",
+    "check_best_interval",
     "check_best_lr",
     "check_bottleneck",
     "check_broadcast_backward",
@@ -59,6 +66,7 @@ __all__ = [
     "check_ddp_collectives",
     "check_diagnose",
     "check_emptiest_gpu",
+    "check_fewest_gpus",
     "check_gather_in_order",
     "check_halve_every",
     "check_largest",
@@ -76,11 +84,13 @@ __all__ = [
     "check_scatter_sizes",
     "check_sent_bytes",
     "check_smallest_batch",
+    "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
     "check_strays",
     "check_strip_prefix",
     "check_to_device",
+    "check_training_days",
     "check_tree_allreduce",
     "check_two_batch_noise",
     "check_uneven_weights",

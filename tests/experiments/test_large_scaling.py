@@ -1,0 +1,93 @@
+"""Dry runs of large plans: the record is today's, some come out again, and the chapter shows the program that ran."""
+
+import ast
+import json
+from functools import partial
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import mgpu_lib as mgpu
+from experiments import large_scaling
+from mgpu_lib import recorded
+
+ROOT = Path(__file__).parents[2]
+STUDY = recorded.study("large_scaling")
+RUNS = STUDY["runs"]
+
+
+def test_the_record_is_whole():
+    assert list(RUNS) == list(large_scaling.cases()) and set(large_scaling.SAMPLE) <= set(RUNS)
+    assert STUDY["summary"] == json.loads(json.dumps(large_scaling.summary(RUNS)))
+
+
+@pytest.mark.parametrize("name", large_scaling.SAMPLE)
+@pytest.mark.sweep(2)
+def test_a_plan_comes_out_again(name):
+    found, stored = large_scaling.record(*large_scaling.cases()[name]), RUNS[name]
+    assert found["seconds"] == pytest.approx(stored["seconds"], rel=1e-3)
+    assert found["gib"] == pytest.approx(stored["gib"], rel=1e-3) and found["flops"] == stored["flops"]
+
+
+def test_what_does_not_fit_says_so(monkeypatch):
+    monkeypatch.setitem(large_scaling.SIZES, "two layers", mgpu.LLAMA["405B"] | {"layers": 2})
+    found = large_scaling.record("two layers", 2, None, "H100", {})
+    assert found["seconds"] is None and "out of memory" in found["error"]
+    stored = RUNS[large_scaling.plan("70B", 16)[0]]
+    assert stored["seconds"] is None and "in the backward pass" in stored["error"]
+
+
+def test_micro_batches_add_up():
+    """Three steps of a small model, with one, two and five micro-batches."""
+    small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 16}
+    seconds = {}
+    for count in (1, 2, 5):
+        run = partial(large_scaling.program, small, micro_batches=count)
+        seconds[count] = mgpu.dry_run(run, 16, "H100").seconds
+    assert seconds[1] + 4 * (seconds[2] - seconds[1]) == pytest.approx(seconds[5], rel=0.01)
+    one, two = (RUNS[large_scaling.plan("8B", 8, rows=4, micro_batches=m)[0]]["seconds"] for m in (1, 2))
+    assert large_scaling.whole(RUNS, "8B", 8) == pytest.approx(one + 31 * (two - one))
+
+
+def test_a_mesh_that_is_turned_has_its_pairs_across_nodes():
+    small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 16}
+    options = {"tensor": 8, "rows": 8}
+    near, far = (
+        mgpu.dry_run(partial(large_scaling.program, small, turned=turned, **options), 64) for turned in (False, True)
+    )
+    assert far.seconds > 2 * near.seconds and far.peak_memory == near.peak_memory and far.flops == near.flops
+
+
+def functions(source):
+    """{name: text} of the functions of some code, without their docstrings."""
+    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    for node in found.values():
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return {name: ast.dump(node) for name, node in found.items()}
+
+
+def test_the_chapter_shows_the_program_that_ran():
+    notebook = nbformat.read(ROOT / "chapters" / "13-planning-a-run.ipynb", as_version=4)
+    shown = functions("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+    ran = functions(Path(large_scaling.__file__).read_text(encoding="utf-8"))
+    for name in ("split", "sharded", "trained", "program"):
+        assert shown[name] == ran[name], name
+
+
+def test_what_the_chapter_says_of_it():
+    """scaling-why, network-why, published-why: the numbers that no cell prints."""
+    strong = STUDY["summary"]["70B"]["strong"]
+    assert 0.23 < 1 - strong["1024"]["seconds"] / strong["512"]["seconds"] < 0.255
+    for model in ("8B", "70B"):
+        mfu = [point["mfu"] for point in STUDY["summary"][model]["weak"].values()]
+        assert max(mfu) - min(mfu) < 0.01
+    one_card = [RUNS[large_scaling.plan(model, 256, "Ethernet 100")[0]] for model in ("8B", "70B")]
+    assert all(0.89 < run["exposed"] < 0.93 for run in one_card)
+    recomputed, kept = (
+        RUNS[large_scaling.plan("65B", 2048, "InfiniBand HDR", "A100-80", tokens=2048, **way)[0]]
+        for way in ({}, {"recompute": False})
+    )
+    assert recomputed["seconds"] / kept["seconds"] == pytest.approx(1.2, abs=0.03)
+    assert mgpu.virtual.GPUS["A100-80"].memory / 2**30 - kept["gib"] == pytest.approx(24, abs=0.5)
