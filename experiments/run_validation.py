@@ -7,8 +7,8 @@ of its program (large_programs.py), the time of a step and the most memory of a 
 was fitted to any of these rows: both halves are reported, and the one that is meant for a fit later, too.
 
 Of each curve, rows that differ in one setting only, the first three are run, if they take no more than so many layers
-(see `cases`): all would take days, and say the same. That was decided by what the rows are, before they were run. A
-step of many micro-batches is not run whole: see `counts`.
+(see `cases`): all would take days. The choice looks at what rows are and not at errors, of which those of some thirty
+rows were known when it was made. A step of many micro-batches is not run whole: see `counts`.
 """
 
 from collections import Counter
@@ -135,12 +135,12 @@ def compared(real, said):
 
 
 def summary(runs):
-    """Errors of time and memory in each half, by source and by strategy; and which rows were left out, or not run."""
+    """Errors of time and memory in each half and in both, by source and strategy; and which rows were not run."""
     found = {}
     for what in ("time", "memory"):
         there = [run for run in runs.values() if what in run]
-        for half in ("held out", "fit"):
-            rows = [run for run in there if run["half"] == half]
+        for half in ("held out", "fit", "both"):
+            rows = [run for run in there if half in (run["half"], "both")]
             sources = sorted({run["source"] for run in rows})
             found.setdefault(what, {})[half] = {
                 "all": errors(rows, what),
