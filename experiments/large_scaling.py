@@ -137,16 +137,11 @@ def tensors():
 
 
 def networks():
-    """Slower networks, with little to do for each GPU: a copy in each node, more tokens, tensor parallelism.
-
-    On the one with a single card a node, only what all GPUs of a node do together: a dry run gives the whole card to
-    each group of ranks, also where eight of them would share it.
-    """
-    fast, slow, one_card = NETWORKS
+    """Slower networks, with little to do for each GPU: a copy in each node, more tokens."""
     yield from (plan("8B", 256, network, rows=1) for network in NETWORKS)
-    yield from (plan("8B", 256, network, rows=1, copies=32) for network in (fast, slow))
-    yield from (plan("70B", 256, network) for network in (slow, one_card))
-    yield from (plan("70B", 256, network, rows=4) for network in (fast, slow))
+    yield from (plan("8B", 256, network, rows=1, copies=32) for network in NETWORKS)
+    yield from (plan("70B", 256, network) for network in NETWORKS)
+    yield from (plan("70B", 256, network, rows=4) for network in NETWORKS)
 
 
 def published():

@@ -83,8 +83,8 @@ def groups(gpu, network):
     """{"m × n": {"gather": [...], "reduce": [...]}, "send": {...}}: see `constants`."""
     topology = virtual_gpus(1, gpu, NODES[gpu], "meta", network).topology
 
-    def line(name, gpus):
-        short, long = (collective_seconds(name, size, gpus, topology) for size in (SHORT, LONG))
+    def line(name, gpus, here):  # the other GPUs of a node do the same, in groups of their own
+        short, long = (collective_seconds(name, size, gpus, topology, PER_NODE / here) for size in (SHORT, LONG))
         each = (long - short) / (LONG - SHORT)
         return [short - SHORT * each, each]
 
@@ -93,5 +93,6 @@ def groups(gpu, network):
         for nodes in (2**i for i in range(12)):
             gpus = [node * PER_NODE + i * PER_NODE // here for node in range(nodes) for i in range(here)]
             if 1 < len(gpus) <= LARGEST:
-                found[f"{here} × {nodes}"] = {"gather": line("all_gather", gpus), "reduce": line("all_reduce", gpus)}
-    return found | {"send": {"near": line("send", [0, 1]), "far": line("send", [0, PER_NODE])}}
+                both = {"gather": line("all_gather", gpus, here), "reduce": line("all_reduce", gpus, here)}
+                found[f"{here} × {nodes}"] = both
+    return found | {"send": {"near": line("send", [0, 1], 1), "far": line("send", [0, PER_NODE], 1)}}

@@ -78,7 +78,8 @@ class Group:
         """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""
         gpu = checked(tensors)
         communicator, topology = self.communicator(gpu), gpu.machine.topology
-        seconds = collective_seconds(name, nbytes, topology.gpus_of(self.members.ranks), topology)
+        gpus = topology.gpus_of(self.members.ranks)
+        seconds = collective_seconds(name, nbytes, gpus, topology, topology.groups_at_once(gpus))
         what = f"{name} of {type_name(tensors[0].dtype)}{what}"
         return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs, combine))
 
@@ -478,8 +479,10 @@ def point_to_point(tensors, group, sends, other):
         move = gloo.send if sends else gloo.recv
         lend([x], move, [x], 1 - gloo.rank(), channel.direction)
 
-    topology, ends = gpu.machine.topology, [group.members.ranks[source], group.members.ranks[target]]
-    seconds = collective_seconds("send", len(x), topology.gpus_of(ends), topology)
+    topology = gpu.machine.topology
+    gpus = topology.gpus_of(group.members.ranks)
+    ends = gpus[source], gpus[target]
+    seconds = collective_seconds("send", len(x), ends, topology, topology.groups_at_once(gpus))
     what = f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}"
     return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, transfer, tensors)).boxed()
 

@@ -55,8 +55,8 @@ class Route(NamedTuple):
         return math.ceil(self.gpus / self.nodes)
 
 
-def route(gpus, topology):
-    """The Route of these GPUs (their numbers) of a machine of a known type."""
+def route(gpus, topology, at_once=1):
+    """The Route of these GPUs (their numbers) of a machine of a known type; `at_once`: see collective_seconds."""
     members = {}
     for gpu in gpus:
         members.setdefault(topology.node(gpu), []).append(gpu)
@@ -65,18 +65,20 @@ def route(gpus, topology):
     link = topology.link.key if topology.link.key.startswith("nvlink") else "pcie"
     link = "pcie" if inside <= topology.pcie.bandwidth else {"nvlink5": "nvlink4"}.get(link, link)  # nothing is known
     network, kind = topology.network, topology.kind
-    outside = network.bandwidth * max(1, topology.cards * most // kind.gpus) if len(members) > 1 else math.inf
+    cards = min(max(1, topology.cards * most // kind.gpus), topology.cards / at_once)  # those nearest to its GPUs
+    outside = network.bandwidth * cards if len(members) > 1 else math.inf
     adds = kind.switched and link == "nvlink4" and most >= SWITCH_FROM
     alike = kind.switched or link == "pcie"
     return Route(len(gpus), len(members), link, inside, network and network.kind, outside, adds, alike)
 
 
-def collective_seconds(name, nbytes, gpus, topology):
+def collective_seconds(name, nbytes, gpus, topology, at_once=1):
     """Modelled seconds of a collective operation of torch.distributed among `gpus`, their numbers in `topology`.
 
     name: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter",
     "barrier", or "send" between two. `nbytes` are those of the larger side, of one GPU: what all_gather gives, and what
-    reduce_scatter takes. GPUs whose machine type is not known have rings of one plain link. ValueError for GPUs of
+    reduce_scatter takes. `at_once`: how many groups of GPUs like this one do the same at the same time and share each
+    node's network cards. GPUs whose machine type is not known have rings of one plain link. ValueError for GPUs of
     several nodes without a network.
     """
     if len(gpus) == 1:
@@ -84,7 +86,7 @@ def collective_seconds(name, nbytes, gpus, topology):
     if topology.kind is None:
         return plain_seconds(name, nbytes, len(gpus), topology.link)
     topology.check(max(gpus) + 1)
-    return route_seconds(name, nbytes, route(gpus, topology), NCCL)
+    return route_seconds(name, nbytes, route(gpus, topology, at_once), NCCL)
 
 
 def plain_seconds(name, nbytes, k, link):

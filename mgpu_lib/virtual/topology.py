@@ -6,6 +6,7 @@ a type (nodes) on a network. GPUs are numbered through: with 8 in a node, GPU 9 
 
 import itertools
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -172,14 +173,22 @@ class Topology:
             )
 
     def gpus_of(self, ranks):
-        """The numbers of the GPUs that these ranks of a program have: rank 0 has the first of the first node.
-
-        torchrun says how many ranks it starts on a node, in LOCAL_WORLD_SIZE; a node has no more ranks than GPUs.
-        """
+        """The numbers of the GPUs that these ranks of a program have: rank 0 has the first of the first node."""
         if self.kind is None:
             return list(ranks)
-        here = min(int(os.environ.get("LOCAL_WORLD_SIZE", self.kind.gpus)), self.kind.gpus)
+        here = self.ranks_of_a_node()
         return [rank // here * self.kind.gpus + rank % here for rank in ranks]
+
+    def ranks_of_a_node(self):
+        """torchrun says how many it starts on each, in LOCAL_WORLD_SIZE; a node has no more ranks than GPUs."""
+        return min(int(os.environ.get("LOCAL_WORLD_SIZE", self.kind.gpus)), self.kind.gpus)
+
+    def groups_at_once(self, gpus):
+        """How many groups like that of these GPUs a node has ranks for: they are taken to communicate when it does."""
+        if self.kind is None:
+            return 1
+        members = Counter(map(self.node, gpus))
+        return max(1.0, self.ranks_of_a_node() / max(members.values()))
 
     def links(self, a, b):
         """How many NVLinks join two GPUs of one node."""

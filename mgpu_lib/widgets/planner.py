@@ -9,9 +9,7 @@ from mgpu_lib.widgets.base import CSS, HERE, InteractiveFigure, module
 DIGITS = 6  # of the rates in the page
 EXACT = "peak", "memory"
 TOKENS = (1e11, 3e11, 1e12, 3e12, 1.5e13)  # to train on, as offered
-# Not the network with one card for eight GPUs: the clock gives each group of GPUs the card alone.
-NETWORKS_OFFERED = tuple(name for name in planning.CHOICES["network"] if name != "Ethernet 100")
-OFFERED = planning.CHOICES | {"network": NETWORKS_OFFERED, "tokens": TOKENS}
+OFFERED = planning.CHOICES | {"tokens": TOKENS}
 SPLIT = "tensor", "pipeline", "zero", "micro_batch", "recompute"
 JOB = "layers", "width", "heads", "seq_len", "batch_tokens", "gpu", "n_gpus", "network"
 
@@ -71,11 +69,11 @@ def planner_data():
     """
     kernels, collectives = {}, {}
     for gpu, node in NODES.items():
-        rates = constants(gpu, NETWORKS_OFFERED[0])
+        rates = constants(gpu, OFFERED["network"][0])
         kernels[gpu] = {
             name: value if name in EXACT else rounded(value) for name, value in rates.items() if name != "collectives"
         }
-        collectives[node] = {network: lines(constants(gpu, network)["collectives"]) for network in NETWORKS_OFFERED}
+        collectives[node] = {network: lines(constants(gpu, network)["collectives"]) for network in OFFERED["network"]}
     groups = [name for name in rates["collectives"] if name != "send"]
     choices = {name: list(values) for name, values in OFFERED.items()}
     return {"choices": choices, "nodes": NODES, "kernels": kernels, "groups": groups, "collectives": collectives}

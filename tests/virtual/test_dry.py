@@ -13,6 +13,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -161,6 +162,50 @@ def test_the_network_counts_between_nodes():
     slow, usual, fast = (seconds(network=n) for n in ("Ethernet 100", None, "InfiniBand NDR"))
     assert slow > usual > fast and usual == seconds(network="InfiniBand HDR")
     assert seconds(per_node=4) == seconds(link="HGX A100 4-GPU", per_node=4, network="Slingshot 11")
+
+
+@pytest.mark.parametrize("makes", ["new_group", "mesh", "split_group"])
+def test_groups_of_ranks_share_the_network_card_of_their_node(makes):
+    """Rank i of one node and rank i of the other: eight groups, or as many as the node has ranks."""
+
+    def program():
+        n = dist.get_world_size() // 2
+        pairs = [[i, i + n] for i in range(n)]
+        if makes == "mesh":
+            group = init_device_mesh("cuda", (2, n), mesh_dim_names=("nodes", "gpus")).get_group("nodes")
+        elif makes == "split_group":
+            torch.cuda.set_device(0)
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+            group = dist.split_group(split_ranks=pairs)
+        else:
+            group = next(group for group in map(dist.new_group, pairs) if group != dist.GroupMember.NON_GROUP_MEMBER)
+        X = torch.zeros(2**27, device="cuda")
+        return lambda: dist.all_reduce(X, group=group)
+
+    def seconds(n, network):
+        return mgpu.dry_run(program, 2 * n, "H100", per_node=n, link="DGX H100", network=network).seconds
+
+    alone, eight = seconds(1, "Ethernet 100"), seconds(8, "Ethernet 100")
+    assert eight == pytest.approx(8 * alone, rel=0.02)
+    assert seconds(8, "InfiniBand NDR") == seconds(1, "InfiniBand NDR")  # which has a card for each GPU
+
+
+def test_the_stages_of_one_pipeline_have_the_card_to_themselves():
+    def program():
+        rank, X = dist.get_rank(), torch.zeros(2**27, device="cuda")
+
+        def step():
+            if rank == 7:
+                dist.send(X, 8)
+            if rank == 8:
+                dist.recv(X, 7)
+
+        return step
+
+    one_card = mgpu.dry_run(program, 16, "H100", network="Ethernet 100", rank=7).seconds
+    each_its_card = mgpu.dry_run(program, 16, "H100", network="RoCE 100", rank=7).seconds
+    assert 0.5 < one_card / each_its_card < 2  # other protocols, but as many bytes per second at their best
 
 
 # What a program may do

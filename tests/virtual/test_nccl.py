@@ -76,6 +76,29 @@ def test_a_route_is_as_narrow_as_its_narrowest_place():
     assert (alone.inside, alone.outside) == (math.inf, 12.5e9)
 
 
+def test_groups_that_communicate_at_once_share_a_nodes_network_cards():
+    where = topology("DGX A100", "Ethernet 100")  # one card for eight GPUs
+    one, all_eight = [0, 8], [node * 8 + gpu for node in range(2) for gpu in range(8)]
+    assert [where.groups_at_once(gpus) for gpus in (one, [0, 4, 8, 12], all_eight)] == [8, 4, 1]
+    assert nccl.route(one, where).outside == nccl.route(all_eight, where).outside == 12.5e9
+    assert nccl.route(one, where, at_once=8).outside == 12.5e9 / 8
+    # each card sends about as much for eight groups of a gibibyte each as for one group of all GPUs with eight
+    groups = nccl.collective_seconds("all_gather", 2**30, range(0, 256, 8), where, at_once=8)
+    assert groups == pytest.approx(nccl.collective_seconds("all_gather", 2**33, range(256), where), rel=0.05)
+
+    plenty = topology("DGX A100", "InfiniBand HDR")  # a card for each GPU
+    assert nccl.route(one, plenty, at_once=8) == nccl.route(one, plenty)
+    assert find_topology("nvlink", find_gpu("A100-40")).groups_at_once(one) == 1
+
+
+def test_a_node_with_few_ranks_shares_its_cards_among_those(monkeypatch):
+    where = topology("DGX-1V", "InfiniBand EDR")  # four cards for eight GPUs
+    for ranks, shared, cards in ((8, 8, 0.5), (2, 2, 1), (1, 1, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert where.groups_at_once([0, 8]) == shared
+        assert nccl.route([0, 8], where, shared).outside == cards * 12.5e9
+
+
 def test_gpus_of_several_nodes_need_a_network():
     with pytest.raises(ValueError, match=r"16 GPUs: a DGX A100 has 8.*InfiniBand HDR"):
         nccl.collective_seconds("all_reduce", 2**20, range(8, 16), topology("DGX A100"))
