@@ -60,9 +60,8 @@ def llama():
 def large(n_gpus):
     """(seconds, bytes) that a process takes for a dry run of `llama`."""
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dry_run", str(n_gpus)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "benchmarks.dry_run", str(n_gpus)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return time.perf_counter() - started, int(done.stdout.split()[-1])
 
 

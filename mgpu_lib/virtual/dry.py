@@ -279,7 +279,8 @@ class Counts:
 
 @contextlib.contextmanager
 def explained(rank, counts):
-    """Inside, torch.OutOfMemoryError says what a rank was doing, what it held before, and what would help."""
+    """Inside, torch.OutOfMemoryError says what a rank was doing, what it held before, and what would help; and the
+    error of a group that can do nothing says why."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -289,6 +290,13 @@ def explained(rank, counts):
         before = f" It held {readable(counts.held)} when that began." if counts.steps else ""
         advice = f"What would help: {ADVICE[doing]}"
         raise torch.OutOfMemoryError(f"rank {rank}, in {place}: {error}{before} {advice}") from error
+    except RuntimeError as error:
+        if "error_on_collective" not in str(error):
+            raise
+        raise RuntimeError(
+            f"rank {rank}: a collective operation on tensors of the CPU, with gloo. In a dry run they hold this rank's "
+            "values, and there are no others to combine them with. Communicate tensors on the GPU"
+        ) from error
 
 
 ADVICE = {

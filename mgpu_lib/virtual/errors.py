@@ -6,6 +6,8 @@ import torch
 
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import STRICT
+from mgpu_lib.virtual.running import current
+from mgpu_lib.virtual.unknown import where_called
 
 GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -30,6 +32,11 @@ ARGUMENTS = {
 
 
 def no_values(what):
+    if current() is not None and current().meeting is not None:
+        return RuntimeError(
+            f"a dry run has shapes and no values: {what} needs some, at {where_called()}. Leave it out of the step; a "
+            "number that is only printed can be read with .item()"
+        )
     return RuntimeError(
         f'{what}: there are no values here, these virtual GPUs were started with backing="meta" '
         '(shapes only). Use backing="cpu" for values.'

@@ -42,12 +42,16 @@ for _names, _method in ((_RESULTS, Unknown._result), (_DECISIONS, Unknown._decid
         setattr(Unknown, f"__{_name}__", _method)
 
 
-def unknown_number():
-    """An Unknown, read where the program has called this library or PyTorch."""
+def where_called():
+    """File and line where the program has called this library or PyTorch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back
-    return Unknown(f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}")
+    return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+
+
+def unknown_number():
+    return Unknown(where_called())
 
 
 def unknown_numbers(shape):

@@ -256,7 +256,7 @@ def test_collectives_of_tensors_on_the_cpu_are_refused():
         dist.init_process_group("cpu:gloo,cuda:nccl")
         dist.all_reduce(torch.zeros(2))
 
-    with pytest.raises(RuntimeError, match=r"FakeProcessGroup"):
+    with pytest.raises(RuntimeError, match="rank 0: a collective operation on tensors of the CPU, with gloo"):
         mgpu.dry_run(program, 4)
 
 
@@ -369,9 +369,21 @@ def test_a_program_that_decides_by_an_unknown_number_hears_where_it_was_read(dec
         mgpu.dry_run(lambda: lambda: decide(torch.zeros(99, device="cuda").sum()), 2)
 
 
-@pytest.mark.parametrize("decide", [lambda loss: bool(loss > 2), lambda loss: float(loss), lambda loss: loss.cpu()])
-def test_values_that_leave_the_gpu_are_refused(decide):
-    with pytest.raises(RuntimeError, match="there are no values here"):
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda loss: bool(loss > 2),
+        lambda loss: float(loss),
+        lambda loss: loss.cpu(),
+        lambda loss: loss[loss > 0],
+        lambda loss: torch.equal(loss, loss),
+        lambda loss: [1, 2][loss.long()],
+    ],
+)
+def test_a_program_that_needs_values_hears_where(decide):
+    with pytest.raises(
+        RuntimeError, match=r"no values: .* needs some, at test_dry.py, line \d+\. Leave it out of the step"
+    ):
         mgpu.dry_run(lambda: lambda: decide(torch.zeros(99, device="cuda").sum()), 2)
 
 
