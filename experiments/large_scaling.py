@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 import mgpu_lib as mgpu
 from experiments import fingerprint, study
+from mgpu_lib.tensor_parallel import check_heads
 from mgpu_lib.virtual import GPUS
 
 SIZES = mgpu.LLAMA | {
@@ -49,6 +50,7 @@ SAMPLE = ("8B, 8 GPUs, 1 x 8 x 1, 1 of 4 x 4096, InfiniBand NDR", "8B, 256 GPUs,
 
 def split(net, mesh):
     """Share every matrix among the ranks of a mesh: tensor parallelism."""
+    check_heads(net.layers[0].attention, mesh.size())
     columns, rows, whole = ColwiseParallel(), RowwiseParallel(), Replicate()
     plan = {f"attention.{name}": columns for name in ("query", "key", "value")}
     plan |= {"feed_forward.gate": columns, "feed_forward.up": columns}
@@ -88,11 +90,19 @@ def trained(net, tokens, micro_batches):
     return step
 
 
-def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, recompute=True, turned=False):
-    """What each rank runs: `copies` of the model, each sharded over parts of `tensor` ranks that share matrices."""
-    ranks = torch.arange(dist.get_world_size())
+def grid(copies, tensor, turned):
+    """The ranks in `copies` of the model, each in parts of `tensor` ranks that share matrices."""
+    n = dist.get_world_size()
+    if n % (copies * tensor):
+        raise ValueError(f"copies={copies} × tensor={tensor} does not divide {n} ranks")
+    ranks = torch.arange(n)
     ranks = ranks.view(tensor, copies, -1).permute(1, 2, 0) if turned else ranks.view(copies, -1, tensor)
-    mesh = DeviceMesh("cuda", ranks, mesh_dim_names=("copies", "parts", "tensor"))
+    return DeviceMesh("cuda", ranks, mesh_dim_names=("copies", "parts", "tensor"))
+
+
+def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, recompute=True, turned=False):
+    """What each rank runs: it sets everything up, and returns the step."""
+    mesh = grid(copies, tensor, turned)
     with torch.device("meta"):
         net = mgpu.Transformer(**sizes)
     if tensor > 1:

@@ -72,7 +72,7 @@ def summary(runs):
 
 def compared(found):
     made = planning.plan(planning.run_of(**found["setting"]))
-    said = {"time": (found["seconds"], made.step), "memory": (found["bytes"], sum(made.memory.values()))}
+    said = {"time": (found["seconds"], made.step), "memory": (found["bytes"], made.held)}
     return {what: {"formula": mine, "error": round(mine / dry - 1, 4)} for what, (dry, mine) in said.items()}
 
 

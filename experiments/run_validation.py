@@ -159,9 +159,12 @@ def kinds(run):
 
 
 def errors(rows, what):
-    """How far off, and on which side: the median with its sign."""
+    """How far off, and on which side: with their signs the median, and between what the middle eight of ten lie."""
     found = sorted(row[what]["error"] for row in rows)
-    return errors_of(found) | ({"typically": found[len(found) // 2]} if found else {})
+    if not found:
+        return errors_of(found)
+    low, high = (found[round(part * (len(found) - 1))] for part in (0.1, 0.9))
+    return errors_of(found) | {"typically": found[len(found) // 2], "eight of ten": [low, high]}
 
 
 def left_out():

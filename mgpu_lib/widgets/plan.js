@@ -7,6 +7,7 @@ export const PER_NODE = 8;
 const LARGEST = 16_384;
 const PARTS_OF_MEMORY = ["parameters", "gradients", "optimizer", "activations", "buffers"];
 const PARTS_OF_STEP = ["compute", "recomputation", "tensor parallel", "data parallel", "bubble", "update"];
+export const ROOM = 0.7;
 const MICROSECOND = 1e-6;
 const PICOSECOND = 1e-12;
 
@@ -52,7 +53,7 @@ export function plan(run, rates) {
     seconds,
     flops,
     total,
-    fits: total <= rates.memory,
+    fits: total <= ROOM * rates.memory,
     step,
     tokensPerSecond: (run.batch * run.seq_len) / step / run.n_gpus,
     mfu: flops / step / (run.n_gpus * rates.peak),

@@ -2,7 +2,7 @@
 
 import { button, figure, html, menu, named, percent, size, slider, sum, svg, swatch, textWidth } from "./figure.js";
 import { together, valuesOf } from "./figure.js";
-import { bestPlan, constants, fault, parameters, plan, runOf } from "./plan.js";
+import { ROOM, bestPlan, constants, fault, parameters, plan, runOf } from "./plan.js";
 
 const MODELS = {
   "Llama 3 8B": { layers: 32, width: 4096, heads: 32 },
@@ -124,6 +124,12 @@ function plannerSentence(data, at) {
     wrong = fault(runOf(at));
   if (wrong) return `${start}: there is no such run. ${wrong}. ${faultAdvice(data, at)}`;
   const made = planOf(data, at);
+  if (!made.fits && made.total <= made.capacity) {
+    return (
+      `${start} may not fit: it needs ${size(made.total)} of ${size(made.capacity)}, and real runs typically held ` +
+      `${(1 / ROOM).toFixed(1)} times what is counted here. ${memoryAdvice(data, at, made)}`
+    );
+  }
   if (!made.fits) {
     const [most, bytes] = Object.entries(made.memory).reduce((a, b) => (b[1] > a[1] ? b : a));
     return (
@@ -206,28 +212,31 @@ function drawMemoryBar(picture, width, prefix, made, gpu, top) {
     end = scale(made.capacity),
     used = scale(made.total),
     times = made.total / made.capacity,
-    than = made.fits
+    inside = made.total <= made.capacity,
+    than = inside
       ? `of ${size(made.capacity)}`
       : `${times < 10 ? times.toFixed(1) : written(times)} × what it holds`,
     free = `${size(made.capacity - made.total)} free`,
     y = top + 24;
-  const heading = `Memory of a GPU: ${size(made.total)}${made.fits ? " " : ", "}${than}`;
+  const heading = `Memory of a GPU: ${size(made.total)}${inside ? " " : ", "}${than}`;
   const over = () => {
     const room = { x: end, y, width: used - end, height: BAR_HEIGHT, fill: filled(prefix, "over"), class: "mgpu-over" };
-    if (!made.fits) picture.append(svg("rect", room));
+    if (!inside) picture.append(svg("rect", room));
   };
   picture.append(
     svg("text", { x: 0, y: top + 14, class: "mgpu-strong" }, heading),
     svg("rect", { x: 1, y, width: end - 1, height: BAR_HEIGHT, class: "mgpu-room" }),
   );
   planBar(picture, prefix, { parts: made.memory, names: KINDS, scale, y, number: size, between: over, cut: end });
-  if (made.fits && textWidth(picture, free) + 16 <= end - used) {
+  if (inside && textWidth(picture, free) + 16 <= end - used) {
     picture.append(svg("text", { x: end - 8, y: y + 28, "text-anchor": "end", class: "mgpu-quiet" }, free));
   }
   const name = `${gpu} holds ${size(made.capacity)}`,
     left = end > textWidth(picture, name) + 8,
     words = { x: left ? end - 6 : end + 6, y: y + BAR_HEIGHT + 17, "text-anchor": left ? "end" : "start" };
+  const advised = scale(ROOM * made.capacity);
   picture.append(
+    svg("line", { x1: advised, x2: advised, y1: y - 5, y2: y + BAR_HEIGHT + 5, class: "mgpu-advised" }),
     svg("line", { x1: end, x2: end, y1: y - 5, y2: y + BAR_HEIGHT + 20, class: "mgpu-capacity" }),
     svg("text", { ...words, class: "mgpu-strong" }, name),
   );

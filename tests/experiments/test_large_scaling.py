@@ -50,6 +50,20 @@ def test_micro_batches_add_up():
     assert large_scaling.whole(RUNS, "8B", 8) == pytest.approx(one + 31 * (two - one))
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"copies": 3}, "copies=3 × tensor=1 does not divide 16 ranks"),
+        ({"copies": 2, "tensor": 16}, "copies=2 × tensor=16 does not divide 16 ranks"),
+        ({"tensor": 16}, "8 heads with 8 key-value heads can't be split over 16 devices"),
+    ],
+)
+def test_a_wrong_split_names_the_numbers(options, words):
+    small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 8}
+    with pytest.raises(ValueError, match=words):
+        mgpu.dry_run(partial(large_scaling.program, small, **options), 16)
+
+
 def test_a_mesh_that_is_turned_has_its_pairs_across_nodes():
     small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 16}
     options = {"tensor": 8, "rows": 8}
@@ -72,7 +86,7 @@ def test_the_chapter_shows_the_program_that_ran():
     notebook = nbformat.read(ROOT / "chapters" / "13-planning-a-run.ipynb", as_version=4)
     shown = functions("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
     ran = functions(Path(large_scaling.__file__).read_text(encoding="utf-8"))
-    for name in ("split", "sharded", "trained", "program"):
+    for name in ("split", "sharded", "trained", "grid", "program"):
         assert shown[name] == ran[name], name
 
 
@@ -85,6 +99,12 @@ def test_what_the_chapter_says_of_it():
         assert max(mfu) - min(mfu) < 0.01
     one_card = [RUNS[large_scaling.plan(model, 256, "Ethernet 100")[0]] for model in ("8B", "70B")]
     assert all(0.89 < run["exposed"] < 0.93 for run in one_card)
+    more_work = RUNS[large_scaling.plan("70B", 256, "Ethernet 100", rows=4)[0]]
+    assert 0.65 < more_work["exposed"] < 0.69
+    sharded, copies = (
+        RUNS[large_scaling.plan("8B", 256, "Ethernet 100", rows=1, **way)[0]] for way in ({}, {"copies": 32})
+    )
+    assert copies["seconds"] == pytest.approx(sharded["seconds"], rel=0.05)
     recomputed, kept = (
         RUNS[large_scaling.plan("65B", 2048, "InfiniBand HDR", "A100-80", tokens=2048, **way)[0]]
         for way in ({}, {"recompute": False})
