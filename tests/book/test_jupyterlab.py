@@ -11,7 +11,12 @@ import run_notebooks
 pytestmark = pytest.mark.slow
 
 ROOT = run_notebooks.ROOT
-PAGES = ["index.md", "references.md", *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))]
+PAGES = [
+    "index.md",
+    "glossary.md",
+    "references.md",
+    *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),
+]
 # Cells outside the window are drawn too.
 SETTINGS = {"@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}'}
 OPEN = """async ([path, factory]) => {

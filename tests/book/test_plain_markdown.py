@@ -18,7 +18,12 @@ from markdown_it import MarkdownIt
 from myst_parser.docutils_ import Parser
 
 ROOT = build_book.ROOT
-PAGES = ["index.md", "references.md", *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb"))]
+PAGES = [
+    "index.md",
+    "glossary.md",
+    "references.md",
+    *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),
+]
 pages = pytest.mark.parametrize("name", PAGES)
 LABELS = references.labels()
 
