@@ -50,7 +50,6 @@ SAMPLE = ("8B, 8 GPUs, 1 x 8 x 1, 1 of 4 x 4096, InfiniBand NDR", "8B, 256 GPUs,
 
 def split(net, mesh):
     """Share every matrix among the ranks of a mesh: tensor parallelism."""
-    check_heads(net.layers[0].attention, mesh.size())
     columns, rows, whole = ColwiseParallel(), RowwiseParallel(), Replicate()
     plan = {f"attention.{name}": columns for name in ("query", "key", "value")}
     plan |= {"feed_forward.gate": columns, "feed_forward.up": columns}
@@ -106,6 +105,7 @@ def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, rec
     with torch.device("meta"):
         net = mgpu.Transformer(**sizes)
     if tensor > 1:
+        check_heads(net.layers[0].attention, tensor)
         split(net, mesh["tensor"])
     net = sharded(net, mesh["copies", "parts"] if copies > 1 else mesh["parts"], recompute)
     tokens = torch.zeros(rows, tokens, dtype=torch.long, device="cuda")

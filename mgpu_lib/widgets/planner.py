@@ -42,7 +42,7 @@ class Planner(InteractiveFigure):
         "What one GPU of a large training run holds at its fullest moment, and where the time of a step goes. Change "
         "how the run is split and watch one bar shrink while the other grows. Plan up to the dashed line only: real "
         "runs typically held 1.4 times what is counted here. All times are modelled, by formulas that were held "
-        "against dry runs in 59 settings; a table in the appendix says how far they are off."
+        "against dry runs in sixty settings; a table in the appendix says how far they are off."
     ).tag(sync=True)
 
     def __init__(self, **values):
