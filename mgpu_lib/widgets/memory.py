@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import traitlets
+from torch.nn import functional as F
 
 from mgpu_lib.footprint import footprint, size_on
 from mgpu_lib.virtual import find_gpu, virtual_gpus
@@ -14,7 +15,7 @@ MAKE_OPTIMIZER = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.001),
 }
-DTYPES = {"fp32": None, "amp": torch.float16}
+DTYPES = {"fp32": None, "amp": torch.bfloat16}
 
 
 class MemoryExplorer(InteractiveFigure):
@@ -102,21 +103,24 @@ def memory_table(networks, batch_sizes, gpus):
     """Measure what MemoryExplorer shows: training steps on a virtual GPU that holds shapes only, so in seconds.
 
     `networks` is {name: (make_net, shape)}: `make_net()` gives a module and `shape` is that of one input, such as
-    (1, 28, 28); its outputs are logits. `gpus` are data-sheet keys such as "T4". Steps are measured with
-    `footprint`. Returns {"networks": {name: {"parameters": n, "gradients": n, "optimizer": {optimizer: n},
+    (1, 28, 28); its outputs are logits. A network that reads tokens has a third item, their type: with
+    (make_net, (128,), torch.int64) a batch is so many sequences of 128 tokens, and each token has logits and a label.
+    `gpus` are data-sheet keys such as "T4". Steps are measured with `footprint`.
+
+    Returns {"networks": {name: {"parameters": n, "gradients": n, "optimizer": {optimizer: n},
     "activations": {precision: {batch_size: n}}, "scratch": {precision: {optimizer: {batch_size: n}}}}}, "gpus":
-    {key: n}}, in bytes; "amp" is autocast to float16 with float32 parameters. The five parts add up to the peak:
+    {key: n}}, in bytes; "amp" is autocast to bfloat16 with float32 parameters. The five parts add up to the peak:
     "scratch" is the rest of it, the batch itself and buffers that live for a moment.
     """
     with virtual_gpus(1, backing="meta") as machine:
         ledger = machine.ledgers[0]
         # Steps that no GPU could hold are measured too: by how much they don't fit.
         ledger.capacity = 2**60
-        measured = {name: _measure_network(make, shape, batch_sizes) for name, (make, shape) in networks.items()}
+        measured = {name: _measure_network(batch_sizes, *network) for name, network in networks.items()}
     return {"networks": measured, "gpus": {key: find_gpu(key).memory for key in gpus}}
 
 
-def _measure_network(make_net, shape, batch_sizes):
+def _measure_network(batch_sizes, make_net, shape, kind=torch.float32):
     net = make_net().to("cuda:0")
     result = {"optimizer": {}, "activations": {}, "scratch": {}}
     for precision, dtype in DTYPES.items():
@@ -128,7 +132,7 @@ def _measure_network(make_net, shape, batch_sizes):
                 # Buffers of the optimizer's step don't grow with the batch, those of the backward pass do. Once these
                 # set the peak the optimizer no longer matters, and plain SGD has been measured already.
                 if not settled:
-                    parts = _measure_step(net, shape, batch_size, make_optimizer, dtype)
+                    parts = _measure_step(net, _make_batch(batch_size, shape, kind), make_optimizer, dtype)
                     settled = plain is not None and parts["scratch"] == plain[batch_size]
                 scratch[optimizer][batch_size] = plain[batch_size] if settled else parts["scratch"]
                 if plain is None:
@@ -137,16 +141,25 @@ def _measure_network(make_net, shape, batch_sizes):
     return {**result, "parameters": parts["parameters"], "gradients": parts["gradients"]}
 
 
-def _measure_step(net, shape, batch_size, make_optimizer, dtype):
-    device = torch.device("cuda", 0)
-    X = torch.zeros(batch_size, *shape, device=device)
-    y = torch.zeros(batch_size, dtype=torch.int64, device=device)
+def _make_batch(batch_size, shape, kind):
+    """(X, y) on the GPU: a label for each input, and for each token where inputs are whole numbers."""
+    X = torch.zeros(batch_size, *shape, dtype=kind, device="cuda:0")
+    labels = batch_size if kind.is_floating_point else X.shape
+    return X, torch.zeros(labels, dtype=torch.int64, device="cuda:0")
+
+
+def _mean_loss(logits, y):
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def _measure_step(net, batch, make_optimizer, dtype):
+    X, y = batch
     optimizer = make_optimizer(net.parameters())
     # Gradients that stay from step to step are there during the forward pass too, so that the parts can be added.
     # The net's method, not the optimizer's own: an optimizer that refers to itself would be counted in the next step.
     optimizer.zero_grad = partial(net.zero_grad, set_to_none=False)
-    parts = footprint(net, X, y, optimizer, dtype=dtype)
-    gradients = size_on(device, [p.grad for p in net.parameters()])
+    parts = footprint(net, X, y, optimizer, _mean_loss, dtype)
+    gradients = size_on(X.device, [p.grad for p in net.parameters()])
     net.zero_grad(set_to_none=True)
     kept = parts["parameters"] + gradients + parts["optimizer_state"] + parts["activations"]
     return {**parts, "gradients": gradients, "scratch": parts["peak"] - kept}

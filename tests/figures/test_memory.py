@@ -175,9 +175,15 @@ def make_net():
     return nn.Sequential(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(20 * 13 * 13, 500))
 
 
+def make_reader():
+    """A network that reads tokens, such that each of them has logits."""
+    return nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 50))
+
+
 @pytest.fixture(scope="module")
 def measured():
-    return memory_table({"net": (make_net, (1, 28, 28))}, [1, 2, 4, 64, 128, 256], ["T4", "A100-80"])
+    networks = {"net": (make_net, (1, 28, 28)), "reader": (make_reader, (16,), torch.int64)}
+    return memory_table(networks, [1, 2, 4, 64, 128, 256], ["T4", "A100-80"])
 
 
 def test_memory_table_counts_parameters_gradients_and_optimizer_state(measured):
@@ -189,8 +195,9 @@ def test_memory_table_counts_parameters_gradients_and_optimizer_state(measured):
     assert 2 * parameters <= net["optimizer"]["adam"] <= 2 * parameters + 4 * 512  # and maybe its step counters
 
 
-def test_memory_table_activations_grow_in_proportion_to_the_batch(measured):
-    activations = measured["networks"]["net"]["activations"]
+@pytest.mark.parametrize("network", ["net", "reader"])
+def test_memory_table_activations_grow_in_proportion_to_the_batch(measured, network):
+    activations = measured["networks"][network]["activations"]
     for table in activations.values():
         assert table[256] - table[128] == 2 * (table[128] - table[64]) > 0
     assert 0.4 < activations["amp"][256] / activations["fp32"][256] < 0.8
@@ -210,10 +217,24 @@ def test_memory_table_adds_up_to_the_peak_of_an_ordinary_training_loop(measured,
         trainer = getattr(torch.optim, kind)(net.parameters(), **options)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()
-            with torch.autocast("cuda", torch.float16, enabled=precision == "amp"):
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
                 loss = nn.functional.cross_entropy(net(X), y)
             trainer.zero_grad(set_to_none=False)
             loss.backward()
             trainer.step()
+            del loss
+        assert sum(figure.parts().values()) == torch.cuda.max_memory_allocated(0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 256])
+def test_memory_table_gives_each_token_a_label(measured, batch_size):
+    figure = MemoryExplorer(measured, network="reader", batch_size=batch_size)
+    with virtual_gpus(1, gpu="T4", backing="meta"):
+        tokens = torch.zeros(batch_size, 16, dtype=torch.int64, device="cuda:0")
+        net, y = make_reader().to("cuda:0"), tokens.clone()
+        for _ in range(2):
+            loss = nn.functional.cross_entropy(net(tokens).flatten(0, 1), y.flatten())
+            net.zero_grad(set_to_none=False)
+            loss.backward()
             del loss
         assert sum(figure.parts().values()) == torch.cuda.max_memory_allocated(0)
