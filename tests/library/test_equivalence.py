@@ -271,7 +271,8 @@ OPERATORS = "summed", "SumGradients", "SumOutputs"
 def pair(X, y, devices):
     """Two layers with one sum each way."""
     X, [first, second] = features(X).requires_grad_(), make_layers(12, 20, 10)
-    names = shown("11", "joined", *OPERATORS, "together", "split_pair", "pair", X=X, first=first, second=second)
+    wanted = "joined", *OPERATORS, "together", "split_layer", "split_pair", "pair"
+    names = shown("11", *wanted, copy=copy, X=X, first=first, second=second)
     Xs, columns, rows = names["split_pair"](devices)
     Ys = names["pair"](Xs, columns, rows)
     torch.autograd.backward([F.cross_entropy(Y, y.to(Y.device)) for Y in Ys])
@@ -296,8 +297,10 @@ def split_net(X, y, devices):
         "copies",
         "joined",
         *OPERATORS,
+        "split_layer",
         "split_pair",
         "split_net",
+        copy=copy,
         gpus=devices,
         X=X,
         net=net,
@@ -439,6 +442,7 @@ NO_PROGRAMS = {
         "chapter 11: copies",
         "chapter 11: all_gather",
         "chapter 11: summed",
+        "chapter 11: split_layer",
         "chapter 11: split_pair",
         "chapter 4: solution reduce_bucket",
         "chapter 6: heat_net",
@@ -471,6 +475,7 @@ NO_PROGRAMS = {
         "chapter 10: by_hand",
         "chapter 10: solution mended_script",
         "museum: exhibit",
+        "museum: trained",
     ],
     "computes on one device: an oracle": [
         "chapter 11: unsplit",
