@@ -33,7 +33,8 @@ def predict(
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
-    strategy       "manual": as `train_batch` does it; "data_parallel", "ddp": PyTorch's own, "ddp" as seen by rank 0
+    strategy       "manual": as `train_batch` does it, "data_parallel": PyTorch's own, both in one process that drives
+                   all GPUs; "ddp": PyTorch's own in a process for each, by `dry_run`, as rank 0 sees it
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD

@@ -237,6 +237,8 @@ def test_a_program_may_make_its_process_group_and_no_dry_run_touches_the_network
         raise AssertionError("a dry run opened a connection")
 
     monkeypatch.setattr(socket, "socket", refuse)
+    for names in (vars(dist), dist.rendezvous.__globals__):  # in C++, of which Python's sockets know nothing
+        monkeypatch.setitem(names, "TCPStore", refuse)
     where = {"rank": 3, "world_size": 16} if arguments[1:2] == ("tcp://10.1.2.3:99",) else {}
 
     def program():
@@ -249,6 +251,19 @@ def test_a_program_may_make_its_process_group_and_no_dry_run_touches_the_network
         return linear()()
 
     assert mgpu.dry_run(program, 16, rank=3).seconds > 0
+
+
+def test_what_is_read_from_disk_stays_real(tmp_path):
+    torch.save(torch.arange(6.0), tmp_path / "data.pt")
+    found = []
+
+    def program():
+        data = torch.load(tmp_path / "data.pt")
+        found.append(data.sum().item())
+        net = nn.Linear(6, 1).cuda()
+        return lambda: net(data.cuda()).sum().backward()
+
+    assert mgpu.dry_run(program, 2).seconds > 0 and found == [15.0]
 
 
 def test_collectives_of_tensors_on_the_cpu_are_refused():
