@@ -133,16 +133,70 @@ def test_a_fix_is_one_line_or_two(name):
 
 
 @all_halls
-def test_every_exhibit_has_a_prediction_and_a_heading(name):
-    intro = ALL_TEXTS[f"{name}-intro"]
-    assert "\n> **Predict.** " in intro
-    assert intro.startswith("### "), "other chapters link to it"
+def test_every_exhibit_has_a_heading(name):
+    assert ALL_TEXTS[f"{name}-intro"].startswith("### "), "other chapters link to it"
     assert called(name) in ALL_BUGS[name]
+
+
+@pytest.mark.parametrize("found_by", [FOUND_BY, HALL_FOUND_BY, THIRD_FOUND_BY], ids=["first", "second", "third"])
+def test_at_least_half_of_the_exhibits_have_a_prediction(found_by):
+    predictions = [name for name in found_by if "\n> **Predict.** " in ALL_TEXTS[f"{name}-intro"]]
+    assert len(predictions) >= len(found_by) / 2
 
 
 def called(name):
     """What the catalog calls an exhibit."""
     return re.fullmatch(r'caught\("(.+)"\)', ALL_TEXTS[f"{name}-caught"]).group(1)
+
+
+def heading(name):
+    return ALL_TEXTS[f"{name}-intro"].splitlines()[0].removeprefix("### ")
+
+
+@pytest.mark.parametrize("name", FOUND_BY)
+def test_the_catalog_calls_an_exhibit_what_its_heading_does(name):
+    assert called(name) == heading(name)
+
+
+def stored(cell_id):
+    """The Markdown that the page shows below a cell."""
+    [cell] = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.id == cell_id]
+    [output] = cell.outputs
+    return output.data["text/markdown"]
+
+
+def test_the_page_opens_with_accuracies_of_the_catalog():
+    """Of the programs that the paragraph below describes."""
+    accuracies = dict(re.findall(r"^\| (.+?) \| ([\d.]+)", stored("catalog"), re.M))
+    names = "born-different", None, "rebinding", "aliased", "mean-of-means"
+    shown = [accuracies[called(name) if name else "The right program"] for name in names]
+    assert f"| {' | '.join(shown)} |\n" in TEXTS["title"] and shown == sorted(shown)
+
+
+def test_the_catalog_shows_all_exhibits_and_what_found_each():
+    names = re.findall(r"^\| (.+?) \|", stored("catalog"), re.M)
+    assert names == ["program", "The right program", *map(heading, FOUND_BY)]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", stored("finders"), re.M)[1:]
+    shown = {(check, name) for check, found in rows for name in found.split("; ")}
+    assert shown == {
+        (check.removeprefix("assert_").replace("_", " "), heading(name))
+        for name, found in FOUND_BY.items()
+        for check in found
+    }
+
+
+def test_two_questions_find_all_but_three():
+    """As the page says."""
+    two = {STEP, "assert_every_row_once"}
+    assert sum(not found & two for found in FOUND_BY.values()) == 3
+    assert "find all but three of the fourteen bugs" in TEXTS["catalog-why"] and len(FOUND_BY) == 14
+
+
+def test_the_harness_is_folded_away_and_no_exhibit_is():
+    cells = {cell.id: cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
+    folded = {name for name, cell in cells.items() if "hide-input" in cell.metadata.get("tags", [])}
+    assert folded == {*SETUP, "catalog", "finders"} - {"setup", "right-step"}
+    assert all(cells[name].metadata["jupyter"]["source_hidden"] for name in folded)  # in JupyterLab
 
 
 def test_the_right_program_passes(museum, capsys):
@@ -153,22 +207,26 @@ def test_the_right_program_passes(museum, capsys):
 
 
 @pytest.mark.parametrize(
-    "hall, chapter, texts, found_by",
-    [("second", CHAPTER, HALL_TEXTS, HALL_FOUND_BY), ("third", SHARDING, THIRD_TEXTS, THIRD_FOUND_BY)],
+    "hall, chapter, found_by",
+    [("second", CHAPTER, HALL_FOUND_BY), ("third", SHARDING, THIRD_FOUND_BY)],
 )
-def test_the_page_lists_the_other_halls(hall, chapter, texts, found_by):
-    """In their order: what an exhibit is called, where it stands, and which checks find it."""
+def test_the_page_lists_the_other_halls(hall, chapter, found_by):
+    """In their order: each exhibit's heading, where it stands, all words of its name, and which checks find it."""
     section = re.split(r"\n##", TEXTS["catalog-why"].partition(f"### The {hall} hall\n")[2])[0]
-    listed = re.findall(r"^\| \[(.+?)\]\((.+?)#(.+?)\).* \| (.+) \|$", section, re.M)
-    assert [(text.replace("`", ""), page, anchor, found) for text, page, anchor, found in listed] == [
+    rows = [line for line in section.splitlines() if line.startswith("| [")]
+    listed = [re.fullmatch(r"\| \[(.+?)\]\((.+?)#(.+?)\).* \| (.+) \|", row).groups() for row in rows]
+    assert listed == [
         (
-            called(name),
+            heading(name),
             chapter,
-            texts[f"{name}-intro"].splitlines()[0].removeprefix("### ").replace(" ", "-"),
+            heading(name).replace(" ", "-"),
             ", ".join(f"`{check.removeprefix('assert_')}`" for check in sorted(found)),
         )
         for name, found in found_by.items()
     ]
+    for row, name in zip(rows, found_by, strict=True):
+        words = [set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", text).lower())) for text in (called(name), row)]
+        assert words[0] <= words[1], "what the other chapter's catalog calls it"
 
 
 def test_the_page_says_how_many_bugs_and_checks_there_are():
