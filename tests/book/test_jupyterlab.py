@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = run_notebooks.ROOT
 PAGES = [
     "index.md",
+    "test-your-own-program.md",
     "glossary.md",
     "references.md",
     *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),

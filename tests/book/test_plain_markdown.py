@@ -20,6 +20,7 @@ from myst_parser.docutils_ import Parser
 ROOT = build_book.ROOT
 PAGES = [
     "index.md",
+    "test-your-own-program.md",
     "glossary.md",
     "references.md",
     *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),

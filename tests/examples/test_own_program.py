@@ -1,0 +1,159 @@
+"""The page "Test your own multi-GPU program": its files, run by its commands, say what it shows.
+
+A block of code whose first line is a comment with a name is that file. A block of shell is a command, and a block of
+text right after it what the command says, but for lines `…`. "In `FILE`, replace `A` with `B`" is a mistake to make;
+the blocks of text below it, down to the next one or a heading, are what is said then.
+"""
+
+import os
+import re
+import shutil
+
+import pytest
+import running
+import yaml
+
+PAGE = (running.ROOT / "test-your-own-program.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.M | re.S))
+COMMANDS = re.findall(r"^```sh\n(.*)\n```$", PAGE, re.M)
+SAYS = dict(re.findall(r"^```sh\n([^\n]*)\n```\n\n```text\n(.*?)^```$", PAGE, re.M | re.S))
+PARTS = re.split(r"in `(\S+)`, replace `(.+?)` with `(.+?)`", PAGE)[1:]
+MISTAKES = list(zip(PARTS[::4], PARTS[1::4], PARTS[2::4]))
+CONSEQUENCES = [re.findall(r"^```text\n(.*?)^```$", text.partition("\n## ")[0], re.M | re.S) for text in PARTS[3::4]]
+WORKFLOW = yaml.safe_load(FILES[".github/workflows/test.yml"])
+WHEEL, TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN = COMMANDS
+NUMBER = re.compile(r"\b\d+\.\d+\b")
+
+
+def says(shown, said):
+    """Whether all `shown` lines stand in what was `said`, in their order; a number with a point may be another one in
+    its last digits."""
+    said = " ".join(said.replace("\nE  ", " ").split())
+    for part in re.split(r"^…$", shown, flags=re.M):
+        part = " ".join(part.split())
+        pattern = NUMBER.sub(r"(\\d+\\.\\d+)", re.escape(part).replace(r"\.", "."))
+        found = re.search(pattern, said)
+        if found is None:
+            return False
+        for ours, there in zip(found.groups(), NUMBER.findall(part), strict=True):
+            if float(ours) != pytest.approx(float(there), rel=0.05, abs=0.015):
+                return False
+        said = said[found.end() :]
+    return True
+
+
+def run(command, folder, status=0):
+    environment = {
+        "PYTEST_ADDOPTS": "-p pytest_virtual_gpus -p no:cacheprovider",  # as in tests/library/test_pytest_plugin.py
+        "PET_MASTER_PORT": str(running.free_port()),  # torchrun's own is for one run at a time
+    }
+    return running.done(command, folder, status, **environment)
+
+
+def shell(command):
+    return ["bash", "-c", command]
+
+
+def forked(command):
+    """The same for one of torchrun, in a fork of a process that has imported PyTorch: it is no command of the page."""
+    return [running.FORK, "-m", "torch.distributed.run", *command.split()[1:]]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the page's files."""
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def make_mistake(project, name, right, wrong):
+    text = (project / name).read_text()
+    assert text.count(right) == 1, right
+    (project / name).write_text(text.replace(right, wrong))
+
+
+def test_the_page_has_the_parts_that_these_tests_run():
+    assert list(FILES) == ["train.py", "test_train.py", ".github/workflows/test.yml"]
+    assert list(SAYS) == [PYTEST, TORCHRUN, DRY_RUN] and len(COMMANDS) == PAGE.count("```sh")
+    assert [len(texts) for texts in CONSEQUENCES] == [2, 1]
+    assert len(SAYS) + 3 == PAGE.count("```text"), "each block of text has its test"
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "right"),
+    [
+        ("a\n…\nloss 0.20\n", "a\nb\nloss 0.21\n", True),
+        ("loss 0.20\na\n", "a\nloss 0.20\n", False),
+        ("loss 0.20\n", "loss 0.24\n", False),
+        ("Error: two\nlines (1 …)\n", "E    Error: two lines (1 …)\n", True),
+    ],
+)
+def test_what_is_shown_is_compared(shown, said, right):
+    assert says(shown, said) == right
+
+
+def test_the_workflow_runs_the_commands_of_the_page():
+    [job] = WORKFLOW["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN]
+    assert [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step] == [
+        "actions/checkout",
+        "actions/setup-python",
+    ]
+    assert job["timeout-minutes"] and WORKFLOW[True] == ["push", "pull_request"]  # YAML reads `on` as a truth value
+    [version] = [step["with"]["python-version"] for step in job["steps"] if "with" in step]
+    assert version in (running.ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_torch_is_installed_as_everywhere_in_the_book():
+    for name in ("requirements.txt", "CONTRIBUTING.md"):
+        assert TORCH in (running.ROOT / name).read_text()
+
+
+@pytest.mark.slow
+def test_the_wheel_gets_the_name_that_is_installed(tmp_path):
+    book = tmp_path / "path" / "to" / "this-book"
+    assert WHEEL.endswith(f" {book.relative_to(tmp_path)}")
+    shutil.copytree(running.ROOT / "mgpu_lib", book / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pytest_virtual_gpus.py"):
+        shutil.copy(running.ROOT / name, book)
+    run(shell(f"python -m {WHEEL} --no-index --no-build-isolation"), tmp_path)  # which needs no network
+    [wheel] = tmp_path.glob("wheels/*")
+    assert LIBRARY.split()[-1] == os.path.relpath(wheel, tmp_path)
+
+
+def test_a_dry_run(project):
+    assert says(SAYS[DRY_RUN], run(shell(DRY_RUN), project))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [PYTEST, TORCHRUN])
+def test_a_command_says_what_the_page_shows(command, project):
+    assert says(SAYS[command], run(shell(command), project))
+
+
+@pytest.mark.slow
+def test_gradients_that_stay_at_home_fail_the_test_and_not_the_script(project):
+    make_mistake(project, *MISTAKES[0])
+    of_pytest, of_torchrun = CONSEQUENCES[0]
+    said = run(shell(PYTEST), project, status=1)
+    assert says(of_pytest, said) and "1 failed, 1 passed" in said
+    assert says(of_torchrun, run(forked(TORCHRUN), project))
+
+
+@pytest.mark.slow
+def test_a_forgotten_rank_fails_the_test_without_gpus(project):
+    make_mistake(project, *MISTAKES[1])
+    [shown] = CONSEQUENCES[1]
+    assert says(shown, run(shell(f"{PYTEST} -k every_row"), project, status=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", [None, MISTAKES[0]])
+def test_in_one_process_nobody_notices(mistake, project):
+    """As the page begins: with and without the mistake, the loss is the same."""
+    if mistake:
+        make_mistake(project, *mistake)
+    assert "step 40: loss 0.25" in run(forked(TORCHRUN.replace("-node 4", "-node 1")), project)
