@@ -272,7 +272,7 @@ def pair(X, y, devices):
     """Two layers with one sum each way."""
     X, [first, second] = features(X).requires_grad_(), make_layers(12, 20, 10)
     wanted = "joined", *OPERATORS, "together", "split_layer", "split_pair", "pair"
-    names = shown("11", *wanted, copy=copy, X=X, first=first, second=second)
+    names = shown("11", *wanted, fresh=splitting.fresh, X=X, first=first, second=second)
     Xs, columns, rows = names["split_pair"](devices)
     Ys = names["pair"](Xs, columns, rows)
     torch.autograd.backward([F.cross_entropy(Y, y.to(Y.device)) for Y in Ys])
@@ -300,7 +300,7 @@ def split_net(X, y, devices):
         "split_layer",
         "split_pair",
         "split_net",
-        copy=copy,
+        fresh=splitting.fresh,
         gpus=devices,
         X=X,
         net=net,
