@@ -49,13 +49,18 @@ def predict(
     with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine, computing() as casting:
         step = STRATEGIES[strategy](net, X, machine.devices, casting)
         step()  # makes the optimizer's state: from here on, all steps are alike
-        start = synchronized(machine)
-        step()
-        seconds = synchronized(machine) - start
-        if seconds == 0:
-            raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
-        peaks = [ledger.peak for ledger in machine.ledgers]
-        return Prediction(seconds, peaks, machine.timeline.since(start), list(range(n_gpus)))
+        return timed_step(step, machine, model)
+
+
+def timed_step(step, machine, model):
+    """One more call of `step` on the GPUs of `machine`: a Prediction."""
+    start = synchronized(machine)
+    step()
+    seconds = synchronized(machine) - start
+    if seconds == 0:
+        raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
+    peaks = [ledger.peak for ledger in machine.ledgers]
+    return Prediction(seconds, peaks, machine.timeline.since(start), list(range(len(peaks))))
 
 
 def usual_link(gpu):
