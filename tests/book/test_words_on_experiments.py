@@ -169,7 +169,7 @@ def test_claim_3_rules_and_warm_up(grids):
 
 
 def test_the_worked_example():
-    """example-table, example-why."""
+    """title, example-table, example-why."""
     found = {key: line["test_accuracy"] for key, line in study("example").items() if not line["ended_at_step"]}
     one, four = found["1/256/0.2/4"], found["4/256/0.2/4"]
     assert one[1] < four[2] and four[1] < one[2] and abs(one[0] - four[0]) < 0.01, "the same batch, the same end"
@@ -177,7 +177,11 @@ def test_the_worked_example():
     assert all(mean < one[1] for mean, *_ in large.values()), "lower at every rate"
     assert max(large, key=lambda lr: large[lr][0]) == 0.8 and large[1.6][2] < 0.12
     assert abs(large[0.4][0] - large[0.2][0]) < 0.01, "half of the linear rule's rate is no better than the old one"
-    assert large[0.4][2] < found["4/1024/0.4/8"][0] < one[1], "eight epochs win back a part"
+    low, high = max(large[lr][1] for lr in (0.2, 0.4, 0.8)), min(large[lr][2] for lr in (0.2, 0.4, 0.8))
+    assert low < high and max(large[lr][2] for lr in large) < one[1], "undecided among themselves, all below one GPU"
+    assert [round(100 * mean) for mean in (one[0], large[0.2][0], large[0.8][0])] == [84, 77, 79]
+    eight = found["4/1024/0.4/8"]
+    assert large[0.4][2] < eight[1] and eight[2] < one[1], "eight epochs win back a part, and no range overlaps"
 
 
 def test_the_glance_at_resnet():
@@ -222,16 +226,22 @@ def test_accuracies_do_not_depend_on_the_number_of_gpus():
 
 
 def test_noise_grows_along_training():
-    """noise-figure, noise-why."""
+    """noise-figure, noise-why, critical-why, rate-growth."""
+    said = {0: (6, 18), 10: (22, 27), 50: (70, 78), 430: (180, 215)}
     for found in study("noise").values():
         scales = [moment["noise_scale"] for moment in found["moments"]]
         assert scales[0] == min(scales) and 5 < scales[0] < 50 and max(scales) > 10 * scales[0]
         windows = [window["noise_scale"] for window in found["windows"]]
         assert windows == sorted(windows)
+        for window in found["windows"]:
+            low, high = said.get(window["after"], (0, 1000))
+            assert low <= round(window["noise_scale"]) <= high
+    moments = zip(*(found["moments"] for found in study("noise").values()))
+    assert all(max(m["from"] for m in each) > min(m["to"] for m in each) for each in moments), "the seeds lie apart"
 
 
 def test_the_critical_batch_is_near_the_noise_scale():
-    """critical-why, summary: in the order of magnitude, before the accuracy is reached."""
+    """critical-fit, critical-why, summary: in the order of magnitude, before the accuracy is reached."""
     study("critical")
     target, runs = evidence.to_target()
     steps = {B: about for B, (_, about, _) in evidence.fewest_steps(runs, target).items()}
@@ -241,6 +251,14 @@ def test_the_critical_batch_is_near_the_noise_scale():
     assert 20 < critical < 100, "some tens of images"
     assert max(steps[B] for B in SIZES[3:]) < 1.5 * min(steps[B] for B in SIZES[3:]), "nearly flat from 64 on"
     assert steps[1024] >= steps[256], "1024 images need no fewer steps"
+    assert steps[256] < 215, "less than an epoch with batches of 256"
+    for seed in range(3):
+        own = evidence.of_seed(runs, seed)
+        at_65, at_70, at_75 = (
+            evidence.critical_batch({B: about for B, (_, about, _) in evidence.fewest_steps(own, accuracy).items()})[0]
+            for accuracy in (0.65, 0.70, target)
+        )
+        assert at_65 < at_70 > at_75, "it grows from 65 to 70 %, and not from there to 75 %"
 
 
 def test_the_loop_from_256_to_1024(grids):
