@@ -460,7 +460,6 @@ NO_PROGRAMS = {
     "calls programs that are tested, to train or to compare": [
         "chapter 12: one_device",
         "chapter 4: fit",
-        "chapter 4: gap_per_step",
         "chapter 5: gap_to_chapter_4",
         "chapter 5: refuses",
         "chapter 6: train_resnet",
