@@ -7,6 +7,8 @@ import math
 import statistics
 from typing import NamedTuple
 
+from scipy.special import stdtrit
+
 from mgpu_lib import recorded
 from mgpu_lib.recorded import study
 
@@ -55,6 +57,32 @@ def unseen():
     stored = study("unseen")
     entries = [entry for entries in stored["runs"].values() for entry in entries]
     return arranged(entries, recorded.read_grid()["trained_on"], stored["recipe"])
+
+
+def centred():
+    """LeNet's runs on images whose mean is taken away, without batch norm, as `grid` returns them. FileNotFoundError
+    without.
+    """
+    stored = study("centred")
+    return arranged(stored["runs"].values(), recorded.read_grid()["trained_on"], stored["recipe"])
+
+
+def ten_seeds():
+    """Test accuracies of runs of equal epochs in percent, {name: {seed: accuracy}}; None for a run that ended early.
+
+    Names are those of `python -m experiments.ten_seeds`, such as "lenet/16/0.063" or "lenet/1024/linear, warm-up".
+    Seeds 0 to 2 are those of the grid and of the study "scaling". FileNotFoundError without one of the three.
+    """
+    found, scaling = {}, study("scaling")["runs"]
+    for name, accuracies in study("ten_seeds")["summary"].items():
+        net, batch_size, rate = name.split("/")
+        if f"{name}/0" in scaling:
+            first = {seed: scaling[f"{name}/{seed}"]["test_accuracy"] for seed in range(3)}
+        else:
+            first = {run.seed: run.test["epochs"] for run in grid(net)[int(batch_size)][float(rate)]}
+        both = {**first, **{int(seed): accuracy for seed, accuracy in accuracies.items()}}
+        found[name] = {seed: None if each is None else 100 * each for seed, each in both.items()}
+    return found
 
 
 def to_target():
@@ -123,6 +151,43 @@ def tested(runs, budget):
     """(mean, lowest, highest) accuracy on the test images over the seeds, in percent; None when one had ended."""
     finals = [run.test[budget] for run in runs]
     return None if None in finals else tuple(100 * of(finals) for of in (statistics.fmean, min, max))
+
+
+def by_seed(runs, budget):
+    """{seed: accuracy on the test images in percent}, None for a run that had ended: what `paired` compares."""
+    return {run.seed: None if run.test[budget] is None else 100 * run.test[budget] for run in runs}
+
+
+def shared_seeds(first, second):
+    """The seeds for which two {seed: number or None} both have a number."""
+    return [seed for seed in first if None not in (first[seed], second.get(seed))]
+
+
+def paired(first, second):
+    """What `first` has more than `second`: (mean difference, half the width of its 95 % interval) over shared seeds.
+
+    Both are {seed: number}; a seed that one of them lacks, or has None for, is left out. Runs with the same seed begin
+    with the same weights and see the same images, so some of what makes seeds differ cancels in their difference. The
+    interval is Student's, which takes the differences as normal: with three seeds it is wide. ValueError for fewer than
+    two shared seeds.
+    """
+    shared = shared_seeds(first, second)
+    if len(shared) < 2:
+        raise ValueError(f"{len(shared)} shared seeds: an interval takes at least 2")
+    differences = [first[seed] - second[seed] for seed in shared]
+    quantile = float(stdtrit(len(shared) - 1, 0.975))
+    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(shared))
+
+
+def best_at(rates):
+    """{step: the best mean validation accuracy, in [0, 1], of the rates with which no seed had ended by then}."""
+    found = {}
+    for runs in rates.values():
+        for step in runs[0].step:
+            each = [run.accuracy[run.step.index(step)] for run in runs if step in run.step and run.ended != step]
+            if len(each) == len(runs):
+                found[step] = max(found.get(step, 0), statistics.fmean(each))
+    return dict(sorted(found.items()))
 
 
 # Steps to an accuracy, and the critical batch size

@@ -33,8 +33,7 @@ def predict(
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
-    strategy       "manual": as `train_batch` does it, "data_parallel": PyTorch's own, both in one process that drives
-                   all GPUs; "ddp": PyTorch's own in a process for each, by `dry_run`, as rank 0 sees it
+    strategy       "manual" (`train_batch`) or "data_parallel", both in one process; "ddp": `dry_run`, as rank 0 sees it
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
@@ -49,18 +48,13 @@ def predict(
     with virtual_gpus(n_gpus, gpu, link, "meta", network, host) as machine, computing() as casting:
         step = STRATEGIES[strategy](net, X, machine.devices, casting)
         step()  # makes the optimizer's state: from here on, all steps are alike
-        return timed_step(step, machine, model)
-
-
-def timed_step(step, machine, model):
-    """One more call of `step` on the GPUs of `machine`: a Prediction."""
-    start = synchronized(machine)
-    step()
-    seconds = synchronized(machine) - start
-    if seconds == 0:
-        raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
-    peaks = [ledger.peak for ledger in machine.ledgers]
-    return Prediction(seconds, peaks, machine.timeline.since(start), list(range(len(peaks))))
+        start = synchronized(machine)
+        step()
+        seconds = synchronized(machine) - start
+        if seconds == 0:
+            raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
+        peaks = [ledger.peak for ledger in machine.ledgers]
+        return Prediction(seconds, peaks, machine.timeline.since(start), list(range(n_gpus)))
 
 
 def usual_link(gpu):

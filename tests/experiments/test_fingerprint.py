@@ -299,7 +299,10 @@ def test_text_is_written_in_ascii(form):
 
 # The book's own studies
 
-TRAINED = ["critical", "digits", "example", "noise", "oscillation", "resnet_grid", "same_step", "scaling", "unseen"]
+TRAINED = [
+    *("centred", "critical", "digits", "example", "noise", "oscillation", "resnet_grid", "same_step"),
+    *("scaling", "ten_seeds", "unseen"),
+]
 TIMES = {
     "ddp_scaling",
     "ddp_step",
@@ -312,9 +315,17 @@ TIMES = {
     "trial",
 }
 LENETS = {*TRAINED, "tuning"}
-STUDIES = [*TRAINED, "tuning", "alice", *sorted(TIMES)]
-TRANSFORMERS = {"alice", "large_scaling", "planner_validation", "run_validation"}  # that check their networks' sizes
-STACKED = {"critical", "digits", "oscillation", "scaling", "unseen", "tuning"}  # trained by tuning_runs
+STUDIES = [*TRAINED, "tuning", "alice", "small_lm", *sorted(TIMES)]
+TRANSFORMERS = {
+    "alice",
+    "small_lm",
+    "large_scaling",
+    "planner_validation",
+    "run_validation",
+}  # that check their networks' sizes
+STACKED = {  # trained by tuning_runs
+    *("centred", "critical", "digits", "oscillation", "scaling", "ten_seeds", "unseen", "tuning")
+}
 
 
 def recipes():
@@ -392,7 +403,10 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
             {"example", "noise", "same_step"},
         ),
         (("mgpu_lib/zero.py", "STAGES = 1, 2, 3", "STAGES = 3, 2, 1"), {"alice"}),
-        (("mgpu_lib/tuning.py", "(lr - start) * step /", "(step + 1) * (lr - start) /"), {"example", "scaling"}),
+        (
+            ("mgpu_lib/tuning.py", "(lr - start) * step /", "(step + 1) * (lr - start) /"),
+            {"example", "scaling", "ten_seeds"},
+        ),
         (("experiments/tuning_runs.py", "EPSILON = 0.1, 1e-5", "EPSILON = 0.1, 1e-6"), STACKED),
         (("experiments/oscillation.py", "AVERAGED = 100", "AVERAGED = 99"), {"oscillation"}),
         (("mgpu_lib/models.py", "net.maxpool = nn.Identity()", "pass"), {"ddp_step", "resnet_grid", "why_slower"}),

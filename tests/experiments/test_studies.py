@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments import (
+    centred,
     critical,
     digits,
     example,
@@ -21,7 +22,9 @@ from experiments import (
     resnet_grid,
     same_step,
     scaling,
+    small_lm,
     study,
+    ten_seeds,
     tuning,
     tuning_runs,
     unseen,
@@ -30,6 +33,9 @@ from mgpu_lib import evidence
 from mgpu_lib.data import Data, batches, damaged_files, data_folder, endless, load_digits, read_fashion_mnist
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
+from mgpu_lib.recorded import study as recorded_study
+from mgpu_lib.text import load_alice
+from mgpu_lib.transformer import Transformer
 
 CPU = torch.device("cpu")
 
@@ -55,7 +61,11 @@ def few(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "module", [critical, digits, example, noise, oscillation, resnet_grid, same_step, scaling, unseen]
+    "module",
+    [
+        *(centred, critical, digits, example, noise, oscillation, resnet_grid, same_step, scaling),
+        *(small_lm, ten_seeds, unseen),
+    ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):
     """Whether they are those of the present code: test_fingerprint.py."""
@@ -580,3 +590,93 @@ def test_a_gpu_takes_all_images(few, monkeypatch, where, sizes):
     monkeypatch.setattr(resnet_grid, "SUBSET", {"train": 96, "validation": 20, "test": 30})
     monkeypatch.setattr(resnet_grid, "device", lambda: torch.device(where))
     assert [len(X) for X, _ in resnet_grid.images().values()] == sizes
+
+
+# ten_seeds
+
+
+def test_ten_seeds_go_on_where_the_grid_ends():
+    assert ten_seeds.SEEDS[0] == max(tuning.SEEDS) + 1 == max(scaling.SEEDS) + 1 and len(ten_seeds.SEEDS) == 7
+    rates = evidence.grid("lenet")
+    assert {size: evidence.best_rate(rates[size], "epochs") for size in ten_seeds.BEST} == ten_seeds.BEST
+
+
+@pytest.mark.slow
+def test_ten_seeds_runs_the_grid_s_program_and_scaling_s(few, monkeypatch):
+    monkeypatch.setattr(tuning, "EPOCHS", 1)
+    monkeypatch.setattr(tuning, "VALIDATION", 300)
+    monkeypatch.setattr(scaling, "EPOCHS", 1)
+    run = ten_seeds.record("lenet", 256, 0.16, 3)
+    assert run == {
+        "test_accuracy": scaling.record("lenet", 256, "kept", False, 3)["test_accuracy"],
+        "ended_at_step": None,
+    }
+    warmed = ten_seeds.record("lenet_bn", 1024, "linear, warm-up", 3)
+    assert warmed["test_accuracy"] == scaling.record("lenet_bn", 1024, "linear", True, 3)["test_accuracy"]
+    lost = ten_seeds.record("lenet", 64, 1e30, 3)
+    assert lost["test_accuracy"] is None and lost["ended_at_step"]
+
+
+# centred
+
+
+def test_centred_images_have_mean_0(few, monkeypatch):
+    taken = []
+
+    def train_runs(net, batch_size, lrs, seed, data, *rest):
+        taken.append(data)
+        return [{"lr": lrs[0], "step": [1], "validation_accuracy": [0.1]}]
+
+    monkeypatch.setattr(tuning_runs, "train_runs", train_runs)
+    monkeypatch.setattr(tuning, "VALIDATION", 300)
+    run = centred.record(0.4, 1)
+    assert (run["net"], run["batch_size"], run["seed"], run["lr"], run["step"]) == ("lenet", 256, 1, 0.4, "1")
+    [data] = taken
+    assert data.X_train[:-300].mean().item() == pytest.approx(0, abs=1e-6)
+    shift = few.X_train[0] - data.X_train[0]
+    assert torch.allclose(few.X_test - data.X_test, shift) and data.y_train is few.y_train
+
+
+# small_lm
+
+
+@pytest.mark.slow
+def test_the_language_model_s_run_is_plain_adamw_along_a_cosine(monkeypatch):
+    monkeypatch.setattr(small_lm, "ROWS", 64)
+    monkeypatch.setattr(small_lm, "TESTED", 256)
+    run = small_lm.record(4, 0.008, 0.99, 1)
+    torch.manual_seed(1)
+    text = load_alice()
+    net = Transformer(len(text.characters), width=64, layers=2, heads=2)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.008, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+    losses = []
+    for rows in small_lm.drawn(text.tokens[:-256], 1).chunk(16):
+        loss = F.cross_entropy(net(rows[:, :-1]).transpose(1, 2), rows[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    means = [sum(pair) / 2 for pair in zip(losses[::2], losses[1::2])]
+    assert run["train_loss"] == pytest.approx(means, abs=1e-4) and means[0] == pytest.approx(math.log(65), abs=0.3)
+    assert run["test_loss"] < means[0]
+
+
+def test_no_step_reads_the_end_of_the_text():
+    tokens = torch.arange(10_000)
+    rows = small_lm.drawn(tokens, 0)
+    assert rows.shape == (8192, 65) and rows.max() <= 9_999 and (rows.diff(dim=1) == 1).all()
+    assert torch.equal(rows, small_lm.drawn(tokens, 0)) and not torch.equal(rows, small_lm.drawn(tokens, 1))
+
+
+def test_beta2_forgets_as_fast_per_token():
+    for size in small_lm.OTHERS:
+        assert small_lm.same_half_life(size) ** (1 / size) == pytest.approx(0.99 ** (1 / 16), rel=1e-6)
+    assert [small_lm.scaled(64, power) for power in small_lm.RULES.values()] == [0.008, 0.016, 0.032]
+
+
+def test_the_language_model_s_rate_was_tuned():
+    """At 16 rows, on the text that no step reads; neighbors are worse."""
+    found = {lr: statistics.fmean(recorded_study("small_lm")["summary"][f"16/{lr}/0.99"]) for lr in small_lm.TUNED}
+    assert min(found, key=found.get) == small_lm.LR and small_lm.LR not in (min(found), max(found))

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from made_up import IMAGES, write_results
+from made_up import run as made_up_run
 
-from experiments import study, tuning, tuning_runs, unseen
+from experiments import centred, study, tuning, tuning_runs, unseen
 from mgpu_lib import data, evidence, recorded
 
 
@@ -100,6 +101,36 @@ def test_rates_that_train_do_so_with_every_seed():
     assert evidence.tested(rates[0.1], "epochs") == (37.5, 25, 50) and evidence.tested(rates[0.4], "epochs") is None
 
 
+def test_a_paired_difference_has_student_s_interval():
+    """The example of two columns with differences 1, 2 and 3: mean 2, deviation 1, quantile 4.303 of 2 degrees."""
+    first, second = {0: 5, 1: 7, 2: 9, 3: 1}, {0: 4, 1: 5, 2: 6, 4: 2}
+    assert evidence.paired(first, second) == (2, pytest.approx(4.3027 / math.sqrt(3), abs=1e-4))
+    assert evidence.shared_seeds(first, second) == [0, 1, 2]
+    ten = {seed: seed % 2 for seed in range(10)}
+    assert evidence.paired(ten, dict.fromkeys(range(10), 0))[1] == pytest.approx(
+        2.2622 * 0.52705 / math.sqrt(10), abs=1e-4
+    )
+
+
+def test_runs_that_ended_have_no_part_in_a_paired_difference():
+    first, second = {0: 5, 1: None, 2: 9, 3: 2}, {0: 4, 1: 5, 2: 6, 3: None}
+    assert evidence.paired(first, second)[0] == 2
+    with pytest.raises(ValueError, match="1 shared seeds"):
+        evidence.paired({0: 1, 1: 2}, {0: 1, 1: None})
+
+
+def test_accuracies_by_seed_are_in_percent():
+    runs = [made(0.1, 0.5), made(0.1, None)._replace(seed=1)]
+    assert evidence.by_seed(runs, "epochs") == {0: 50, 1: None}
+
+
+def test_the_best_at_a_step_is_that_of_any_rate_with_which_all_seeds_live():
+    slow, fast = made(0.1, 0.8), made(0.2, None, ended=4, accuracy=(0.3, 0.6, 0.9))
+    assert evidence.best_at({0.1: [slow], 0.2: [fast]}) == {1: 0.3, 2: 0.6, 4: 0.8}
+    shorter = made(0.2, None, ended=3, step=(1, 2), accuracy=(0.3, 0.6))
+    assert evidence.best_at({0.2: [fast._replace(ended=None), shorter]}) == {1: 0.3, 2: 0.6}
+
+
 def test_steps_to_a_target_lie_on_a_line_over_the_logarithm():
     run = made(0.1, 0.8)
     assert evidence.steps_to(run, 0.65) == (2, pytest.approx(math.sqrt(8)), 4)
@@ -160,6 +191,29 @@ def test_unseen_runs_read_as_the_grid_does(results):
     runs = evidence.unseen()
     assert list(runs) == [32, 512] and list(runs[32]) == tuning.learning_rates(32)
     assert [run.seed for run in runs[512][0.16]] == [0, 1, 2] and runs[512][0.16][0].test["epochs"] > 0.5
+
+
+# Studies beside the grid, read as it is
+
+
+def test_centred_runs_read_as_the_grid_does(results):
+    runs = {f"{lr}/{seed}": made_up_run("lenet", 256, lr, seed) for lr in centred.LRS for seed in (0, 1)}
+    recipe = {"epochs": 4, "steps": 215, "validation": 5000}
+    (results / "centred.json").write_text(json.dumps({"recipe": recipe, "runs": runs}))
+    found = evidence.centred()
+    assert list(found) == [256] and list(found[256]) == centred.LRS
+    assert found[256][0.16] == evidence.grid("lenet")[256][0.16][:2]
+
+
+def test_ten_seeds_are_those_of_three_studies(results):
+    scaling = {f"lenet/1024/kept/{seed}": {"test_accuracy": seed / 10} for seed in range(3)}
+    (results / "scaling.json").write_text(json.dumps({"runs": scaling}))
+    summary = {"lenet/1024/kept": {"3": 0.75, "4": None}, "lenet/16/0.063": {"3": 0.5}}
+    (results / "ten_seeds.unfinished.json").write_text(json.dumps({"summary": summary}))
+    found = evidence.ten_seeds()
+    assert found["lenet/1024/kept"] == {0: 0, 1: 10, 2: 20, 3: 75, 4: None}
+    grid = {run.seed: 100 * run.test["epochs"] for run in evidence.grid("lenet")[16][0.063]}
+    assert found["lenet/16/0.063"] == {**grid, 3: 50}
 
 
 @pytest.mark.slow

@@ -1,0 +1,102 @@
+"""A language model at batches 16 times apart, with AdamW: what becomes of the learning rate, and of beta2?
+
+    python -m experiments.small_lm
+
+writes mgpu_lib/recorded/small_lm.json. A small transformer learns "Alice's Adventures in Wonderland" character by
+character. All runs read the same number of rows of the text; the rate falls along a cosine, as in practice. First the
+rate is tuned for batches of 16 rows. From there to 1 row and to 64 it is kept, multiplied by the square root of the
+factor, or by the factor, and beta2 is kept, or keeps its half-life in tokens: after as many tokens, not steps, a
+squared gradient counts half (Marek et al. 2025, arXiv:2507.07101).
+"""
+
+import itertools
+import math
+
+import torch
+from torch.nn import functional as F
+
+import mgpu_lib as mgpu
+from experiments import study
+from mgpu_lib.text import load_alice
+
+TOKENS, ROWS = 64, 8_192  # characters in a row, and rows that a run reads: about four times the text
+TESTED = 8_192  # last characters of the text, which no step reads
+BATCH_SIZE, BETA2 = 16, 0.99  # rows
+TUNED = (0.002, 0.004, 0.008, 0.016, 0.032)  # rates tried for BATCH_SIZE
+LR = 0.008  # the best of them
+OTHERS = (1, 64)
+RULES = {"kept": 0, "square root": 0.5, "linear": 1}  # the power of the factor by which the rate changes
+SEEDS = range(5)
+SAMPLE = ("64/0.008/0.99/0",)
+
+
+def cases():
+    """{key: (batch_size, lr, beta2, seed)}: key batch_size/lr/beta2/seed, one seed after the other."""
+    settings = [(BATCH_SIZE, lr, BETA2) for lr in TUNED]
+    settings += [
+        (size, scaled(size, power), beta2)
+        for size in OTHERS
+        for power in RULES.values()
+        for beta2 in (BETA2, same_half_life(size))
+    ]
+    return {"/".join(map(str, (*each, seed))): (*each, seed) for seed in SEEDS for each in settings}
+
+
+def scaled(batch_size, power):
+    """LR times the factor between the batches to this power."""
+    return float(f"{LR * (batch_size / BATCH_SIZE) ** power:.3g}")
+
+
+def same_half_life(batch_size):
+    """The beta2 that forgets as fast per token at `batch_size` as BETA2 does at BATCH_SIZE."""
+    return float(f"{BETA2 ** (batch_size / BATCH_SIZE):.6g}")
+
+
+def record(batch_size, lr, beta2, seed):
+    """Mean cross-entropy per character: train_loss of each eighth of the run, and test_loss at the end."""
+    torch.manual_seed(seed)
+    text = load_alice()
+    net = mgpu.Transformer(len(text.characters), width=64, layers=2, heads=2)
+    optimizer = torch.optim.AdamW(net.parameters(), lr, betas=(0.9, beta2), foreach=True)
+    steps, losses = ROWS // batch_size, []
+    for step, rows in enumerate(drawn(text.tokens[:-TESTED], seed).split(batch_size)):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        loss = loss_of(net, rows)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    eighths = torch.tensor(losses).view(8, -1).mean(dim=1)
+    with torch.no_grad():
+        test_loss = loss_of(net, text.tokens[-TESTED:].view(-1, TOKENS)).item()
+    return {"train_loss": [finite(loss) for loss in eighths.tolist()], "test_loss": finite(test_loss)}
+
+
+def drawn(tokens, seed):
+    """The rows of all runs of a seed, in one order for all batch sizes: (ROWS, TOKENS + 1)."""
+    starts = torch.randint(len(tokens) - TOKENS, (ROWS,), generator=torch.Generator().manual_seed(seed))
+    return tokens[starts[:, None] + torch.arange(TOKENS + 1)]
+
+
+def loss_of(net, rows):
+    """Mean cross-entropy of each character, given those before it in its row."""
+    return F.cross_entropy(net(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def finite(loss):
+    """None for a loss that is no number: JSON has no other word for it."""
+    return round(loss, 5) if math.isfinite(loss) else None
+
+
+def recipe():
+    return {"sha256": study.fingerprint("small_lm"), "rows": ROWS, "tokens": TOKENS}
+
+
+def summary(runs):
+    """{batch_size/lr/beta2: test_loss of each seed}."""
+    keys = itertools.groupby(sorted(runs), key=lambda key: key.rpartition("/")[0])
+    return {name: [runs[key]["test_loss"] for key in each] for name, each in keys}
+
+
+if __name__ == "__main__":
+    study.run("small_lm", cases(), record, recipe(), summary)
