@@ -7,7 +7,6 @@ takes. What a tensor must be like, and the words for what is not, are NCCL's and
 
 import contextlib
 import functools
-import time
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from mgpu_lib.virtual.communicator import Channel, Communicator, Peers
+from mgpu_lib.virtual.communicator import Channel, Communicator, Peers, Transfer
 from mgpu_lib.virtual.known import reduced
 from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
@@ -193,18 +192,6 @@ def flat_bytes(tensor):
     return flat_numbers(tensor).view(torch.uint8)
 
 
-def lend(tensors, call, *args):
-    """Take an operation of gloo, `call(*args)`, to its end: gloo's own thread, too, has let go of these `tensors`.
-
-    It does so a moment after the operation is done. The program that waits for it may free them at once, and what a
-    GPU holds would depend on which of the two threads is quicker.
-    """
-    counts = [x._use_count() for x in tensors]
-    call(*args).wait()
-    while any(x._use_count() > count for x, count in zip(tensors, counts, strict=True)):
-        time.sleep(0)
-
-
 # Reductions
 
 
@@ -222,35 +209,42 @@ def reduction_of(script_object, dtype):
 
 
 def reduce(reduction, call, options, values, result, size):
-    """`call(result, values, options)` of gloo, over `size` ranks. What goes in may be written to."""
+    """`call(result, values, options)` of gloo, over `size` ranks, gives `result`. What goes in may be written to."""
     op, factor = reduction
+    given = result
     if values.dtype is torch.bool:  # which NCCL takes for bytes, and their sum for the largest
         values, result, op = values.view(torch.uint8), result.view(torch.uint8), MAX if op == SUM else op
     if op == PREMUL_SUM:
         values.mul_(factor)
     options.reduceOp = SUM if op in (AVG, PREMUL_SUM) else op
-    lend([result, values], call, result, values, options)
+    call(result, values, options).wait()
     if op == AVG:
         result.copy_(result.div(size, rounding_mode=None if result.is_floating_point() else "trunc"))
+    return given
 
 
 def all_reduce(gloo, reduction, values):
     """In place."""
-    reduce(reduction, lambda out, x, o: gloo.allreduce([x], o), c10d.AllreduceOptions(), values, values, gloo.size())
+    options = c10d.AllreduceOptions()
+    return reduce(reduction, lambda out, x, o: gloo.allreduce([x], o), options, values, values, gloo.size())
 
 
-def reduce_scatter(gloo, reduction, result, values):
-    options = c10d.ReduceScatterOptions()
-    reduce(reduction, gloo._reduce_scatter_base, options, values.clone(), result, gloo.size())
+def reduce_scatter(gloo, reduction, values):
+    options, result = c10d.ReduceScatterOptions(), values.new_empty(len(values) // gloo.size())
+    return reduce(reduction, gloo._reduce_scatter_base, options, values, result, gloo.size())
 
 
-def all_to_all(gloo, results, parts):
-    """Part i of this rank's bytes goes to rank i, which keeps it in its results: lists of a tensor for each rank."""
-    sent, received = torch.cat(parts), torch.empty(sum(map(len, results)), dtype=torch.uint8)
-    sizes = [len(x) for x in results], [len(x) for x in parts]
-    gloo.alltoall_base(received, sent, *sizes, c10d.AllToAllOptions()).wait()
-    for result, values in zip(results, received.split(sizes[0]), strict=True):
-        result.copy_(values)
+def all_gather(gloo, x):
+    result = x.new_empty(len(x) * gloo.size())
+    gloo._allgather_base(result, x, c10d.AllgatherOptions()).wait()
+    return result
+
+
+def all_to_all(gloo, parts, sizes):
+    """Part i of this rank's bytes goes to rank i, from which it gets sizes[i] bytes: a list, one for each rank."""
+    sent, received = torch.cat(parts), torch.empty(sum(sizes), dtype=torch.uint8)
+    gloo.alltoall_base(received, sent, sizes, [len(x) for x in parts], c10d.AllToAllOptions()).wait()
+    return received.split(sizes)
 
 
 # The operations of c10d. Their arguments are those of its schemas; what they return is, too.
@@ -264,10 +258,7 @@ def allreduce_(tensors, group, op, sparse_indices=None, async_op=True, timeout=-
 def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
     reduction, values = reduction_of(op, tensors[0].dtype), [flat_numbers(x) for x in tensors]
 
-    def transfer(gloo):
-        for x in values:
-            all_reduce(gloo, reduction, x)
-
+    transfer = Transfer(lambda gloo, sent: [all_reduce(gloo, reduction, x) for x in sent], values, values)
     group, what = group_of(group), f"{[len(x) for x in values]}, {reduction[0].name}"
     combine = functools.partial(reduced, reduction[0].name, len(group))
     return group.issue("all_reduce", tensors, size_of(tensors), transfer, tensors, what, combine).boxed()
@@ -277,9 +268,11 @@ def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
     values, options = [flat_bytes(x) for x in tensors], c10d.BroadcastOptions()
     options.rootRank = root
 
-    def transfer(gloo):
-        lend(values, gloo.broadcast, values, options)
+    def move(gloo, sent):
+        gloo.broadcast(sent, options).wait()
+        return sent
 
+    transfer = Transfer(move, values, values)
     group, what = group_of(group), f"{sizes_of(tensors)} from rank {root}"
     source = group.members.ranks[root]
     work = group.issue("broadcast", tensors, size_of(tensors), transfer, tensors, what, lambda said: said.get(source))
@@ -290,12 +283,12 @@ def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
     group, [values] = group_of(group), [flat_numbers(x) for x in tensors]
     reduction = reduction_of(op, values.dtype)
 
-    def transfer(gloo):
-        result = values.clone()  # only the root's tensor is written to
-        all_reduce(gloo, reduction, result)
-        if group.members.rank == root:
-            values.copy_(result)
+    def move(gloo, sent):
+        result = all_reduce(gloo, reduction, *sent)
+        return [result] if at_root else []
 
+    at_root = group.members.rank == root
+    transfer = Transfer(move, [values], [values] if at_root else [])
     what = f"{sizes_of(tensors)} to rank {root}, {reduction[0].name}"
     return group.issue("reduce", tensors, size_of(tensors), transfer, tensors, what).boxed()
 
@@ -307,12 +300,12 @@ def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
     parts = [flat_bytes(result) for result in results]
     even = all(len(part) == len(x) for part in parts)
 
-    def transfer(gloo):
+    def move(gloo, sent):
         if even:
-            lend([*parts, x], gloo.allgather, [parts], [x], c10d.AllgatherOptions())
-        else:
-            all_to_all(gloo, parts, [x] * len(group))
+            return all_gather(gloo, *sent).view(len(group), len(x)).unbind()
+        return all_to_all(gloo, sent * len(group), [len(part) for part in parts])
 
+    transfer = Transfer(move, [x], parts)
     what = sizes_of(tensors) if even else f"{sizes_of(results)} in all"
     return outputs, group.issue("all_gather", [*tensors, *results], size_of(results), transfer, outputs, what).boxed()
 
@@ -328,13 +321,8 @@ def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
             raise TypeError("output tensor must have the same type as input tensor")
         if output.numel() != x.numel() * len(group):
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    pairs = [(flat_bytes(output), flat_bytes(x)) for output, x in zip(outputs, tensors, strict=True)]
-
-    def transfer(gloo):
-        for result, x in pairs:
-            # In place, they are the same memory.
-            lend([result], gloo._allgather_base, result, x.clone(), c10d.AllgatherOptions())
-
+    reads, writes = [flat_bytes(x) for x in tensors], [flat_bytes(output) for output in outputs]
+    transfer = Transfer(lambda gloo, sent: [all_gather(gloo, x) for x in sent], reads, writes)
     given = [*tensors, *outputs]
     return group.issue("all_gather", given, size_of(outputs), transfer, outputs, sizes_of(tensors)).boxed()
 
@@ -346,14 +334,13 @@ def reduce_scatter_(outputs, tensors, group, op, async_op=True, timeout=-1):
     reduction, parts = reduction_of(op, result.dtype), [flat_numbers(part) for part in parts]
     even = all(len(part) == len(result) for part in parts)
 
-    def transfer(gloo):
-        values = torch.cat(parts)
+    def move(gloo, sent):
+        values = torch.cat(sent)
         if even:
-            reduce_scatter(gloo, reduction, result, values)
-        else:
-            all_reduce(gloo, reduction, values)
-            result.copy_(values.split([len(part) for part in parts])[gloo.rank()])
+            return [reduce_scatter(gloo, reduction, values)]
+        return [all_reduce(gloo, reduction, values).split([len(part) for part in parts])[gloo.rank()]]
 
+    transfer = Transfer(move, parts, [result])
     given, what = [*outputs, *tensors[0]], f"{sizes_of(tensors[0])}, {reduction[0].name}"
     return outputs, group.issue("reduce_scatter", given, size_of(tensors[0]), transfer, outputs, what).boxed()
 
@@ -370,12 +357,8 @@ def reduce_scatter_tensor_coalesced_(outputs, tensors, group, op, async_op=True,
         if x.numel() != output.numel() * len(group):
             raise ValueError("input tensor must be the same size as output size times world size")
     reduction = reduction_of(op, tensors[0].dtype)
-    pairs = [(flat_numbers(output), flat_numbers(x)) for output, x in zip(outputs, tensors, strict=True)]
-
-    def transfer(gloo):
-        for result, x in pairs:
-            reduce_scatter(gloo, reduction, result, x)
-
+    reads, writes = [flat_numbers(x) for x in tensors], [flat_numbers(output) for output in outputs]
+    transfer = Transfer(lambda gloo, sent: [reduce_scatter(gloo, reduction, x) for x in sent], reads, writes)
     given, what = [*tensors, *outputs], f"{sizes_of(tensors)}, {reduction[0].name}"
     return group.issue("reduce_scatter", given, size_of(tensors), transfer, outputs, what).boxed()
 
@@ -432,7 +415,7 @@ def recv_any_source_(tensors, group, tag):
 
 
 def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
-    return group_of(group).issue("barrier", [tensor], 0, lambda gloo: None, []).boxed()
+    return group_of(group).issue("barrier", [tensor], 0, Transfer(lambda gloo, sent: []), []).boxed()
 
 
 COLLECTIVES = {
@@ -453,7 +436,8 @@ def exchange(group, name, results, parts, outputs, given=None, what=""):
     given = [*results, *parts] if given is None else given
     results, parts = [flat_bytes(x) for x in results], [flat_bytes(x) for x in parts]
     nbytes = max(sum(map(len, results)), sum(map(len, parts)))
-    transfer = functools.partial(all_to_all, results=results, parts=parts)
+    sizes = [len(x) for x in results]
+    transfer = Transfer(lambda gloo, sent: all_to_all(gloo, sent, sizes), parts, results)
     return group.issue(name, given, nbytes, transfer, outputs, what).boxed()
 
 
@@ -475,10 +459,12 @@ def point_to_point(tensors, group, sends, other):
         gpu.machine.meeting.need([group.members.ranks[source], group.members.ranks[target]], group.members.ranks)
     channel = group.channel(gpu, source, target)
 
-    def transfer(gloo):
-        move = gloo.send if sends else gloo.recv
-        lend([x], move, [x], 1 - gloo.rank(), channel.direction)
+    def move(gloo, sent):
+        buffers = sent or [torch.empty_like(x)]
+        (gloo.send if sends else gloo.recv)(buffers, 1 - gloo.rank(), channel.direction).wait()
+        return [] if sends else buffers
 
+    transfer = Transfer(move, [x], []) if sends else Transfer(move, [], [x])
     topology = gpu.machine.topology
     gpus = topology.gpus_of(group.members.ranks)
     ends = gpus[source], gpus[target]

@@ -3,7 +3,8 @@
 The values travel by gloo. Before them travels what each rank says when it comes to an operation: the time on its clock,
 and what it calls. So all ranks know when the last of them was ready, which is when the operation starts, and that they
 call the same. A thread of each communicator does this, one operation after the other, while the program goes on as it
-would with NCCL: no program waits for a time unless it waits for the values.
+would with NCCL: no program waits for a time unless it waits for the values. What it sees never depends on how far the
+thread is.
 """
 
 import contextlib
@@ -94,6 +95,54 @@ class Members(NamedTuple):
         return dist.PrefixStore("where ranks wait", dist.distributed_c10d._get_default_store())
 
 
+class Transfer:
+    """How the values of an operation travel: move(gloo, sent) gives what this rank receives.
+
+    `sent` are copies of what it `reads`, as that is when the program calls the operation. What is received goes to what
+    it `writes` when the program waits for it, or for a later operation: the stream keeps their order.
+    """
+
+    def __init__(self, move, reads=(), writes=()):
+        self.move, self.reads, self.writes = move, reads, writes
+        self.sent = self.received = None
+        self.before = []  # transfers of the same stream which will have written to what this one reads
+        self.ended = False
+
+    def begin(self, pending):
+        """The program calls the operation, when those in `pending` haven't been waited for."""
+        self.before = [other for other in pending if any(overlap(x, y) for x in self.reads for y in other.writes)]
+        self.sent = [x.clone() for x in self.reads]
+
+    def run(self, gloo):
+        with torch.inference_mode():  # which may write to tensors of both kinds
+            for other in self.before:
+                for target, values in zip(other.writes, other.received, strict=True):
+                    for x, copy in zip(self.reads, self.sent, strict=True):
+                        overlay(copy, x, values, target)
+            self.received = self.move(gloo, self.sent)
+        self.before = self.sent = None
+
+    def end(self):
+        if self.received is not None and not self.ended:  # nothing is received where it failed, or in a dry run
+            self.ended = True
+            with torch.inference_mode():
+                for target, values in zip(self.writes, self.received, strict=True):
+                    target.copy_(values)
+
+
+def overlap(x, y):
+    """(start, end) of the memory that two tensors share whose numbers lie in a row; None without."""
+    start, end = max(x.data_ptr(), y.data_ptr()), min(x.data_ptr() + x.nbytes, y.data_ptr() + y.nbytes)
+    return (start, end) if start < end else None
+
+
+def overlay(copy, x, values, target):
+    """What writing `values` to `target` changes in `x`, in a `copy` of x."""
+    if shared := overlap(x, target):
+        (to, till), (since, until) = ([at - whole.data_ptr() for at in shared] for whole in (x, target))
+        copy.view(torch.uint8)[to:till] = values.view(torch.uint8)[since:until]
+
+
 class NcclWork(torch._C._distributed_c10d.Work):
     """An operation that a communicator was given: what torch.distributed hands out for async_op=True."""
 
@@ -128,8 +177,7 @@ class NcclWork(torch._C._distributed_c10d.Work):
             self.done.wait()  # the communicator's thread keeps the time limit
             if self.error is None:
                 communicator.members.leave_word("")
-        communicator.pending.pop(self.number, None)
-        self.transfer = None  # what it reads is kept until here, as with NCCL, and not until the thread has read it
+        self.deliver()
         if self.error is not None:
             raise self.error
         if self.booked is not None:
@@ -140,12 +188,23 @@ class NcclWork(torch._C._distributed_c10d.Work):
             )
             self.booked = None
 
+    def deliver(self):
+        """The operation is done, and all before it: their results go where the program looks for them."""
+        with self.communicator.lock:
+            for number, work in self.communicator.pending.items():
+                if number <= self.number:
+                    work.transfer.end()
+            self.communicator.pending.pop(self.number, None)
+            self.transfer = None  # what it reads is kept until here, as with NCCL, and not until the thread has read it
+
     def is_completed(self):
         """Whether the values are there. That is decided in real time, so what follows from it may differ next time."""
         if self.communicator.gpu.machine.meeting is None:
             self.communicator.gpu.clock.reproducible = False
         else:  # a program that asks again and again would never let the others go on
             self.settle()
+        if self.done.is_set():
+            self.deliver()
         return self.done.is_set()
 
     def is_success(self):
@@ -175,6 +234,7 @@ class Communicator:
         self.place = name, members.ranks[0], len(members.ranks)  # tells it from others, on all its ranks
         self.own = f"GPU {gpu.index} of node {os.environ.get('GROUP_RANK', 0)}"
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
+        self.lock = threading.Lock()  # for what several threads wait for
         self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped
         self.queue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
@@ -182,7 +242,7 @@ class Communicator:
             self.thread.start()
 
     def issue(self, name, what, nbytes, seconds, transfer, outputs, combine=None):
-        """Hand an operation over: an NcclWork. `transfer(gloo)` moves the values, in the communicator's thread.
+        """Hand an operation over: an NcclWork, whose Transfer runs in the communicator's thread.
 
         It starts when the streams of all ranks have come to it, and takes `seconds` from there. `what` is what all of
         them must call, `outputs` what the work hands out, and combine({rank: values}), in a dry run, what becomes of
@@ -197,13 +257,16 @@ class Communicator:
         work = NcclWork(self, Call(ready, what), seconds, transfer, outputs, combine)
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
-        self.pending[work.number] = work
         if self.thread.is_alive():
+            with self.lock:
+                transfer.begin([other.transfer for other in self.pending.values()])
             self.queue.put(work)
         elif gpu.machine.meeting is not None:
             meet(gpu.machine.meeting.enter(self.place, self.members.ranks, work))
         else:
             meet({self.members.this: work})
+        with self.lock:
+            self.pending[work.number] = work
         return work
 
     def serve(self):
@@ -227,8 +290,7 @@ class Communicator:
 
     def run(self, work, records, values):
         self.schedule(work, self.exchange(records, work.call))
-        with torch.inference_mode():  # which may write to tensors of both kinds
-            work.transfer(values)
+        work.transfer.run(values)
 
     def schedule(self, work, calls):
         """From when to when an operation runs that the ranks have come to with these `calls`, the same for all."""
@@ -243,7 +305,9 @@ class Communicator:
 
     def synchronize(self):
         """All that it was given is done."""
-        for work in list(self.pending.values()):
+        with self.lock:
+            pending = list(self.pending.values())
+        for work in pending:
             work.settle()
 
     def close(self, seconds=None):

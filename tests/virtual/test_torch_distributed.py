@@ -55,3 +55,52 @@ def test_the_whole_shapes_that_dtensor_tries_take_neither_memory_nor_time():
         assert machine.ledgers[0].peak == part.nbytes + y.to_local().nbytes == 2**21
         assert [event.nbytes for event in machine.timeline.since(start)] == [2**21]
         dist.destroy_process_group()
+
+
+def test_what_a_program_sees_before_it_waits_does_not_depend_on_threads():
+    with virtual_gpus(2) as machine:
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        x, gathered = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+        twice = dist._make_nccl_premul_sum(2.0)
+        begun = [
+            dist.all_reduce(x, twice, async_op=True),
+            dist.all_gather_into_tensor(gathered, x, async_op=True),
+        ]
+        for work in list(machine.gpus[0].communicators[0].pending.values()):
+            assert work.done.wait(60)  # the thread has got the results
+        assert x.tolist() == [1, 1, 1] and gathered.tolist() == [0, 0, 0]
+        x.zero_()  # too late for the operations, and overwritten
+        begun[0].wait()
+        assert x.tolist() == [2, 2, 2] and gathered.tolist() == [0, 0, 0]
+        assert begun[1].is_completed()  # after which no program waits
+        assert gathered.tolist() == [2, 2, 2]  # a group's operations come one after the other
+        dist.destroy_process_group()
+
+
+def test_operations_on_the_same_memory_keep_their_order():
+    with virtual_gpus(1):
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        x, twice = torch.ones(8, device="cuda"), dist._make_nccl_premul_sum(2.0)
+        dist.all_reduce(x, twice, async_op=True)
+        dist.all_reduce(x[2:5], twice, async_op=True)
+        gathered = [torch.zeros(4, device="cuda")]
+        last = dist.all_gather(gathered, x[3:7], async_op=True)
+        first = dist.all_reduce(x[:1], twice, async_op=True)
+        last.wait()
+        assert gathered[0].tolist() == [4, 4, 2, 2] and x.tolist() == [2, 2, 4, 4, 4, 2, 2, 2]
+        x[3] = 7
+        first.wait()
+        assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]  # what has been there before is not written again
+        torch.cuda.synchronize()
+        assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]
+        dist.destroy_process_group()
+
+
+def test_synchronize_waits_for_the_values_too():
+    with virtual_gpus(1):
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        x = torch.ones(3, device="cuda")
+        dist.all_reduce(x, dist._make_nccl_premul_sum(2.0), async_op=True)
+        torch.cuda.synchronize()
+        assert x.tolist() == [2, 2, 2]
+        dist.destroy_process_group()
