@@ -79,6 +79,7 @@ class Ledger:
 
     def __init__(self, index, capacity):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
+        self.sheet = capacity  # what the GPU's data sheet says, whatever the capacity is set to
         self.small, self.large = Pool(), Pool()
         self.reset_peak()
         self.reset_accumulated()
@@ -138,12 +139,13 @@ class Ledger:
 
     def complaint(self, nbytes):
         free = self.capacity - self.allocated
+        whose = ": the capacity is a data sheet's" if self.capacity == self.sheet else ""
         allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
             f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
             f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
-            "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)"
+            f"is reserved by PyTorch but unallocated. (virtual GPU{whose})"
         )
 
     def empty_cache(self):

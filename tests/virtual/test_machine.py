@@ -323,6 +323,17 @@ def test_running_out(v100s):
     blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
 
 
+def test_out_of_memory_says_whose_the_capacity_is(v100s):
+    def complaint():
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        return str(raised.value)
+
+    assert complaint().endswith("unallocated. (virtual GPU: the capacity is a data sheet's)")
+    v100s.ledgers[0].capacity = 5 * MiB
+    assert "a total capacity of 5.00 MiB" in complaint() and complaint().endswith("unallocated. (virtual GPU)")
+
+
 def test_memory_fraction(v100s):
     torch.cuda.set_per_process_memory_fraction(0.5, 0)
     with pytest.raises(torch.OutOfMemoryError, match=r"of which 15.75 GiB is free. 7.88 GiB allowed; Of the allocated"):
