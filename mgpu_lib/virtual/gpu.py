@@ -4,7 +4,7 @@ from operator import attrgetter
 
 import torch
 
-from mgpu_lib.virtual.clock import name_of
+from mgpu_lib.virtual.clock import current_stream_of, name_of
 from mgpu_lib.virtual.errors import GENERATORS, bad_fork, no_values
 from mgpu_lib.virtual.known import carry
 from mgpu_lib.virtual.memory import Ledger
@@ -29,6 +29,16 @@ class VirtualGPU:
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
+
+    def microseconds(self):
+        """What this thread's clock says since the machine was started, as a whole number."""
+        host = self.clock.host()
+        host = self.clock.shared if host.off else host  # one that books nothing has no time of its own
+        return round(1e6 * (host.time(self.index) - self.machine.started))
+
+    def stream_number(self):
+        """The number of this thread's current stream."""
+        return current_stream_of(self).stream_id
 
     def run(self, func, args, kwargs, key=None, call=None):
         """Call `func` on inner tensors, and book it on the clock.

@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from mgpu_lib.virtual import dispatch, patches  # noqa: F401  (dispatch: operations find their way to it)
+from mgpu_lib.virtual import dispatch, history, patches  # noqa: F401  (dispatch: operations find their way to it)
 from mgpu_lib.virtual.clock import Clock
 from mgpu_lib.virtual.errors import bad_fork
 from mgpu_lib.virtual.gpu import VirtualGPU
@@ -84,7 +84,10 @@ class Machine:
     def grow(self, n):
         """Have at least `n` GPUs; what lies on those there are stays where it is. ValueError if there is no room."""
         self.topology.check(n)
-        self.gpus += [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
+        new = [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
+        if self.gpus and self.gpus[0].ledger.history is not None:  # what is recorded is recorded of all
+            history.record(new, self.gpus[0].ledger.history.settings)
+        self.gpus += new
 
     def gpu(self, index):
         """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
@@ -141,12 +144,16 @@ class Machine:
         return self
 
     def stop(self):
-        """Turn the GPUs off: PyTorch is as it was before start(). Does nothing if they are off."""
+        """Turn the GPUs off: PyTorch is as it was before start(). Does nothing if they are off.
+
+        A recorded history of memory is forgotten.
+        """
         if self not in RUNNING:
             return
         if current() is not self:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
+        history.forget_history(self.gpus)
         if not RUNNING:
             patches.remove()
 

@@ -3,7 +3,8 @@
 The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. As there,
 blocks of more than 1 MiB have a pool of their own, and blocks that are freed stay reserved, in steps of 2 MiB, until
 `torch.cuda.empty_cache()`. Two things are left out: fragmentation, and the scratch memory that a kernel takes and gives
-back while it runs.
+back while it runs. A block has an address, by which it is told from all that there ever were on its GPU; no address is
+given away twice, so they don't say how full memory is.
 """
 
 import threading
@@ -13,6 +14,7 @@ import torch
 BLOCK = 512
 SMALL = 1 << 20  # bytes of a block that the small pool still takes
 SEGMENT = 2 << 20
+ADDRESSES = 1 << 47  # that a pool has to give away: it can take 128 TiB, one block after the other
 
 
 def round_up(nbytes, unit):
@@ -23,27 +25,36 @@ def round_up(nbytes, unit):
 class Block:
     """Memory that one storage takes; it is given back when the storage, and this object with it, dies."""
 
-    __slots__ = ("ledger", "nbytes")
+    __slots__ = ("address", "ledger")
 
-    def __init__(self, ledger, nbytes):  # that `ledger.take` has entered
-        self.ledger, self.nbytes = ledger, nbytes
+    def __init__(self, ledger, address):  # that `ledger.take` has returned
+        self.ledger, self.address = ledger, address
 
     def __del__(self):
-        self.ledger.release(self.nbytes)
+        self.ledger.release(self.address)
+
+    @property
+    def nbytes(self):
+        """What it takes."""
+        return round_up(self.ledger.live.get(self.address, 0), BLOCK)
 
     def resize(self, nbytes):
         """Take `nbytes` from now on; torch.OutOfMemoryError, and nothing changes, if the GPU has no room for more.
 
         As with CUDA, new memory is taken before the old is given back, because what it holds is copied.
         """
-        before, self.nbytes = self.nbytes, self.ledger.take(nbytes)
+        before, self.address = self.address, self.ledger.take(nbytes)
         self.ledger.release(before)
 
 
 class Pool:
-    """One of the allocator's two pools: bytes, blocks and reserved bytes, each now, at their peak, and taken ever."""
+    """One of the allocator's two pools: bytes, blocks and reserved bytes, each now, at their peak, and taken ever.
 
-    def __init__(self):
+    `next` is the address that its next block gets.
+    """
+
+    def __init__(self, address):
+        self.next = address
         self.allocated = self.blocks = self.reserved = 0
         self.reset_peak()
         self.reset_accumulated()
@@ -69,7 +80,9 @@ class Pool:
 class Ledger:
     """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`.
 
-    This process may take `fraction` of the capacity.
+    This process may take `fraction` of the capacity. `live` has the bytes that were asked for of all blocks there are,
+    by address; `contexts` what a history has noted of some when they were taken. `history` is a `history.History` while
+    one is recorded, and None otherwise.
     """
 
     allocated, blocks, reserved = (
@@ -79,13 +92,18 @@ class Ledger:
 
     def __init__(self, index, capacity):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
-        self.small, self.large = Pool(), Pool()
+        self.sheet = capacity  # what the GPU's data sheet says, whatever the capacity is set to
+        self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
+        self.live, self.contexts, self.history = {}, {}, None
         self.reset_peak()
         self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
 
     def take(self, nbytes):
-        """Enter a block of `nbytes`, rounded up, and return its size; torch.OutOfMemoryError without room."""
+        """Enter a block of `nbytes`, rounded up, and return its address; 0, and no block, if there are none.
+
+        torch.OutOfMemoryError without room.
+        """
         size = -(-nbytes // BLOCK) * BLOCK  # round_up(nbytes, BLOCK), which is called too often
         if not size:
             return 0
@@ -109,13 +127,22 @@ class Ledger:
                 self.peak = now
             if pool.allocated > pool.reserved:
                 self.reserve(pool)
-        return size
+            if self.history is not None:
+                return self.history.taken(pool, nbytes)
+            address = pool.next
+            pool.next = address + size
+            self.live[address] = nbytes
+        return address
 
-    def release(self, size):
-        """Give back a block that `take` entered."""
-        if size:
-            pool = self.small if size <= SMALL else self.large
+    def release(self, address):
+        """Give back the block at an address that `take` has returned."""
+        if address:
             with self.lock:
+                if self.history is not None:
+                    self.history.released(address)
+                nbytes = self.live.pop(address)
+                size = -(-nbytes // BLOCK) * BLOCK
+                pool = self.small if size <= SMALL else self.large
                 pool.allocated -= size
                 pool.blocks -= 1
 
@@ -134,21 +161,28 @@ class Ledger:
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
         if self.allocated + nbytes > self.fraction * self.capacity:
             self.out_of_memory += 1
+            if self.history is not None:
+                self.history.out_of_memory(nbytes)
             raise torch.OutOfMemoryError(self.complaint(nbytes))
 
     def complaint(self, nbytes):
         free = self.capacity - self.allocated
+        whose = ": the capacity is a data sheet's" if self.capacity == self.sheet else ""
         allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
             f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
             f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
-            "is reserved by PyTorch but unallocated. (virtual GPU: the capacity is a data sheet's)"
+            f"is reserved by PyTorch but unallocated. (virtual GPU{whose})"
         )
 
     def empty_cache(self):
-        for pool in (self.small, self.large):
-            pool.reserved = min(pool.reserved, round_up(pool.allocated, SEGMENT))
+        with self.lock:
+            before = self.reserved
+            for pool in (self.small, self.large):
+                pool.reserved = min(pool.reserved, round_up(pool.allocated, SEGMENT))
+            if self.history is not None and self.reserved < before:
+                self.history.emptied()
 
     def reset_peak(self):
         self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 # Each module may import those of the layers above its own, and those of its own layer as long as there is no circle.
 LAYERS = {
-    "facts": "attention batch_norm rms_norm files importing specs topology rates memory timeline nests rules running "
-    "known unknown turns",
+    "facts": "attention batch_norm rms_norm files importing specs topology rates memory history snapshot timeline "
+    "nests rules running known unknown turns",
     "words and costs": "errors costs nccl",
     "time": "clock shapes",
     "streams": "streams",
@@ -26,8 +26,8 @@ LAYERS = {
     "processes": "meeting communicator collectives",
     "PyTorch": "dispatch patches patches.autocast patches.checkpoint patches.comm patches.cuda patches.distributed "
     "patches.dtensor patches.factories patches.functional patches.functions patches.gradients patches.legacy "
-    "patches.methods patches.modules patches.objects patches.properties patches.recomputation patches.script "
-    "patches.sharing patches.staging",
+    "patches.memory patches.methods patches.modules patches.objects patches.properties patches.recomputation "
+    "patches.script patches.sharing patches.staging",
     "outside": "machine reporting inheriting cluster places dry launch __main__",
 }
 FACE = "mgpu_lib.virtual"  # the package itself, which imports from all of them

@@ -207,31 +207,13 @@ REFUSED = {
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
     "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
+    "looking blocks up": lambda: torch.cuda.memory._allocation_traceback(torch.ones(1, device="cuda").data_ptr()),
+    "metadata of memory": lambda: torch.cuda.memory._set_memory_metadata("step 1"),
+    "annotations of memory": lambda: torch.cuda.memory._annotate_tensor(torch.ones(1, device="cuda"), "weights"),
+    "out-of-memory observers": lambda: torch._C._cuda_attach_out_of_memory_observer(print),
+    "history of pinned memory": lambda: torch.cuda.memory._record_memory_history(record_pinned_host_memory=True),
+    "annotations in a history": lambda: torch.cuda.memory._record_memory_history(global_record_annotations=True),
 }
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        torch.cuda.memory_snapshot,
-        torch.cuda.memory._snapshot,
-        torch.cuda.memory._record_memory_history,
-        lambda: torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10),  # as it was called before
-        lambda: torch.cuda.memory._record_memory_history(enabled=None),
-    ],
-)
-def test_no_snapshot_of_memory_is_taken_for_an_empty_one(gpus, look):
-    """A CPU can't take one either, but there PyTorch gives a list without segments, as if nothing was reserved."""
-    kept = torch.ones(1000, 1000, device="cuda")
-    assert torch.cuda.memory_reserved() > kept.nbytes
-    with pytest.raises(RuntimeError, match=r"snapshot .* can't be imitated .*memory_summary\(\) and memory_stats\(\)"):
-        look()
-
-
-def test_no_empty_snapshot_of_memory_is_written(gpus, tmp_path):
-    with pytest.raises(RuntimeError, match=r"snapshot .* can't be imitated"):
-        torch.cuda.memory._dump_snapshot(tmp_path / "snapshot.pickle")
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -321,6 +303,17 @@ def test_running_out(v100s):
     assert torch.cuda.memory_stats()["num_ooms"] == 3
     blocks.pop()
     blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
+
+
+def test_out_of_memory_says_whose_the_capacity_is(v100s):
+    def complaint():
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        return str(raised.value)
+
+    assert complaint().endswith("unallocated. (virtual GPU: the capacity is a data sheet's)")
+    v100s.ledgers[0].capacity = 5 * MiB
+    assert "a total capacity of 5.00 MiB" in complaint() and complaint().endswith("unallocated. (virtual GPU)")
 
 
 def test_memory_fraction(v100s):

@@ -32,14 +32,6 @@ def not_imitated(what):
     return refuse
 
 
-def no_snapshot(*args, **kwargs):
-    """Refuse what lists the allocator's segments and blocks, or records how they came about."""
-    raise RuntimeError(
-        "a snapshot or a history of memory can't be imitated by virtual GPUs: they count bytes and blocks, and don't "
-        "know where a block lies (torch.cuda.memory_summary() and memory_stats() have the counts)"
-    )
-
-
 NOT_IMITATED = (
     "make_graphed_callables caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split()
 )
@@ -56,8 +48,6 @@ def patches():
     yield torch, "Event", streams.AnyEvent
     for name in NOT_IMITATED:
         yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
-    for name in ("_cuda_memorySnapshot", "_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
-        yield torch._C, name, no_snapshot
     for name in CLASSES_NOT_IMITATED:  # classes stay classes, for annotations and isinstance
         yield torch.cuda, name, type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})
     for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
