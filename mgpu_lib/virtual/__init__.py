@@ -9,7 +9,7 @@ from mgpu_lib.virtual.dry import Prediction, dry_run
 from mgpu_lib.virtual.files import replacing
 from mgpu_lib.virtual.inheriting import Setup, handed_down
 from mgpu_lib.virtual.machine import Machine
-from mgpu_lib.virtual.nccl import collective_seconds
+from mgpu_lib.virtual.nccl import all_reduce_by_way, collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.reporting import gather_timeline
 from mgpu_lib.virtual.running import current
@@ -26,6 +26,7 @@ __all__ = [
     "Prediction",
     "Setup",
     "Timeline",
+    "all_reduce_by_way",
     "collective_seconds",
     "current",
     "dry_run",

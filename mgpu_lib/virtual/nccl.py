@@ -106,10 +106,29 @@ def route_seconds(name, nbytes, route, fitted):
         return exchange_seconds(name, nbytes, route, fitted)
     if name == "barrier":  # an all-reduce of one number
         name = "all_reduce"
-    ways = [
-        key for key in ALGORITHMS if key[0] == "ring" or (name == "all_reduce" and (key[0] == "tree" or route.adds))
-    ]
-    return min(way_seconds(*way, name, nbytes, route, fitted) for way in ways)
+    return min(seconds_by_way(name, nbytes, route, fitted).values())
+
+
+def seconds_by_way(name, nbytes, route, fitted):
+    """{way: its seconds with the best protocol}, of the ways that NCCL has for this operation."""
+    found = {}
+    for way, protocol in ALGORITHMS:
+        if way == "ring" or (name == "all_reduce" and (way == "tree" or route.adds)):
+            seconds = way_seconds(way, protocol, name, nbytes, route, fitted)
+            found[way] = min(seconds, found.get(way, math.inf))
+    return found
+
+
+def all_reduce_by_way(nbytes, gpus, topology):
+    """{"ring": seconds, "tree": seconds}, modelled, of an all-reduce of `nbytes` among `gpus`, their numbers in
+    `topology`, and "switch" where NVSwitch can add. NCCL takes the quickest, and so does `collective_seconds`.
+
+    ValueError for GPUs whose machine type is not known: the clock has no ways there.
+    """
+    if topology.kind is None:
+        raise ValueError(f"{topology.link.key}: rings and trees take a machine type, such as link='DGX A100'")
+    topology.check(max(gpus) + 1)
+    return seconds_by_way("all_reduce", nbytes, route(gpus, topology), NCCL)
 
 
 def way_seconds(way, protocol, name, nbytes, route, fitted):

@@ -112,3 +112,22 @@ def test_without_a_machine_type_nothing_has_changed():
     assert said["send"] == link_seconds(2**24, plain.link, "peer")
     assert said["all_gather"] == said["all_to_all"] == 7 * round_seconds(2**21, plain.link)
     assert nccl.collective_seconds("all_reduce", 2**24, [3], plain) == nccl.ROUND
+
+
+def test_the_quickest_way_of_an_all_reduce_is_taken():
+    one, many = topology("DGX H100"), topology("DGX A100", "InfiniBand HDR")
+    for where, gpus, ways in (
+        (one, 8, ["ring", "tree", "switch"]),
+        (one, 4, ["ring", "tree"]),
+        (many, 64, ["ring", "tree"]),
+    ):
+        for nbytes in SIZES:
+            found = nccl.all_reduce_by_way(nbytes, range(gpus), where)
+            assert list(found) == ways
+            assert min(found.values()) == nccl.collective_seconds("all_reduce", nbytes, range(gpus), where)
+    steps = nccl.all_reduce_by_way(64, range(1024), many)
+    assert steps["ring"] > 10 * steps["tree"]
+    with pytest.raises(ValueError, match="nvlink3: rings and trees take a machine type, such as link='DGX A100'"):
+        nccl.all_reduce_by_way(64, range(4), find_topology("nvlink3", find_gpu("A100-80")))
+    with pytest.raises(ValueError, match="network"):
+        nccl.all_reduce_by_way(64, range(16), one)
