@@ -117,6 +117,21 @@ def test_sigterm_on_two_machines_is_followed_by_a_run_that_resumes_to_the_same_b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", [0, 1])
+def test_sigterm_on_one_of_two_machines_stops_both_and_the_run_resumes_to_the_same_bit(machine, undisturbed, tmp_path):
+    command = running.SCRIPT, *LONG
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert running.stop_after([runs[machine]], tmp_path, 80) == [1]
+        said = "stopped by SIGTERM after step"
+        assert running.wait_until(lambda: sum(run.said.count(said) for run in runs) == 1)
+    # The other machine's torchrun would wait some minutes for this one. Here it is killed.
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
+    assert running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
 def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
     running.done(torchrun(*LONG, script=planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] == 4
