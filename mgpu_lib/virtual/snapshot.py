@@ -253,6 +253,8 @@ class Whole:
         while size:
             start = self.starts.pop(bisect.bisect(self.starts, address) - 1)
             held = start + self.sizes.pop(start) - address
+            if held <= 0:
+                raise AssertionError(f"{size} bytes at {address} are mapped in the trace and not where it ends")
             part = min(size, held)
             self.add(start, address - start)
             self.add(address + part, held - part)

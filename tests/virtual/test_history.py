@@ -20,7 +20,8 @@ from torch import nn
 from torch.cuda import _memory_viz as viz
 from torch.cuda.memory import _dump_snapshot, _record_memory_history, _snapshot
 
-from mgpu_lib.virtual import dry_run, virtual_gpus
+from mgpu_lib.virtual import dry_run, off_the_clock, virtual_gpus
+from mgpu_lib.virtual.snapshot import State
 
 MiB = 1 << 20
 SIZES = 1, 511, 512, 4000, 100_000, MiB, MiB + 1, 3 * MiB, 50 * MiB, 700 * MiB
@@ -265,6 +266,14 @@ def test_times_are_the_modelled_ones_of_the_host(gpus):
     del first, second
 
 
+def test_who_is_off_the_clock_has_the_time_of_the_others(gpus):
+    gpus.clock.work(0.5)
+    _record_memory_history()
+    with off_the_clock():
+        taken(512)
+    assert {entry["time_us"] for entry in entries()} == {round(1e6 * gpus.elapsed())}
+
+
 def test_an_entry_names_the_stream_of_its_block(gpus):
     _record_memory_history()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -361,9 +370,12 @@ def test_entries_stay_when_others_are_skipped_from_then_on(gpus):
     taken(600)
     assert [e["size"] for e in entries() if e["action"] == "alloc"] == [5000]
     assert [e["size"] for e in entries() if e["action"] == "free_completed"] == [5000, 600]
+    _record_memory_history()
+    taken(3 * MiB)
+    assert not any(action.startswith("segment") for action in actions()), "one block came unseen"
     _record_memory_history(clear_history=True)
     taken(700)
-    assert actions() == ["alloc", "free_requested", "free_completed"]
+    assert actions()[-3:] == ["alloc", "free_requested", "free_completed"]
 
 
 def test_the_state_alone(gpus):
@@ -591,6 +603,19 @@ def test_blocks_may_die_while_others_are_made(gpus):
     check_replay(_snapshot(), seen, 0)
     assert Counter(actions())["alloc"] == Counter(actions())["free_completed"] == 240
     assert blocks() == []
+
+
+def test_a_snapshot_is_of_one_moment(gpus, monkeypatch):
+    """If a block dies while the ledger is copied, it is copied once more."""
+    held, copied = [taken(5000), taken(6000)], State.copied.__func__
+
+    def dying(cls, ledger):
+        made = copied(cls, ledger)
+        del held[1:]
+        return made
+
+    monkeypatch.setattr(State, "copied", classmethod(dying))
+    assert [block["requested_size"] for block in blocks()] == [5000]
 
 
 def test_blocks_are_taken_and_freed_by_many_threads(gpus):
