@@ -67,6 +67,24 @@ def centred():
     return arranged(stored["runs"].values(), recorded.read_grid()["trained_on"], stored["recipe"])
 
 
+def resnet(norm):
+    """ResNet-8's runs with batch norm, "batch", or without any, "none", as `grid` returns them, of equal epochs only.
+
+    FileNotFoundError without.
+    """
+    stored, entries = study("resnet_grid"), []
+    for name, run in stored["runs"].items():
+        kind, batch_size, lr, seed = name.split("/")
+        if kind == norm:
+            marks = [
+                recorded.length(stored["recipe"]["images"], {"epochs": epoch}, int(batch_size), "epochs")
+                for epoch in range(1, len(run["validation_accuracy"]) + 1)
+            ]
+            about = {"batch_size": int(batch_size), "lr": float(lr), "seed": int(seed), "step": marks}
+            entries.append({**run, **about, "dead_at_step": None, "test_accuracy": {"epochs": run["test_accuracy"]}})
+    return arranged(entries, stored["recipe"]["images"], {"epochs": stored["recipe"]["epochs"]})
+
+
 def ten_seeds():
     """Test accuracies of runs of equal epochs in percent, {name: {seed: accuracy}}; None for a run that ended early.
 
@@ -95,12 +113,16 @@ def to_target():
 
 
 def arranged(entries, images=None, budgets=None):
-    """{batch size: {learning rate: [Run]}} of runs as the grid's file holds them; `budgets` says how long they are."""
+    """{batch size: {learning rate: [Run]}} of runs as the grid's file holds them; `budgets` says how long they are.
+
+    It may hold one of the two only, and other things besides.
+    """
     found = {}
     for entry in sorted(entries, key=lambda entry: (entry["batch_size"], entry["lr"], entry["seed"])):
         ends = {
             budget: recorded.length(images, budgets, entry["batch_size"], budget)
-            for budget in (BUDGETS if budgets else ())
+            for budget in BUDGETS
+            if budget in (budgets or ())
         }
         rates = found.setdefault(entry["batch_size"], {})
         rates.setdefault(entry["lr"], []).append(as_run(entry, ends))

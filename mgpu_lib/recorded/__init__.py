@@ -39,7 +39,7 @@ def read_grid():
 
 
 def read_grids():
-    """All that is recorded: the grid, and the small one of ResNet-18 where it is there, or what is finished of it."""
+    """All that is recorded: the grid, and that of ResNet-8 where it is there, or what is finished of them."""
     grids = [read_grid()]
     with contextlib.suppress(FileNotFoundError):
         grids.append(resnet_runs(study("resnet_grid")))
@@ -47,16 +47,16 @@ def read_grids():
 
 
 def resnet_runs(stored):
-    """The small grid of ResNet-18, as experiments/resnet_grid.py writes it, in the form of the grid."""
-    runs = []
+    """The runs of ResNet-8 with batch norm, as experiments/resnet_grid.py writes them, in the form of the grid."""
+    runs, images = [], stored["recipe"]["images"]
     for name, run in stored["runs"].items():
-        batch_size, lr, seed = name.split("/")
-        per_epoch = math.ceil(run["images"] / int(batch_size))
-        marks = [per_epoch * (epoch + 1) for epoch in range(len(run["validation_accuracy"]))]
-        runs.append(
-            {**run, "net": "resnet18", "batch_size": int(batch_size), "lr": float(lr), "seed": int(seed), "step": marks}
-        )
-    return {"recipe": {"epochs": stored["recipe"]["epochs"]}, "trained_on": runs[0]["images"], "runs": runs}
+        norm, batch_size, lr, seed = name.split("/")
+        if norm == "batch":
+            per_epoch = math.ceil(images / int(batch_size))
+            marks = [per_epoch * (epoch + 1) for epoch in range(len(run["validation_accuracy"]))]
+            about = {"net": "resnet8", "batch_size": int(batch_size), "lr": float(lr), "seed": int(seed), "step": marks}
+            runs.append({**run, **about})
+    return {"recipe": {"epochs": stored["recipe"]["epochs"]}, "trained_on": images, "runs": runs}
 
 
 def join(parts):

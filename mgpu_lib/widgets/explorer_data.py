@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.models import lenet_module, resnet18
+from mgpu_lib.models import lenet_module, resnet8
 from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import length, numbers
 from mgpu_lib.widgets.base import TICK
 
 MODELLED, COUNTS = "V100", (1, 2, 4, 8)  # what modelled times are for
 BATCH_NORM = " with batch norm"
-NAMES = {"lenet": "LeNet", "lenet_bn": "LeNet" + BATCH_NORM, "resnet18": "ResNet-18" + BATCH_NORM}
+NAMES = {"lenet": "LeNet", "lenet_bn": "LeNet" + BATCH_NORM, "resnet8": "ResNet-8" + BATCH_NORM}
 NEEDED = ("net", "batch_size", "seed", "lr", "step", "train_loss", "validation_accuracy")
 ALL = 55_000  # images that the whole grid is trained on
 TOP = 9999  # thousandths: a loss of 10 is as far as the picture goes
@@ -106,7 +106,7 @@ def step_seconds(net, batch_size, k, strategy):
 def network(net):
     """The network as a module without values."""
     with torch.device("meta"):
-        return resnet18() if net == "resnet18" else lenet_module(batch_norm=net == "lenet_bn")
+        return resnet8() if net == "resnet8" else lenet_module(batch_norm=net == "lenet_bn")
 
 
 class Cell(NamedTuple):

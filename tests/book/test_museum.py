@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mgpu_lib as mgpu
+from experiments import museum as experiment
 from mgpu_lib.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +30,6 @@ BUGS, TEXTS = sources(NOTEBOOK, "")
 HALL_BUGS, HALL_TEXTS = sources(NOTEBOOK.with_name(CHAPTER), "hall-")
 THIRD_BUGS, THIRD_TEXTS = sources(NOTEBOOK.with_name(SHARDING), "hall-")
 ALL_BUGS, ALL_TEXTS = BUGS | HALL_BUGS | THIRD_BUGS, TEXTS | HALL_TEXTS | THIRD_TEXTS  # exhibits have different names
-# The cells before the first exhibit, and the one that makes the networks of room 3.
-SETUP = ["setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"]
 STEP = "assert_step_matches_single_device"
 FOUND_BY = {
     "rebinding": {"assert_replicas_equal", STEP},
@@ -67,25 +66,11 @@ THIRD_FOUND_BY = {
 all_halls = pytest.mark.parametrize("name", [*FOUND_BY, *HALL_FOUND_BY, *THIRD_FOUND_BY])
 
 
-def fixed(source, diff):
-    """`source` after the fix that the page shows: a diff of whole lines, which fits in one place only."""
-    lines = [(line[0], line[1:]) for line in diff.splitlines()]
-    old = "".join(text + "\n" for mark, text in lines if mark in " -")
-    new = "".join(text + "\n" for mark, text in lines if mark in " +")
-    assert source.count(old) == 1, f"the fix doesn't fit, or in several places:\n{old}"
-    return source.replace(old, new)
-
-
-def fix_of(name):
-    [diff] = re.findall(r"^```diff\n(.*?)^```$", ALL_TEXTS[f"{name}-why"], re.M | re.S)
-    return diff
-
-
 @pytest.fixture(scope="module")
 def museum():
     """The page's own functions, with two steps in place of two epochs: the checks look at no more."""
     names = {}
-    for cell in SETUP:
+    for cell in experiment.SETUP:
         exec(TEXTS[cell], names)
 
     def two_steps(step, replicas, devices=names["devices"], lr=0.1, order=names["shuffled"]):
@@ -123,12 +108,12 @@ def test_every_exhibit_is_tested():
 @pytest.mark.sweep(3)
 def test_the_checks_find_the_bug_and_pass_its_fix(museum, name, capsys):
     assert findings(museum, BUGS[name]) == FOUND_BY[name]
-    assert findings(museum, fixed(BUGS[name], fix_of(name))) == set()
+    assert findings(museum, experiment.mended(BUGS[name], experiment.fix_of(ALL_TEXTS[f"{name}-why"]))) == set()
 
 
 @all_halls
 def test_a_fix_is_one_line_or_two(name):
-    marks = [line[0] for line in fix_of(name).splitlines()]
+    marks = [line[0] for line in experiment.fix_of(ALL_TEXTS[f"{name}-why"]).splitlines()]
     assert 1 <= max(marks.count("-"), marks.count("+")) <= 2
 
 
@@ -195,7 +180,7 @@ def test_two_questions_find_all_but_three():
 def test_the_harness_is_folded_away_and_no_exhibit_is():
     cells = {cell.id: cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
     folded = {name for name, cell in cells.items() if "hide-input" in cell.metadata.get("tags", [])}
-    assert folded == {*SETUP, "catalog", "finders"} - {"setup", "right-step"}
+    assert folded == {*experiment.SETUP, "catalog", "longer", "finders"} - {"setup", "right-step"}
     assert all(cells[name].metadata["jupyter"]["source_hidden"] for name in folded)  # in JupyterLab
 
 
@@ -284,7 +269,10 @@ def found_on_ranks(hall, program, capsys):
 @pytest.mark.parametrize("name", HALL_FOUND_BY)
 def test_the_checks_find_the_bug_and_pass_its_fix_on_four_ranks(hall, name, capsys):
     assert found_on_ranks(hall, HALL_BUGS[name], capsys) == HALL_FOUND_BY[name]
-    assert found_on_ranks(hall, fixed(HALL_BUGS[name], fix_of(name)), capsys) == set()
+    assert (
+        found_on_ranks(hall, experiment.mended(HALL_BUGS[name], experiment.fix_of(ALL_TEXTS[f"{name}-why"])), capsys)
+        == set()
+    )
 
 
 @pytest.mark.slow
@@ -313,7 +301,10 @@ def third(tmp_path_factory):
 @pytest.mark.parametrize("name", THIRD_FOUND_BY)
 def test_the_checks_find_the_bug_and_pass_its_fix_on_sharded_ranks(third, name, capsys):
     assert found_on_ranks(third, THIRD_BUGS[name], capsys) == THIRD_FOUND_BY[name]
-    assert found_on_ranks(third, fixed(THIRD_BUGS[name], fix_of(name)), capsys) == set()
+    assert (
+        found_on_ranks(third, experiment.mended(THIRD_BUGS[name], experiment.fix_of(ALL_TEXTS[f"{name}-why"])), capsys)
+        == set()
+    )
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 Each test names the cells with the sentences that depend on it.
 """
 
+import itertools
 import math
+import statistics
 
 import pytest
 import torch
@@ -216,6 +218,33 @@ def test_claim_3_with_ten_seeds():
         assert decided(warmed, kept) == 1 and 1 <= evidence.paired(warmed, kept)[0] < 3
 
 
+def test_claim_3_resnet():
+    """resnet-figure, resnet-table, resnet-why, claim-3-verdict."""
+    normed, plain = (
+        {
+            B: {lr: evidence.by_seed(runs, "epochs") for lr, runs in rates.items()}
+            for B, rates in evidence.resnet(n).items()
+        }
+        for n in ("batch", "none")
+    )
+    for B, first, last in ((16, 0.00625, 0.1), (64, 0.025, 0.4)):
+        plateau = [normed[B][lr] for lr in sorted(normed[B])]
+        assert (min(normed[B]), max(normed[B])) == (first, last) and last == pytest.approx(16 * first)
+        assert all(decided(one, other) == 0 for one, other in itertools.combinations(plateau, 2))
+    assert evidence.paired(normed[256][0.1], normed[256][0.025]) == pytest.approx((1.0, 0.4), abs=0.05)
+    assert decided(normed[256][0.4], normed[256][0.1]) == decided(normed[1024][0.4], normed[1024][0.1]) == 0
+    lost = [normed[1024][0.1][seed] - normed[1024][1.6][seed] for seed in range(5)]
+    assert min(lost) > 6 and sum(found < 11 for found in normed[1024][1.6].values()) == 1
+    assert statistics.fmean(plain[1024][0.1].values()) == pytest.approx(42, abs=0.5)
+    assert statistics.fmean(plain[1024][0.4].values()) == pytest.approx(75, abs=0.5)
+    assert decided(plain[1024][0.4], plain[1024][0.1]) == 1 and max(plain[1024][1.6].values()) < 11
+    for B, other, points in ((64, 256, 0.7), (256, 1024, 2.5)):
+        assert decided(normed[B][0.1], normed[other][0.1]) == 1
+        assert evidence.paired(normed[B][0.1], normed[other][0.1])[0] == pytest.approx(points, abs=0.05)
+    best = {B: max(statistics.fmean(found.values()) for found in rates.values()) for B, rates in normed.items()}
+    assert best[64] == statistics.fmean(normed[64][0.1].values()) and best[64] > best[256] > best[1024]
+
+
 def test_the_worked_example():
     """title, example-table, example-why."""
     found = {key: line["test_accuracy"] for key, line in study("example").items() if not line["ended_at_step"]}
@@ -336,3 +365,17 @@ def test_the_language_model():
     lower, half = evidence.paired(found["1/0.002/0.99"], found["1/0.002/0.999372"])
     assert 0 < lower < 0.01 and lower > half, "the half-life of beta2: less than a hundredth"
     assert round(math.log(0.5) / math.log(0.99)) == 69
+
+
+def test_what_the_museums_bugs_cost():
+    """museum: longer, longer-why."""
+    found = study("museum")
+    costs = {name: decided(runs["mended"], runs["shown"]) for name, runs in found.items()}
+    assert len(found) == 14
+    assert {name: cost for name, cost in costs.items() if cost} == {
+        "Zeroed on GPU 0 only": 1,
+        "A sum, and the old learning rate": -1,
+    }
+    assert max(found["Zeroed on GPU 0 only"]["shown"].values()) < 0.11
+    old_rate = found["A sum, and the old learning rate"]
+    assert evidence.paired(old_rate["shown"], old_rate["mended"])[0] == pytest.approx(0.04, abs=0.005)

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from experiments import (
     critical,
     digits,
     example,
+    museum,
     noise,
     oscillation,
     resnet_grid,
@@ -63,7 +65,7 @@ def few(monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        *(centred, critical, digits, example, noise, oscillation, resnet_grid, same_step, scaling),
+        *(centred, critical, digits, example, museum, noise, oscillation, resnet_grid, same_step, scaling),
         *(small_lm, ten_seeds, unseen),
     ],
 )
@@ -572,24 +574,60 @@ def test_the_example_goes_from_one_gpu_to_four():
 
 
 @pytest.mark.slow
-def test_a_resnet_run_learns_on_its_subset(few, monkeypatch):
-    monkeypatch.setattr(resnet_grid, "SUBSET", {"train": 96, "validation": 20, "test": 30})
-    run = resnet_grid.record(32, 0.01, 0)
-    assert run["images"] == 96 and run["diverged_at_step"] is None
-    assert len(run["validation_accuracy"]) == 2 and run["train_loss"][1] < run["train_loss"][0]
-    lost = resnet_grid.record(48, 1e30, 0)
-    assert lost["diverged_at_step"] == 2 and lost["test_accuracy"] is None
-    assert resnet_grid.summary({"32/0.01/0": run, "32/0.01/1": lost}) == {
-        "32/0.01": {"test_accuracy": [run["test_accuracy"], None], "mean": run["test_accuracy"]}
+def test_a_resnet_run_learns(few, monkeypatch):
+    monkeypatch.setattr(resnet_grid, "EPOCHS", 2)
+    run = resnet_grid.record("batch", 32, 0.02, 0)
+    assert run["diverged_at_step"] is None and run["train_loss"][1] < run["train_loss"][0] < math.log(10)
+    assert len(run["validation_accuracy"]) == 2
+    lost = resnet_grid.record("none", 48, 1e30, 0)
+    assert lost["diverged_at_step"] >= 2 and lost["test_accuracy"] is None
+    assert resnet_grid.summary({"batch/32/0.02/0": run, "batch/32/0.02/1": lost}) == {
+        "batch/32/0.02": {
+            "validation_accuracy": [run["validation_accuracy"][-1], None],
+            "test_accuracy": [run["test_accuracy"], None],
+        }
     }
     assert json.dumps([run, lost], allow_nan=False)
 
 
-@pytest.mark.parametrize("where, sizes", [("cpu", [96, 20, 30]), ("cuda", [1000, 500, 50])])
-def test_a_gpu_takes_all_images(few, monkeypatch, where, sizes):
-    monkeypatch.setattr(resnet_grid, "SUBSET", {"train": 96, "validation": 20, "test": 30})
+def test_its_rate_rises_and_falls():
+    rates = [resnet_grid.share((step + 0.5) / 1000) for step in range(1000)]
+    top = rates.index(max(rates))
+    assert top == pytest.approx(50, abs=2) and rates[top] == pytest.approx(1, abs=0.02)
+    assert sorted(rates[:top]) == rates[:top] and sorted(rates[top:], reverse=True) == rates[top:]
+    assert 0 < rates[0] < 0.02 and 0 < rates[-1] < 1e-5
+
+
+@pytest.mark.parametrize("where, parameters", [("cpu", 19_714), ("cuda", 11_172_810)])
+def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
     monkeypatch.setattr(resnet_grid, "device", lambda: torch.device(where))
-    assert [len(X) for X, _ in resnet_grid.images().values()] == sizes
+    monkeypatch.setattr(nn.Module, "to", lambda net, *where, **how: net)
+    sizes = {norm: sum(p.numel() for p in resnet_grid.network(norm).parameters()) for norm in ("batch", "none")}
+    assert sizes["batch"] == parameters > sizes["none"]
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in resnet_grid.network("none").modules())
+
+
+# museum
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exhibit", ["unwrapped", "dropout", "rebinding"])
+def test_the_museums_programs_are_those_of_the_page(exhibit, monkeypatch):
+    """Two epochs with the first seed: what the page shows."""
+    monkeypatch.setattr(museum, "EPOCHS", 2)
+    page = json.loads((Path(museum.ROOT) / "chapters" / "museum.ipynb").read_text(encoding="utf-8"))
+    [cell] = [cell for cell in page["cells"] if cell["id"] == exhibit]
+    run = museum.record(exhibit, "shown", 0)
+    assert "".join(cell["outputs"][0]["text"]) == f"accuracy {run['accuracy']:.2f}, meter {run['meter']}\n"
+    other = museum.record(exhibit, "shown", 1)
+    assert other["title"] == run["title"] and other["accuracy"] != run["accuracy"]
+
+
+def test_a_museum_without_its_settings_is_no_study():
+    with pytest.raises(ValueError, match="no line 'epochs, seed = 2, 0'"):
+        museum.longer("epochs = 2", 0)
+    with pytest.raises(ValueError, match="doesn't fit"):
+        museum.mended("a = 1\n", "-b = 1\n+b = 2\n")
 
 
 # ten_seeds

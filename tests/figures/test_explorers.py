@@ -99,10 +99,8 @@ def test_what_is_missing_stays_empty_and_the_rest_is_shown(says):
 def small_grid():
     """As experiments/resnet_grid.py writes it."""
     runs = {
-        f"{b}/{lr}/{seed}": {
-            "images": 3000,
+        f"batch/{b}/{lr}/{seed}": {
             "diverged_at_step": 7 if lr > 1 else None,
-            "seconds": 1.0,
             "train_loss": [] if lr > 1 else [1.5, 0.9],
             "validation_accuracy": [] if lr > 1 else [0.5 + lr, 0.6 + lr + seed / 100],
         }
@@ -110,27 +108,28 @@ def small_grid():
         for lr in (0.1, 0.2, 1.6)
         for seed in (0, 1)
     }
-    return {"recipe": {"epochs": 2}, "runs": runs}
+    runs["none/16/0.1/0"] = {}  # no network of the explorer
+    return {"recipe": {"epochs": 2, "images": 55_000}, "runs": runs}
 
 
 @pytest.mark.slow
-def test_the_small_grid_of_resnet18_joins_when_it_is_there(page, write, says, monkeypatch, tmp_path):
+def test_the_grid_of_resnet8_joins_when_it_is_there(page, write, says, monkeypatch, tmp_path):
     monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     (tmp_path / "tuning.json").write_text(json.dumps(tuning_grid()))
     assert len(recorded.read_grids()) == 1
     (tmp_path / "resnet_grid.json").write_text(json.dumps(small_grid()))
     figure = TuningExplorer(budget="steps")
-    assert figure.known("network") == ["LeNet", "ResNet-18 on 3,000 images"]
-    figure.network = "ResNet-18 on 3,000 images"
+    assert figure.known("network") == ["LeNet", "ResNet-8"]
+    figure.network = "ResNet-8"
     assert (figure.budget, figure.batch_size, figure.lr) == ("epochs", 64, 0.2)
     figure.batch_size = 16
     assert says(figure).startswith(
-        "ResNet-18 on 3,000 images with batch norm at batch 16, learning rate 0.2: "
-        "accuracy 80.5% after 2 epochs (376 steps), 80.0% to 81.0% over 2 seeds. "
+        "ResNet-8 with batch norm at batch 16, learning rate 0.2: "
+        "accuracy 80.5% after 2 epochs (6,876 steps), 80.0% to 81.0% over 2 seeds. "
     )
     page.goto(write(TuningExplorer(budget="steps", batch_size=16)))
     root = page.locator("figure.mgpu")
-    control(root, "Network").select_option("ResNet-18 on 3,000 images")
+    control(root, "Network").select_option("ResNet-8")
     control(root, "Learning rate").fill("1")
     assert sentence(root) == says(figure)
     assert control(root, "Compare at").locator("option:disabled").all_text_contents() == ["equal steps"]

@@ -205,6 +205,25 @@ def test_centred_runs_read_as_the_grid_does(results):
     assert found[256][0.16] == evidence.grid("lenet")[256][0.16][:2]
 
 
+def test_runs_of_the_resnet_have_one_budget(results):
+    def made_up(*accuracy):
+        test = accuracy[-1] - 0.01 if len(accuracy) == 2 else None
+        ended = None if len(accuracy) == 2 else 90
+        return {
+            "diverged_at_step": ended,
+            "train_loss": [1.0] * len(accuracy),
+            "validation_accuracy": list(accuracy),
+            "test_accuracy": test,
+        }
+
+    runs = {"batch/1024/0.4/1": made_up(0.7), "batch/1024/0.4/0": made_up(0.7, 0.8), "none/64/0.1/0": made_up(0.5, 0.6)}
+    (results / "resnet_grid.json").write_text(json.dumps({"recipe": {"images": IMAGES, "epochs": 2}, "runs": runs}))
+    assert list(evidence.resnet("none")) == [64]
+    lives, dies = evidence.resnet("batch")[1024][0.4]
+    assert lives == evidence.Run(0, [54, 108], [1, 1], [0.7, 0.8], None, {"epochs": 0.8}, {"epochs": 0.79})
+    assert dies.seed == 1 and dies.ended == 90 and dies.test == {"epochs": None}
+
+
 def test_ten_seeds_are_those_of_three_studies(results):
     scaling = {f"lenet/1024/kept/{seed}": {"test_accuracy": seed / 10} for seed in range(3)}
     (results / "scaling.json").write_text(json.dumps({"runs": scaling}))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from common import lenet_of_modules
 
-from mgpu_lib.models import BatchNorm, lenet, lenet_params, resnet18
+from mgpu_lib.models import BatchNorm, lenet, lenet_params, resnet8, resnet18
 from mgpu_lib.parallel import get_params
 
 
@@ -88,3 +88,16 @@ def test_resnet18_keeps_small_images_large(channels, classes):
 
 def test_resnet18_has_11_million_parameters():
     assert sum(p.numel() for p in resnet18().parameters()) == 11_172_810
+
+
+@pytest.mark.parametrize("classes", [10, 7])
+def test_resnet8_has_eight_layers_for_a_processor(classes):
+    net, sizes = resnet8(classes).eval(), []
+    for block in net[3:6]:
+        block.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape[1:])))
+    assert net(torch.zeros(2, 1, 28, 28)).shape == (2, classes)
+    assert sizes == [(8, 14, 14), (16, 7, 7), (32, 4, 4)]
+    in_a_row = [
+        m for name, m in net.named_modules() if hasattr(m, "weight") and m.weight.dim() > 1 and "downsample" not in name
+    ]
+    assert len(in_a_row) == 8 and sum(p.numel() for p in net.parameters()) == 19_384 + 33 * classes
