@@ -118,9 +118,10 @@ class LoopExplorer(Explorer):
     """
 
     caption = traitlets.Unicode(
-        "LeNet, trained with the chosen batch size and learning rate. Accuracy is measured on images that are kept "
-        "out of the training. The batch is that of all GPUs together, so the number of GPUs does not change the "
-        "curves. It changes the time of an epoch, which is modelled."
+        "LeNet, trained with the chosen batch size and learning rate. Raise the rate until the curve jumps, and then "
+        "until it ends. Accuracy is measured on images that are kept out of the training. The batch is that of all "
+        "GPUs together, so the number of GPUs does not change the curves. It changes the time of an epoch, which is "
+        "modelled."
     ).tag(sync=True)
 
     def __init__(self, data=None, **values):

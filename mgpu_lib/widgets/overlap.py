@@ -30,11 +30,11 @@ class OverlapExplorer(InteractiveFigure):
     bucket_cap_mb = traitlets.Float(25.0).tag(sync=True)
     caption = traitlets.Unicode(
         "One training step with DistributedDataParallel, as one of the GPUs sees it: kernels above, and below them the "
-        "all-reduce of each bucket, in the order in which they travel. What is filled costs time. Of kernels it is the "
-        "part of the time in which one runs; of an all-reduce the part that is not hidden behind kernels. The small "
-        "blocks at the start broadcast the buffers of batch norm; short kernels at the end copy the gradients out of "
-        "the buckets. Under the bucket sizes: milliseconds per step. All times are modelled, in FP32, with the batch "
-        "on the GPUs already."
+        "all-reduce of each bucket, in the order in which they travel. Choose a slower link, and then the bucket size "
+        "that hides most. What is filled costs time. Of kernels it is the part of the time in which one runs; of an "
+        "all-reduce the part that is not hidden behind kernels. The small blocks at the start broadcast the buffers of "
+        "batch norm; short kernels at the end copy the gradients out of the buckets. Under the bucket sizes: "
+        "milliseconds per step. All times are modelled, in FP32, with the batch on the GPUs already."
     ).tag(sync=True)
 
     def __init__(self, grid=None, **values):

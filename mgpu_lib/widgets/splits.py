@@ -22,8 +22,9 @@ class SplitExplorer(InteractiveFigure):
     num_gpus = traitlets.Int(2).tag(sync=True)
     caption = traitlets.Unicode(
         "Bytes that cross between GPUs in one training step, summed over all GPUs: activations and their gradients "
-        "where the network is split; the all-reduce of the parameters’ gradients in data parallelism. Counted in "
-        "float32, without the batch’s own way to the GPUs. Under the batch sizes: which way moves least (L, I or D)."
+        "where the network is split; the all-reduce of the parameters’ gradients in data parallelism. Enlarge the "
+        "batch and watch which bar stays. Counted in float32, without the batch’s own way to the GPUs. Under the batch "
+        "sizes: which way moves least (L, I or D)."
     ).tag(sync=True)
 
     def __init__(self, data, **values):

@@ -1,10 +1,15 @@
-"""The glossary: sorted, in two languages, each term used in a chapter and linked to the section that introduces it."""
+"""The glossary: sorted, in two languages. Terms lead to the sections that explain them, earlier uses to the terms."""
 
 import re
+from collections import defaultdict
 from functools import cache
+from urllib.parse import unquote
 
+import nbformat
 import pytest
 import test_plain_markdown as plain
+import yaml
+from markdown_it import MarkdownIt
 
 NAME = "glossary.md"
 [TEXT] = plain.markdown(NAME)
@@ -65,3 +70,89 @@ def used():
 def test_each_term_occurs_in_a_chapter(term):
     spelled = re.escape(bare(term)).replace(r"\ ", r"[\s_-]+").replace(r"\-", r"[\s_-]?")
     assert re.search(rf"(?<![a-z]){spelled}(?![a-z](?<!s))", used()), "no chapter uses this word"
+
+
+# Where a term is explained, and where it stands before that
+
+TOC = yaml.safe_load((plain.ROOT / "_toc.yml").read_text(encoding="utf-8"))
+READING = [f"{page['file']}.ipynb" for part in TOC["parts"] for page in part["chapters"]]
+READING = [name for name in READING if name in CHAPTERS]
+FURTHER = {  # what a term is called besides what its entry says
+    "divergence": "diverged",
+    "modelled time": "modelled",
+    "out of memory": "OutOfMemoryError",
+    "reduce": "all-reduce",
+    "synchronize": "synchronization",
+    "warm-up": "warms up",
+    "Young's rule": "Young, 1974",
+}
+# These may stand without a link before the section that explains them. Readers have trained a network on one device:
+KNOWN = {"backward pass", "batch size", "epoch", "learning rate", "seed"}
+# And these stand there with another meaning, mostly their ordinary one:
+EVERYDAY = {"gather", "moments", "process", "schedule", "signal", "stage", "view"}
+OTHERS = re.compile(r"host bridge|NODE|NUMA node|head start|streaming")  # a term is only a part of these
+
+
+@cache
+def spelling(term):
+    """What finds a term, in the plural or as a verb, too. Abbreviations and names are held to their capitals."""
+    first, _, others = term.rstrip(")").partition(" (")
+    found = []
+    for name in filter(None, (first, *others.split(", "), FURTHER.get(first))):
+        spelled = re.escape(name).replace(r"\ ", r"[\s_-]+").replace(r"\-", r"[\s_-]?")
+        found.append(f"(?i:{spelled})" if name.islower() else f"(?i:{spelled[0]}){spelled[1:]}")
+    return re.compile(rf"(?<![A-Za-z-])(?:{'|'.join(found)})(?:e?s|e?d|ing)?(?![A-Za-z])")
+
+
+@cache
+def read(name):
+    """A page's sections and marked paragraphs, {anchor: all of its text}, and its prose, [(text, what it links to)]."""
+    sections, prose, anchor = defaultdict(str), [], ""
+    for cell in nbformat.read(plain.ROOT / name, as_version=4).cells:
+        if cell.cell_type == "code":
+            sections[anchor] += f"{cell.source}\n"
+            continue
+        heading = False
+        for token in MarkdownIt().enable("table").parse(cell.source):
+            heading = token.type == "heading_open" or (heading and token.type != "heading_close")
+            if heading and token.type == "inline":
+                anchor = plain.plain_markdown.heading_anchor("".join(part.content for part in token.children))
+            for place in (anchor, *re.findall(r'<a id="([^"]+)"', token.content)):
+                sections[place] += f"{token.content}\n"
+            title = re.match(r'(<a id="[^"]*"></a>)?\*\*(Figure|Exercise) ', token.content)
+            if token.type == "inline" and not heading and not title:
+                prose += linked(token.children)
+    return sections, prose
+
+
+def linked(tokens):
+    """Pairs of a text, without its code and its pictures, and the address that it links to, or None."""
+    found, address = [("", None)], None
+    for token in tokens:
+        if token.type in ("link_open", "link_close"):
+            address = unquote(token.attrs["href"]) if token.type == "link_open" else None
+            found.append(("", address))
+        elif token.type in ("text", "softbreak"):
+            found[-1] = (found[-1][0] + (token.content or " "), address)
+    return [(OTHERS.sub("…", text), address) for text, address in found if "references.md" not in (address or "")]
+
+
+@terms
+def test_each_section_that_a_term_leads_to_speaks_of_it(term):
+    for page, anchor in LINK.findall(ENTRIES[term]["text"]):
+        if page:
+            assert spelling(term).search(read(page)[0][anchor]), f"not a word of it in {page}#{anchor}"
+
+
+@pytest.mark.parametrize("term", [term for term in ENTRIES if bare(term) not in KNOWN | EVERYDAY])
+def test_the_first_page_with_a_term_explains_it_or_links_to_it(term):
+    explained = {page for page, _ in LINK.findall(ENTRIES[term]["text"]) if page}
+    link = f"../{NAME}#{ENTRIES[term]['key']}"
+    for name in READING:
+        if name in explained:
+            return
+        for text, address in read(name)[1]:
+            found = spelling(term).search(text)
+            if address == link or (found and f"chapters/{address}".partition("#")[0] in explained):
+                return
+            assert not found, f"{name} uses it unexplained and without a link: …{text[: found.end()][-80:]}…"

@@ -300,7 +300,7 @@ def test_text_is_written_in_ascii(form):
 # The book's own studies
 
 TRAINED = [
-    *("centred", "critical", "digits", "example", "museum", "noise", "oscillation", "resnet_grid"),
+    *("centred", "critical", "digits", "example", "little_data", "museum", "noise", "oscillation", "resnet_grid"),
     *("same_step", "scaling", "ten_seeds", "unseen"),
 ]
 TIMES = {
@@ -324,7 +324,7 @@ TRANSFORMERS = {
     "run_validation",
 }  # that check their networks' sizes
 STACKED = {  # trained by tuning_runs
-    *("centred", "critical", "digits", "oscillation", "scaling", "ten_seeds", "unseen", "tuning")
+    *("centred", "critical", "digits", "little_data", "oscillation", "scaling", "ten_seeds", "unseen", "tuning")
 }
 
 

@@ -18,6 +18,7 @@ from experiments import (
     critical,
     digits,
     example,
+    little_data,
     museum,
     noise,
     oscillation,
@@ -65,8 +66,8 @@ def few(monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        *(centred, critical, digits, example, museum, noise, oscillation, resnet_grid, same_step, scaling),
-        *(small_lm, ten_seeds, unseen),
+        *(centred, critical, digits, example, little_data, museum, noise, oscillation, resnet_grid),
+        *(same_step, scaling, small_lm, ten_seeds, unseen),
     ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):
@@ -364,6 +365,30 @@ def test_spread_around_a_line():
 def test_binomial_is_that_of_drawn_images():
     right = torch.rand(4000, 250, generator=torch.Generator().manual_seed(0)) < 0.9
     assert right.double().mean(dim=1).std().item() == pytest.approx(oscillation.binomial(0.9, 250), rel=0.05)
+
+
+# little_data
+
+
+@pytest.mark.slow
+def test_little_data_trains_on_the_first_images(few, monkeypatch):
+    for name, value in {"LR": 0.01, "STEPS": 20, "EVERY": 5, "LATE": slice(0, 4)}.items():  # a rate that rounds little
+        monkeypatch.setattr(little_data, name, value)
+    run = little_data.record(96, 1024, 0)
+    params = [p.requires_grad_() for p in lenet_params(0)]
+    X, y, X_validation, y_validation = study.split()
+    found = []
+    for step in range(1, 21):  # a batch of 1024 of 96 images is all of them
+        grads = torch.autograd.grad(F.cross_entropy(lenet(X[:96], params), y[:96]), params)
+        params = [(p - 0.01 * grad).detach().requires_grad_() for p, grad in zip(params, grads)]
+        if step % 5 == 0:
+            found.append((lenet(X_validation, params).argmax(1) == y_validation).float().mean().item())
+    assert study.numbers(run["accuracy"]) == pytest.approx(found, abs=0.005)
+    assert study.numbers(run["train_loss"])[-1] < math.log(10)
+    monkeypatch.setattr(little_data, "LR", 1e30)
+    dead = little_data.record(96, 32, 0)
+    first, second = little_data.summary({"96/32/0": run, "96/32/1": dead})["96/32"]
+    assert first["accuracy"] == pytest.approx(sum(found) / 4, abs=0.005) and second is None
 
 
 # same_step

@@ -452,6 +452,7 @@ NO_PROGRAMS = {
     "times programs that are tested": [
         "chapter 3: seconds",
         "chapter 2: step_time",
+        "chapter 5: step_times",
         "chapter 11: clocked",
         "chapter 7: epoch",
         "chapter 7: four_steps",
@@ -460,7 +461,6 @@ NO_PROGRAMS = {
     "calls programs that are tested, to train or to compare": [
         "chapter 12: one_device",
         "chapter 4: fit",
-        "chapter 5: gap_to_chapter_4",
         "chapter 5: refuses",
         "chapter 6: train_resnet",
         "chapter 6: train_heat",
