@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import ReduceOp
+from torch.distributed import DistBackendError, ReduceOp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -240,11 +240,24 @@ def all_gather(gloo, x):
     return result
 
 
-def all_to_all(gloo, parts, sizes):
+def all_to_all(gloo, name, parts, sizes):
     """Part i of this rank's bytes goes to rank i, from which it gets sizes[i] bytes: a list, one for each rank."""
+    check_sizes(gloo, name, [len(x) for x in parts], sizes)
     sent, received = torch.cat(parts), torch.empty(sum(sizes), dtype=torch.uint8)
     gloo.alltoall_base(received, sent, sizes, [len(x) for x in parts], c10d.AllToAllOptions()).wait()
     return received.split(sizes)
+
+
+def check_sizes(gloo, name, sent, expected):
+    """An error, on all ranks, where one expects other bytes than another sends."""
+    said = torch.empty(gloo.size(), 2, gloo.size(), dtype=torch.long)
+    gloo._allgather_base(said.view(-1), torch.tensor([*sent, *expected]), c10d.AllgatherOptions()).wait()
+    sends, expects = said[:, 0], said[:, 1].T  # both from rank i to rank j
+    for source, target in (sends != expects).nonzero().tolist():
+        raise DistBackendError(
+            f"{name}: rank {source} sends {sends[source, target]} bytes to rank {target}, which expects "
+            f"{expects[source, target]}; NCCL would hang, or mix values up (ranks are those of the group)"
+        )
 
 
 # The operations of c10d. Their arguments are those of its schemas; what they return is, too.
@@ -303,7 +316,7 @@ def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
     def move(gloo, sent):
         if even:
             return all_gather(gloo, *sent).view(len(group), len(x)).unbind()
-        return all_to_all(gloo, sent * len(group), [len(part) for part in parts])
+        return all_to_all(gloo, "all_gather", sent * len(group), [len(part) for part in parts])
 
     transfer = Transfer(move, [x], parts)
     what = sizes_of(tensors) if even else f"{sizes_of(results)} in all"
@@ -432,12 +445,12 @@ COLLECTIVES = {
 
 
 def exchange(group, name, results, parts, outputs, given=None, what=""):
-    """Part i of each rank goes to rank i. The ranks need not agree on sizes; where two don't, gloo says so."""
+    """Part i of each rank goes to rank i."""
     given = [*results, *parts] if given is None else given
     results, parts = [flat_bytes(x) for x in results], [flat_bytes(x) for x in parts]
     nbytes = max(sum(map(len, results)), sum(map(len, parts)))
     sizes = [len(x) for x in results]
-    transfer = Transfer(lambda gloo, sent: all_to_all(gloo, sent, sizes), parts, results)
+    transfer = Transfer(lambda gloo, sent: all_to_all(gloo, name, sent, sizes), parts, results)
     return group.issue(name, given, nbytes, transfer, outputs, what).boxed()
 
 

@@ -8,6 +8,7 @@ thread is.
 """
 
 import contextlib
+import hashlib
 import os
 import queue
 import struct
@@ -38,13 +39,19 @@ class Call(NamedTuple):
     what: str  # the operation, its type and size: the same on all ranks
 
     def packed(self):
-        data = struct.pack("d", self.ready) + self.what.encode()[: RECORD - 8]
+        data = struct.pack("d", self.ready) + in_brief(self.what.encode(), RECORD - 8)
         return torch.frombuffer(bytearray(data.ljust(RECORD, b"\0")), dtype=torch.uint8)
 
     @classmethod
     def unpacked(cls, record):
         data = bytes(record.tolist())
         return cls(*struct.unpack("d", data[:8]), data[8:].rstrip(b"\0").decode(errors="replace"))
+
+
+def in_brief(text, size):
+    """`text`, in bytes; of a longer one than `size` beginning and end, and between them a digest of the whole."""
+    digest = b" ... " + hashlib.blake2b(text, digest_size=8).hexdigest().encode() + b" ... "
+    return text if len(text) <= size else text[: size - len(digest) - 40] + digest + text[-40:]
 
 
 class Members(NamedTuple):

@@ -358,12 +358,19 @@ def inner_of(value):
     return value.inner if isinstance(value, VirtualTensor) else value
 
 
+def check_dense(x):
+    """RuntimeError for a tensor that is more than numbers in a row."""
+    if x.layout is not STRIDED or x.is_nested or x.is_quantized:
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
+        raise RuntimeError(
+            f"virtual GPUs hold dense tensors only, and this one is {kind}. Make it dense first: to_dense(), "
+            "to_padded_tensor() or dequantize()."
+        )
+
+
 def wrap(inner, gpu):
     """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
-    if inner.layout is not STRIDED or inner.is_quantized:
-        raise RuntimeError(
-            f"virtual GPUs hold dense tensors only, not {inner.layout} or quantized ones. Densify first."
-        )
+    check_dense(inner)
     dtype = inner.dtype
     if dtype.is_complex:
         complex_numbers.append(True)
@@ -444,6 +451,7 @@ def transfer(x, gpu, non_blocking=False):
     if values is None:
         raise no_data() if source is None else no_values(f"copying from {x.device} to {name_of(gpu)}")
     if gpu is not None:
+        check_dense(inner)
         gpu.ledger.check(inner.nbytes)
     count(inner.nbytes, source, gpu, host_memory(x), non_blocking)
     data = Base.to(values, backing, copy=True)

@@ -293,6 +293,27 @@ def test_compile_runs_functions_as_they_are(gpus):
     assert double(torch.ones(2)).tolist() == double(torch.ones(2, device="cuda:1")).tolist() == [2, 2]
 
 
+def test_what_was_compiled_before_runs_as_it_is():
+    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch."""
+    code = """
+import torch
+from mgpu_lib.virtual import virtual_gpus
+calls = []
+def backend(graph, inputs):
+    calls.append(graph)
+    return graph
+called = torch.compile(lambda x: 2 * x + x[0], backend=backend)
+new = torch.compile(lambda x: x[0] + 2 * x, backend=backend)
+net = torch.compile(torch.nn.Linear(2, 2), backend=backend)
+assert called(torch.ones(2)).tolist() == [3, 3] and len(calls) == 1
+with virtual_gpus(1):
+    for x in (torch.ones(2), torch.ones(2, device="cuda")):
+        assert called(x).tolist() == new(x).tolist() == [3, 3]
+    assert net(torch.ones(1, 2)).shape == (1, 2) and len(calls) == 1
+assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2"""
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
 def test_the_profiler_is_quiet():
     """Asked of a driver that isn't there, it prints a backtrace for every operation."""
     code = """

@@ -406,11 +406,18 @@ def test_raw_pointers_are_refused(gpus):
             use()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, that these kinds are young, or old
 def test_sparse_is_refused(gpus):
     with pytest.raises(RuntimeError, match="dense"):
         torch.eye(3, device="cuda:1").to_sparse()
     with pytest.raises(RuntimeError, match="dense"):
         torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda:1")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for x in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), nested, quantized):
+        for move in (x.cuda, lambda x=x: x.to("cuda:1")):
+            with pytest.raises(RuntimeError, match="dense"):
+                move()
 
 
 def test_data_and_grad(gpus):

@@ -44,6 +44,22 @@ def test_one_process_can_be_a_group():
         dist.destroy_process_group()
 
 
+def test_a_mesh_gives_each_process_its_gpu(monkeypatch):
+    """As long as the program has neither used nor chosen one: to draw numbers on the CPU, or to seed, is no use."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for chosen, used in ((None, 1), (0, 0)):
+        with virtual_gpus(2):
+            torch.manual_seed(0)
+            torch.rand(2)
+            assert not torch.cuda.is_initialized()
+            if chosen is not None:
+                torch.cuda.set_device(chosen)
+            dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+            init_device_mesh("cuda", (1,))
+            assert torch.cuda.current_device() == used and torch.cuda.is_initialized()
+            dist.destroy_process_group()
+
+
 def test_the_whole_shapes_that_dtensor_tries_take_neither_memory_nor_time():
     """It finds out the shape of a result by a fake operation on fake tensors of the whole shape."""
     with virtual_gpus(4, backing="meta") as machine:

@@ -6,6 +6,7 @@ checks and its error messages included, is PyTorch's own.
 
 import functools
 import sys
+import types
 import warnings
 
 import torch
@@ -55,6 +56,8 @@ def patches():
     for name, function in (("range_push", range_push), ("range_pop", range_pop), ("mark", lambda message: None)):
         yield torch.cuda.nvtx, name, function
     yield torch, "compile", compile_
+    if eval_frame := sys.modules.get("torch._dynamo.eval_frame"):  # functions compiled before run as they are, too
+        yield eval_frame, "_stance", eval_frame.DynamoStance("force_eager")
     yield torch.autograd.profiler.profile, "__init__", profile
     yield torch.profiler.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU}
     yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
@@ -109,6 +112,8 @@ def cuda_names():
         "is_available": lambda: True,
         "device_count": device_count,
         "_initialized": True,
+        "_tls": types.SimpleNamespace(is_initializing=True),  # so that PyTorch's own Python doesn't look for a driver
+        "is_initialized": lambda: current().used and not current().forked,
         "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
         "_is_in_bad_fork": lambda: current().forked,
         "_lazy_init": no_driver,
@@ -207,6 +212,7 @@ def no_driver():
             "this call went around the virtual GPUs to a CUDA driver. Was the function looked up in "
             "torch before they were on, and kept in a list, say? Look up torch.zeros when you call it."
         )
+    current().used = True
 
 
 def device_count():
@@ -225,10 +231,10 @@ def get_device_properties(device=None):
 
 
 class Generators:
-    """torch.cuda.default_generators: one for each GPU of the machine that is on."""
+    """torch.cuda.default_generators: one for each GPU of the machine that is on. To seed them uses no GPU yet."""
 
     def __getitem__(self, index):
-        return current().gpu(index).generator
+        return current().gpus[index].generator
 
     def __len__(self):
         return len(current().gpus)

@@ -24,6 +24,31 @@ def other_reductions(rank, group):
     dist.all_reduce(torch.ones(4, device="cuda"), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM, group=group)
 
 
+def other_reductions_of_many(rank, group):
+    """What a rank calls is too long for what ranks say of it."""
+    op = dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM
+    dist.all_reduce_coalesced([torch.ones(1000 + i, device="cuda") for i in range(60)], op, group=group)
+
+
+def other_sizes_of_many(rank, group):
+    """The same; only the 50th tensor differs."""
+    dist.all_reduce_coalesced(
+        [torch.ones(7 if (rank, i) == (1, 49) else 1000, device="cuda") for i in range(60)], group=group
+    )
+
+
+def uneven_all_to_all(rank, group):
+    """Rank 0 sends one number to each; rank 1 expects two."""
+    sizes = [2, 1, 1] if rank == 1 else [1, 1, 1]
+    x, y = torch.ones(3, device="cuda"), torch.empty(sum(sizes), device="cuda")
+    dist.all_to_all_single(y, x, sizes, [1, 1, 1], group=group)
+
+
+def gathered_too_much(rank, group):
+    x = torch.ones(5 if rank == 2 else 4, device="cuda")
+    dist.gather(x, [torch.empty(4, device="cuda") for _ in range(3)] if rank == 0 else None, 0, group=group)
+
+
 def one_stays_away(rank, group):
     if rank != 1:
         dist.all_reduce(torch.ones(4, device="cuda"), group=group)
@@ -72,7 +97,8 @@ def one_has_gone(rank, group):
 
 
 MISTAKES = [
-    *(other_sizes, other_operations, other_reductions, one_stays_away, after_an_error, a_message_of_another_size),
+    *(other_sizes, other_operations, other_reductions, other_reductions_of_many, other_sizes_of_many),
+    *(uneven_all_to_all, gathered_too_much, one_stays_away, after_an_error, a_message_of_another_size),
     *(to_itself, from_anybody, on_the_cpu, on_one_gpu, one_has_gone),
 ]
 
