@@ -31,17 +31,22 @@ def same(tensor, expected):
     torch.testing.assert_close(tensor.cpu(), expected, rtol=1e-6, atol=1e-9)
 
 
-@check
-def all_reduce(group, rank, n):
-    stack = torch.stack([values(r, 3, 2) for r in range(n)])
-    expected = {
+def reduced(stack):
+    """(op, what it makes of the rows of `stack`, one for each rank) for all reductions that need no factor."""
+    found = {
         ReduceOp.SUM: stack.sum(0),
         ReduceOp.AVG: stack.mean(0),
         ReduceOp.PRODUCT: stack.prod(0),
         ReduceOp.MIN: stack.amin(0),
         ReduceOp.MAX: stack.amax(0),
     }
-    for op, result in expected.items():
+    return found.items()
+
+
+@check
+def all_reduce(group, rank, n):
+    stack = torch.stack([values(r, 3, 2) for r in range(n)])
+    for op, result in reduced(stack):
         x = values(rank, 3, 2).cuda()
         assert dist.all_reduce(x, op, group=group) is None
         same(x, result)
@@ -98,9 +103,10 @@ def broadcast_and_reduce(group, rank, n):
         x = values(rank, 3, 2).cuda()
         dist.broadcast(x, group=group, group_src=root)
         same(x, values(root, 3, 2))
-        x = values(rank, 3, 2).cuda()
-        dist.reduce(x, group=group, group_dst=root)
-        same(x, sum(values(r, 3, 2) for r in range(n)) if rank == root else values(rank, 3, 2))
+        for op, result in reduced(torch.stack([values(r, 3, 2) for r in range(n)])):
+            x = values(rank, 3, 2).cuda()
+            dist.reduce(x, op=op, group=group, group_dst=root)
+            same(x, result if rank == root else values(rank, 3, 2))
 
 
 @check
@@ -123,8 +129,7 @@ def all_gather(group, rank, n):
 
 @check
 def reduce_scatter(group, rank, n):
-    total = sum(values(r, n, 3) for r in range(n))
-    for op, expected in ((ReduceOp.SUM, total), (ReduceOp.AVG, total / n)):
+    for op, expected in reduced(torch.stack([values(r, n, 3) for r in range(n)])):
         out, given = torch.empty(3, dtype=torch.float64, device="cuda"), values(rank, n, 3).cuda()
         dist.reduce_scatter(out, list(given.unbind()), op, group=group)
         same(out, expected[rank])
@@ -171,7 +176,7 @@ def gather_and_scatter(group, rank, n):
 def asynchronous(group, rank, n):
     first, second = values(rank, 4).cuda(), values(rank, 6).cuda()
     works = [dist.all_reduce(x, group=group, async_op=True) for x in (first, second)]
-    for work in reversed(works):
+    for work in reversed(works) if rank % 2 else works:  # no rank hangs because another waits in another order
         assert work.wait() is True
         assert work.is_completed() and work.is_success()
     same(first, sum(values(r, 4) for r in range(n)))
@@ -228,6 +233,12 @@ def objects(group, rank, n):
     out = [None]
     dist.scatter_object_list(out, [f"for {r}" for r in range(n)] if rank == 0 else None, group=group, group_src=0)
     assert out == [f"for {rank}"]
+    got = ["nothing"]
+    if rank == 0 < n - 1:
+        dist.send_object_list([{"from": 0}], group=group, group_dst=n - 1)
+    elif 0 < rank == n - 1:
+        dist.recv_object_list(got, group=group, group_src=0)
+    assert got == [{"from": 0} if 0 < rank == n - 1 else "nothing"]
     everybody = [None] * n if rank == 0 else None
     dist.gather_object(rank, everybody, group=group, group_dst=0)
     assert rank or everybody == list(range(n))
