@@ -1,4 +1,4 @@
-"""A second network, trained as in practice: ResNet-8 with momentum, warm-up and a cosine, with batch norm and without.
+"""A second network, trained as in practice: ResNet-8 with momentum, warm-up and a cosine, and with one of three norms.
 
     python -m experiments.resnet_grid
 
@@ -49,13 +49,19 @@ def device():
 
 
 def network(norm):
-    """ResNet-8, or ResNet-18 on a GPU, with batch norm ("batch") or with nothing in its place ("none")."""
+    """ResNet-8, or ResNet-18 on a GPU, with batch norm ("batch"), with group norm in its place ("group"), or without
+    any ("none").
+    """
     net = models.resnet18() if device().type == "cuda" else models.resnet8()
-    if norm == "none":
-        for name, layer in list(net.named_modules()):
-            if isinstance(layer, nn.BatchNorm2d):
-                net.set_submodule(name, nn.Identity())
+    for name, layer in list(net.named_modules()):
+        if norm != "batch" and isinstance(layer, nn.BatchNorm2d):
+            net.set_submodule(name, group_norm(layer.num_features) if norm == "group" else nn.Identity())
     return net.to(device(), memory_format=torch.channels_last)  # a seventh faster
+
+
+def group_norm(channels):
+    """The usual 32 groups, or fewer, of two channels each: in a group of one the norm would see a single channel."""
+    return nn.GroupNorm(min(32, channels // 2), channels)
 
 
 def record(norm, batch_size, lr, seed):
