@@ -1,4 +1,4 @@
-"""A second network, trained as in practice: ResNet-8 with momentum, warm-up and a cosine, with batch norm and without.
+"""A second network, trained as in practice: ResNet-8 with momentum, warm-up and a cosine, and with one of three norms.
 
     python -m experiments.resnet_grid
 
@@ -27,10 +27,12 @@ LRS = {
     ("batch", 64): (0.025, 0.1, 0.4),
     ("batch", 256): (0.025, 0.1, 0.4, 1.6),
     ("batch", 1024): (0.1, 0.4, 1.6),
+    ("group", 64): (0.1, 0.4),
+    ("group", 1024): (0.1, 0.4, 1.6),
     ("none", 64): (0.025, 0.1, 0.4),
     ("none", 1024): (0.025, 0.1, 0.4, 1.6),
 }  # {(norm, batch size): rates}; a run or two set the ends
-SAMPLE = ("batch/1024/0.1/0", "none/1024/0.1/0")
+SAMPLE = ("batch/1024/0.1/0", "group/1024/0.1/0", "none/1024/0.1/0")
 
 
 def cases():
@@ -49,13 +51,19 @@ def device():
 
 
 def network(norm):
-    """ResNet-8, or ResNet-18 on a GPU, with batch norm ("batch") or with nothing in its place ("none")."""
+    """ResNet-8, or ResNet-18 on a GPU, with batch norm ("batch"), with group norm in its place ("group"), or without
+    any ("none").
+    """
     net = models.resnet18() if device().type == "cuda" else models.resnet8()
-    if norm == "none":
-        for name, layer in list(net.named_modules()):
-            if isinstance(layer, nn.BatchNorm2d):
-                net.set_submodule(name, nn.Identity())
+    for name, layer in list(net.named_modules()):
+        if norm != "batch" and isinstance(layer, nn.BatchNorm2d):
+            net.set_submodule(name, group_norm(layer.num_features) if norm == "group" else nn.Identity())
     return net.to(device(), memory_format=torch.channels_last)  # a seventh faster
+
+
+def group_norm(channels):
+    """The usual 32 groups, or fewer, of two channels each: in a group of one the norm would see a single channel."""
+    return nn.GroupNorm(min(32, channels // 2), channels)
 
 
 def record(norm, batch_size, lr, seed):

@@ -627,9 +627,12 @@ def test_its_rate_rises_and_falls():
 def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
     monkeypatch.setattr(resnet_grid, "device", lambda: torch.device(where))
     monkeypatch.setattr(nn.Module, "to", lambda net, *where, **how: net)
-    sizes = {norm: sum(p.numel() for p in resnet_grid.network(norm).parameters()) for norm in ("batch", "none")}
-    assert sizes["batch"] == parameters > sizes["none"]
-    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in resnet_grid.network("none").modules())
+    nets = {norm: resnet_grid.network(norm) for norm in ("batch", "group", "none")}
+    sizes = {norm: sum(p.numel() for p in net.parameters()) for norm, net in nets.items()}
+    assert sizes["batch"] == sizes["group"] == parameters > sizes["none"]
+    layers = {norm: sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) for norm, net in nets.items()}
+    assert layers["batch"] > 0 == layers["group"] == layers["none"]
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in nets["group"].modules()) == layers["batch"]
 
 
 # museum
