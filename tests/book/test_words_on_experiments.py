@@ -296,12 +296,12 @@ def test_claim_3_with_ten_seeds():
 
 def test_claim_3_resnet():
     """resnet-figure, resnet-table, resnet-why, claim-3-verdict; in chapter 6, resnet-real-after."""
-    normed, plain = (
+    normed, grouped, plain = (
         {
             B: {lr: evidence.by_seed(runs, "epochs") for lr, runs in rates.items()}
             for B, rates in evidence.resnet(n).items()
         }
-        for n in ("batch", "none")
+        for n in ("batch", "group", "none")
     )
     for B, first, last in ((16, 0.00625, 0.1), (64, 0.025, 0.4)):
         plateau = [normed[B][lr] for lr in sorted(normed[B])]
@@ -314,6 +314,9 @@ def test_claim_3_resnet():
     assert statistics.fmean(plain[1024][0.1].values()) == pytest.approx(42, abs=0.5)
     assert statistics.fmean(plain[1024][0.4].values()) == pytest.approx(75, abs=0.5)
     assert decided(plain[1024][0.4], plain[1024][0.1]) == 1 and max(plain[1024][1.6].values()) < 11
+    assert interval(normed[64][0.1], grouped[64][0.1]) == pytest.approx((0.6, 2.1), abs=0.05)
+    low, high = interval(normed[1024][0.1], grouped[1024][0.1])
+    assert 2 < low < 3 and 10.5 < high < 11.5
     for B, other, points in ((64, 256, 0.7), (256, 1024, 2.5)):
         assert decided(normed[B][0.1], normed[other][0.1]) == 1
         assert evidence.paired(normed[B][0.1], normed[other][0.1])[0] == pytest.approx(points, abs=0.05)
