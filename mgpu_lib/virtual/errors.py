@@ -61,6 +61,14 @@ def no_bytes(kernel):
     return NotImplementedError(f"\"{kernel}_out_frame\" not implemented for 'Byte'")
 
 
+def cuda_only(func):
+    return NotImplementedError(
+        f"{func} is one of CUDA's own operations, and virtual GPUs don't have it. Call what PyTorch documents instead "
+        "(F.scaled_dot_product_attention, F.dropout and so on), which chooses such an operation by itself, or use a "
+        "real GPU."
+    )
+
+
 def no_data():
     return NotImplementedError("Cannot copy out of meta tensor; no data!")
 

@@ -5,7 +5,7 @@ from operator import attrgetter
 import torch
 
 from mgpu_lib.virtual.clock import current_stream_of, name_of
-from mgpu_lib.virtual.errors import GENERATORS, bad_fork, no_values
+from mgpu_lib.virtual.errors import GENERATORS, bad_fork, cuda_only, no_values
 from mgpu_lib.virtual.known import carry
 from mgpu_lib.virtual.memory import Ledger
 from mgpu_lib.virtual.shapes import key_of
@@ -66,6 +66,8 @@ class VirtualGPU:
         """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(getattr(func, "overloadpacket", func.__name__)))
+        if isinstance(error, NotImplementedError) and "Could not run 'aten::" in str(error):
+            return cuda_only(func)
         if "DefaultCPUAllocator" in str(error):
             return RuntimeError(
                 f"{self.device} is made of this computer's memory, and that is full: {error}. The "
