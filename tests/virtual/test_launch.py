@@ -42,7 +42,7 @@ def launched(folder, *arguments):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("program", [["script.py"], ["-m", "script"]])
 def test_a_program_runs_unmodified(folder, program):
-    options = ["--gpus", "3", "--gpu", "T4", "--trace", "trace.json", "--account"]
+    options = ["--gpus", "3", "--gpu", "T4", "--host", "0.5", "--trace", "trace.json", "--account"]
     done = launched(folder, *options, *program, "--epochs", "3")
     assert done.returncode == 3 and done.stdout.startswith("3 Tesla T4 (virtual) ")
     words = done.stderr.splitlines()
