@@ -66,7 +66,7 @@ def test_the_grid_of_resnet18(tmp_path, monkeypatch):
     monkeypatch.setitem(on_a_gpu.PARTS, "resnet_grid", (on_a_gpu.resnet_grid.cases, lambda *case: {"case": case}))
     assert on_a_gpu.measure("resnet_grid", tmp_path)
     rows = json.loads((tmp_path / "measured_resnet_grid.json").read_text())["rows"]
-    assert rows["batch/16/0.025/1"] == {"case": ["batch", 16, 0.025, 1]} and len(rows) == 20 * 5
+    assert rows["batch/16/0.025/1"] == {"case": ["batch", 16, 0.025, 1]} and len(rows) == 25 * 5
 
 
 def test_a_part_stops_before_the_deadline_and_goes_on(tmp_path, monkeypatch):

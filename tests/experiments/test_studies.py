@@ -39,6 +39,7 @@ from mgpu_lib.parallel import get_params, train_batch
 from mgpu_lib.recorded import study as recorded_study
 from mgpu_lib.text import load_alice
 from mgpu_lib.transformer import Transformer
+from mgpu_lib.virtual.running import current
 
 CPU = torch.device("cpu")
 
@@ -638,9 +639,17 @@ def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
 # museum
 
 
+@pytest.fixture
+def machines_off():
+    """The page's cells turn virtual GPUs on and leave them so; other tests of this process want none."""
+    yield
+    while current():
+        current().stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exhibit", ["unwrapped", "dropout", "rebinding"])
-def test_the_museums_programs_are_those_of_the_page(exhibit, monkeypatch):
+def test_the_museums_programs_are_those_of_the_page(exhibit, monkeypatch, machines_off):
     """Two epochs with the first seed: what the page shows."""
     monkeypatch.setattr(museum, "EPOCHS", 2)
     page = json.loads((Path(museum.ROOT) / "chapters" / "museum.ipynb").read_text(encoding="utf-8"))
