@@ -20,12 +20,17 @@ PAGES = [
 ]
 # Cells outside the window are drawn too.
 SETTINGS = {"@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}'}
-OPEN = """async ([path, factory]) => {
+OPEN = """([path, factory]) => {
     const kernelPreference = { shouldStart: false, canStart: false };
-    const widget = await jupyterapp.commands.execute("docmanager:open", { path, factory, kernelPreference });
-    await widget.context.ready;
-    widget.id = "page-under-test";
-    window.closePage = () => widget.dispose();
+    const open = async () => {
+        const widget = await jupyterapp.commands.execute("docmanager:open", { path, factory, kernelPreference });
+        await widget.context.ready;
+        widget.id = "page-under-test";
+        window.closePage = () => widget.dispose();
+    };
+    window.opened = null;
+    // The window keeps the promise: one that only the test waits for may be collected as garbage.
+    window.opening = open().then(() => { window.opened = "ok"; }, (error) => { window.opened = String(error); });
 }"""
 DRAWN = """(cells) => {
     const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown")];
@@ -80,10 +85,16 @@ def lab_page(lab, browser):
         page = context.new_page()
         page.goto(f"{address}/lab?token={token}")
         page.wait_for_function("window.jupyterapp")
-        page.evaluate("jupyterapp.restored.then(() => null)")
+        page.evaluate("() => { window.restored = jupyterapp.restored.then(() => { window.ready = true; }); }")
+        page.wait_for_function("window.ready")
         yield page
     finally:
         context.close()
+
+
+def open_page(lab_page, name):
+    lab_page.evaluate(OPEN, [name, "Notebook" if name.endswith(".ipynb") else "Markdown Preview"])
+    assert lab_page.wait_for_function("window.opened").json_value() == "ok", name
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +103,7 @@ def shown(lab, lab_page):
     found = {}
     for name in PAGES:
         cells = copy_without_code(name, lab[2])
-        lab_page.evaluate(OPEN, [name, "Notebook" if name.endswith(".ipynb") else "Markdown Preview"])
+        open_page(lab_page, name)
         lab_page.wait_for_function(DRAWN, arg=cells)
         found[name] = lab_page.evaluate(SHOWN)
         lab_page.evaluate("closePage()")
@@ -127,7 +138,7 @@ def test_every_picture_is_there(shown):
 def test_a_citation_opens_the_references_at_its_entry(shown, lab_page):
     """As a reader does it: a click in a chapter."""
     name = next(name for name in PAGES if name.startswith("chapters") and "references.md" in str(shown[name]["links"]))
-    lab_page.evaluate(OPEN, [name, "Notebook"])
+    open_page(lab_page, name)
     citation = lab_page.locator("#page-under-test a[href*='references.md']").last
     key = urlsplit(citation.get_attribute("href")).fragment
     citation.click()

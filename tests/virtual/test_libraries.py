@@ -1,7 +1,10 @@
 """Other people's libraries on virtual GPUs give what they give on the CPU (skipped where not installed)."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from test_inheriting import launched
 
 import mgpu_lib as mgpu
 
@@ -47,3 +50,17 @@ def test_language_model_of_transformers():
         net(X.cuda(), labels=X.cuda()).loss.backward()
         found = [p.grad.cpu() for p in net.parameters()]
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+PROGRAMS = Path(__file__).parent / "programs"
+LAUNCHER = "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "library, program",
+    [("accelerate", [*LAUNCHER, PROGRAMS / "accelerated.py"]), ("lightning", [PROGRAMS / "lightning_ddp.py"])],
+)
+def test_launchers_of_two_ranks(library, program):
+    pytest.importorskip(library)
+    assert launched("--gpus", "2", *program).stdout.splitlines()[-1] == "ok"
