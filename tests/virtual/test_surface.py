@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.patches.legacy import LEGACY
+from mgpu_lib.virtual.specs import GPUS
 
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -212,9 +213,19 @@ def test_more_properties(gpus):
         properties = torch.cuda.get_device_properties(0)
         assert properties.memory_bus_width == 256
         assert properties.memory_clock_rate == pytest.approx(5_001_000, rel=0.01)  # deviceQuery on one
-    for name in ("L2_cache_size", "memory_clock_rate"):
-        with virtual_gpus(1, "B200"), pytest.raises(AttributeError, match=f"{name}: the data sheet of the B200 has no"):
+    with virtual_gpus(1, "B200"):
+        properties = torch.cuda.get_device_properties(0)
+        assert properties.L2_cache_size == 126.5 * 2**20
+        assert properties.memory_clock_rate == pytest.approx(3_996_000, rel=0.01)  # nvidia-smi on one
+    for name in ("memory_bus_width", "memory_clock_rate"):
+        with virtual_gpus(1, "H200"), pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
             getattr(torch.cuda.get_device_properties(0), name)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_each_gpu_has_a_cache(gpu):
+    with virtual_gpus(1, gpu):
+        assert torch.cuda.get_device_properties(0).L2_cache_size >= 4 * 2**20
 
 
 # Streams and events

@@ -58,9 +58,6 @@ def tracker(original):
     """PyTorch's tracker of random numbers, for generators whose state is not one of Philox, with an offset to set."""
 
     class Tracker(original):
-        def __init__(self, device_mesh, run_state_sync=True):
-            super().__init__(device_mesh, run_state_sync=False)
-
         @contextlib.contextmanager
         def _distribute_region(self, spec, generator=None):
             """Inside, ranks with the same part of a DTensor draw the same numbers, and others draw others. Afterwards

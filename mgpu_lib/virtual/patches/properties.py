@@ -20,12 +20,15 @@ LIMITS = {
     (9, 0): (2048, 228, 227),
     (10, 0): (2048, 228, 227),
 }
-# MiB of the L2 cache, as CUDA reports it. V100, A100 and H100: l2_cache_size in OpenXLA's device descriptions. T4:
-# deviceQuery on one, gist Terminus-IMRC/5e4b7782. RTX 4090: get_device_properties of one, GitHub chenlb/knowledge,
-# cuda-install-on-windows.md.
-L2_CACHE = {"V100": 6, "T4": 4, "A100-40": 40, "A100-80": 40, "RTX4090": 72, "H100": 50}
-# Bits of the memory's bus: "memory interface" in the white papers of Volta, Turing, Ampere, Ada and Hopper.
-BUS_WIDTH = {"V100": 4096, "T4": 256, "A100-40": 5120, "A100-80": 5120, "RTX4090": 384, "H100": 5120}
+# MiB of the L2 cache, as CUDA reports it, and bits of the memory's bus. Caches of V100, A100 and H100: l2_cache_size in
+# OpenXLA's device descriptions; of a T4: deviceQuery on one, gist Terminus-IMRC/5e4b7782; get_device_properties of an
+# RTX 4090 in GitHub chenlb/knowledge, cuda-install-on-windows.md, and of an H200 in ai-bot-pro/achatbot,
+# deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. Buses: "memory interface" in the white papers of Volta, Turing, Ampere,
+# Ada and Hopper. Both of the L4: fpsbench.com; of the B200: a query of one in pull request 4002 of pytorch/ao.
+L2_CACHE = {"V100": 6, "T4": 4, "L4": 48, "RTX4090": 72, "B200": 126.5}
+L2_CACHE |= {"A100-40": 40, "A100-80": 40, "H100": 50, "H200": 60}
+BUS_WIDTH = {"V100": 4096, "T4": 256, "L4": 192, "RTX4090": 384, "B200": 7680}
+BUS_WIDTH |= {"A100-40": 5120, "A100-80": 5120, "H100": 5120}
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,21 @@ class DeviceProperties:
 
     @property
     def L2_cache_size(self):
-        return self.listed("L2_cache_size", L2_CACHE) * MIB
+        return int(L2_CACHE[self.key] * MIB)
 
     @property
     def memory_bus_width(self):
-        return self.listed("memory_bus_width", BUS_WIDTH)
+        return self.bus_width("memory_bus_width")
 
     @property
     def memory_clock_rate(self):
         """kHz. Memory moves two bits a cycle on each wire of its bus."""
-        return round(self.bandwidth / (2 * self.listed("memory_clock_rate", BUS_WIDTH) / 8) / 1e3)
+        return round(self.bandwidth / (2 * self.bus_width("memory_clock_rate") / 8) / 1e3)
 
-    def listed(self, name, table):
-        if self.key not in table:
+    def bus_width(self, name):
+        if self.key not in BUS_WIDTH:
             raise AttributeError(f"{name}: the data sheet of the {self.key} has no figure for it")
-        return table[self.key]
+        return BUS_WIDTH[self.key]
 
     def __repr__(self):
         return (

@@ -96,6 +96,18 @@ def dtensor_operations(rank, n):
 
 
 @check
+def dtensor_random_numbers_of_different_seeds(rank, n):
+    """The first random number takes all ranks to where rank 0 is, as PyTorch does on real GPUs."""
+    mesh = init_device_mesh("cuda", (n,))
+    torch.distributed.tensor._random._rng_tracker = None  # as at the program's start
+    torch.manual_seed(7 + rank)
+    x = rand(8, 6, device_mesh=mesh, placements=[Replicate()])
+    assert equal_on_all_ranks(x.to_local())
+    torch.manual_seed(7)
+    assert torch.equal(x.to_local(), rand(8, 6, device_mesh=mesh, placements=[Replicate()]).to_local())
+
+
+@check
 def dtensor_random_numbers(rank, n):
     """What is replicated is equal on all ranks, and parts are different from each other."""
     mesh = init_device_mesh("cuda", (n,))
