@@ -69,6 +69,13 @@ def cuda_only(func):
     )
 
 
+def not_compiled(name):
+    return NotImplementedError(
+        f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors "
+        "(for attention, F.scaled_dot_product_attention with a mask), or a real GPU."
+    )
+
+
 def no_data():
     return NotImplementedError("Cannot copy out of meta tensor; no data!")
 

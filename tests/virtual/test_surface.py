@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -484,3 +485,16 @@ def test_what_only_cuda_has_is_refused_in_words(gpus):
         with pytest.raises(NotImplementedError, match="one of CUDA's own operations") as error:
             call()
         assert "'CPU' backend" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:virtual GPUs don't compile")
+def test_operators_that_compile_a_function_are_refused_in_words(gpus):
+    x = torch.ones(1, 2, 8, 16)
+    on_cpu = flex_attention(x, x, x, score_mod=nearer)
+    assert on_cpu.shape == x.shape
+    with pytest.raises(NotImplementedError, match="flex_attention takes a function and compiles it, and virtual GPUs"):
+        flex_attention(*[x.cuda()] * 3, score_mod=nearer)
+
+
+def nearer(score, batch, head, i, j):
+    return score - (i - j).abs()

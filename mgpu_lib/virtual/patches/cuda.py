@@ -10,10 +10,11 @@ import types
 import warnings
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mgpu_lib.virtual import streams
-from mgpu_lib.virtual.errors import bad_fork, no_addresses
+from mgpu_lib.virtual.errors import bad_fork, no_addresses, not_compiled
 from mgpu_lib.virtual.patches.properties import properties_of
 from mgpu_lib.virtual.running import current, current_index, select
 from mgpu_lib.virtual.tensor import VirtualTensor
@@ -58,6 +59,7 @@ def patches():
     yield torch, "compile", compile_
     if eval_frame := sys.modules.get("torch._dynamo.eval_frame"):  # functions compiled before run as they are, too
         yield eval_frame, "_stance", eval_frame.DynamoStance("force_eager")
+    yield HigherOrderOperator, "dispatch", dispatch_higher_order
     yield torch.autograd.profiler.profile, "__init__", profile
     yield torch.profiler.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU}
     yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
@@ -84,6 +86,16 @@ def compile_(model=None, **options):
         stacklevel=2,
     )
     return model
+
+
+def dispatch_higher_order(self, key, /, *args, **kwargs):
+    """Operators that take a function, as flex_attention does, are made by compiling it."""
+    try:
+        return _dispatch_higher_order(self, key, *args, **kwargs)
+    except NotImplementedError as error:
+        if "no rule registered" in str(error) and VirtualTensor.__name__ in str(error):
+            raise not_compiled(self._name) from None
+        raise
 
 
 def profile(self, *args, use_device=None, **kwargs):
@@ -285,3 +297,4 @@ def check_same_place(first, tensor):
 
 
 _profile = torch.autograd.profiler.profile.__init__
+_dispatch_higher_order = HigherOrderOperator.dispatch
