@@ -15,6 +15,7 @@ from mgpu_lib.virtual.costs import ring_seconds
 
 STEP = """
 import os
+import resource
 import torch
 import torchvision
 from torch.nn.functional import cross_entropy
@@ -34,7 +35,8 @@ for _ in range(4):
     cross_entropy(output, y, reduction="sum").backward()
     optimizer.step()
 torch.cuda.synchronize()
-print(f"{current().elapsed() - start}\\n", end="", flush=True)
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, at the peak
+print(f"{current().elapsed() - start} {memory}\\n", end="", flush=True)
 torch.distributed.destroy_process_group()
 """
 
@@ -140,9 +142,11 @@ def test_ddp_all_reduces_every_gradient_once(resnet50):
 def test_ddp_takes_what_eight_processes_with_values_take(resnet50, tmp_path):
     program = tmp_path / "step.py"
     program.write_text(STEP)
-    seconds = [float(line) for line in ranks.torchrun(8, program, seconds=550).stdout.split()]
+    lines = ranks.torchrun(8, program, seconds=550).stdout.splitlines()
+    seconds, memory = zip(*(map(float, line.split()) for line in lines), strict=True)
     predicted = mgpu.predict(resnet50, images(32), n_gpus=8, strategy="ddp").seconds
-    assert len(seconds) == 8 and seconds == pytest.approx([predicted] * 8, rel=0.02)
+    assert seconds == pytest.approx([predicted] * 8, rel=0.02)
+    assert sum(memory) <= 20 * 2**20, f"{sum(memory) / 2**20:.1f} GiB of this computer's memory"
 
 
 def test_ddp_needs_a_process_group_of_its_own():
