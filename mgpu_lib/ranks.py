@@ -1,4 +1,8 @@
-"""Many processes in a notebook: ranks that are started once, and then run one cell after the other."""
+"""Many processes in a notebook: ranks that are started once, and then run one cell after the other.
+
+ipyparallel's %%px does this, too, but shows what ranks print as it comes, in another order in each run, and for a cell
+that takes a while a bar with the seconds: a stored notebook could not be tested with it.
+"""
 
 import atexit
 import contextlib
