@@ -134,8 +134,9 @@ def in_words(machine, accounts):
 def account(machine, steps, name=""):
     """What the process `name` did on the GPUs of `machine`, as lines; `steps` are when an optimizer had stepped."""
     lines, timeline = [], machine.timeline
-    if len(steps) > 1:
-        between = [after - before for before, after in itertools.pairwise(steps)]
+    # No time goes by on GPUs between the steps of a network on the CPU.
+    between = [after - before for before, after in itertools.pairwise(steps) if after > before]
+    if between:
         lines.append(f"{1e3 * statistics.median(between):.3f} ms from one optimizer step to the next (median)")
         lines = [f"{name}: {lines[0]}"] if name else lines
     whole, overlap = timeline.end - timeline.start, timeline.overlap()

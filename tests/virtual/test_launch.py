@@ -1,6 +1,7 @@
 """python -m mgpu_lib.virtual: programs that know nothing of the library."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -37,6 +38,23 @@ def folder(tmp_path):
 def launched(folder, *arguments):
     command = [sys.executable, "-m", "mgpu_lib.virtual", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+STEPS = """
+import torch
+for device, steps in ("cuda", 3), ("cpu", 4):
+    net = torch.nn.Linear(2, 2).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.ones(1, 2, device=device)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_steps_on_the_cpu_are_not_counted(folder):
+    (folder / "steps.py").write_text(STEPS)
+    between = re.match(r"([0-9.]+) ms from one", launched(folder, "--account", "steps.py").stderr.splitlines()[1])
+    assert float(between[1]) > 0.01
 
 
 @pytest.mark.sweep(2)
