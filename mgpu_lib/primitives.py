@@ -28,7 +28,7 @@ def check_parallel(module, inputs, device_ids):
         raise ValueError("device_ids begins with the CPU: name GPUs")
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if tensor.device != home:
-            raise ValueError(f"{name} lies on {tensor.device}: move the module to {home}, which is device_ids[0]")
+            raise ValueError(f"{name} is on {tensor.device}: move the module to {home}, which is device_ids[0]")
     check_rows(inputs)
 
 

@@ -23,7 +23,7 @@ def check_gather_in_order(answer):
             "the caller's list was changed: sorted(finished) makes a new one, finished.sort() doesn't",
         )
         expect(output.dim() == 2, f"the output has {output.dim()} dimensions: concatenate (torch.cat), don't stack")
-        expect(str(output.device) == "cuda:2", f"the output lies on {output.device}, and was asked for on cuda:2")
+        expect(str(output.device) == "cuda:2", f"the output is on {output.device}, and was asked for on cuda:2")
         order = output.detach().cpu()[:, 0].int().tolist()
         expect(
             order != [2, 0, 0, 0, 1, 1, 1],
@@ -31,7 +31,7 @@ def check_gather_in_order(answer):
         )
         expect(
             order != [1, 1, 1, 0, 0, 0, 2],
-            "the rows are sorted by GPU. Replica 0 may lie on GPU 2: its number says where its rows belong",
+            "the rows are sorted by GPU. Replica 0 may be on GPU 2: its number says where its rows belong",
         )
         expect(order == [0, 0, 0, 1, 1, 1, 2], f"the rows come from the replicas {order}; expected 0 0 0 1 1 1 2")
         expect(output.requires_grad, "no gradient reaches the parts: is there a detach() or .data on the way?")
@@ -72,7 +72,7 @@ def check_broadcast_backward(answer):
             ]
             output = filled(answer(list(grads), torch.device("cuda:0")))
             here = [value for value in values if value is not None]
-            expect(str(output.device) == "cuda:0", f"the gradient lies on {output.device}, the original on cuda:0")
+            expect(str(output.device) == "cuda:0", f"the gradient is on {output.device}, the original on cuda:0")
             expect(output.shape == (2,), f"the gradient has shape {tuple(output.shape)}, the parameter (2,)")
             output, after = output.cpu().tolist()[0], [None if g is None else g.cpu().tolist()[0] for g in grads]
         case = f"gradients {values}: you return {output:g}, not {sum(here):g}"

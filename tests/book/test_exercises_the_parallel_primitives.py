@@ -21,7 +21,7 @@ WRONG = [
     (
         "gather_in_order",
         "return torch.cat([part.to('cuda:0') for _, part in sorted(finished, key=lambda p: p[0])])",
-        "lies on cuda:0, and was asked for on cuda:2",
+        "is on cuda:0, and was asked for on cuda:2",
     ),
     (
         "gather_in_order",
@@ -80,7 +80,7 @@ WRONG = [
         return total""",
         "grads[0] was changed",
     ),
-    ("broadcast_backward", "return sum(grad.to('cuda:1') for grad in grads if grad is not None)", "lies on cuda:1"),
+    ("broadcast_backward", "return sum(grad.to('cuda:1') for grad in grads if grad is not None)", "is on cuda:1"),
     ("step_bytes", "return k * (2 * params + buffers + (inputs + 2 * outputs) // k)", "sends nothing to itself"),
     ("step_bytes", "return (k - 1) * (params + buffers + (inputs + 2 * outputs) // k)", "gradients of the parameters"),
     ("step_bytes", "return (k - 1) * (2 * params + 2 * buffers + (inputs + 2 * outputs) // k)", "one way"),
