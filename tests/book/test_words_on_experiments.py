@@ -214,6 +214,7 @@ def test_claim_2():
         assert compared(undecided)[0] < 1 < compared(undecided)[1], undecided
     ratio = found["lenet/batch 1024"]["spread"] / found["lenet/same"]["spread"]
     assert 0.9 < ratio < 1.1, "a larger batch doesn't calm"
+    assert compared("batch 1024")[0] > 0.5, "noise alone would halve the spread"
     low, high = compared("same/recomputed", "lenet_bn")
     assert low < 1 < high < 1.05, "just reaches 1"
     norm = [found[f"lenet_bn/{way}"]["spread"] for way in ("same/recomputed", "same")]

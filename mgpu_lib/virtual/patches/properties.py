@@ -25,10 +25,27 @@ LIMITS = {
 # RTX 4090 in GitHub chenlb/knowledge, cuda-install-on-windows.md, and of an H200 in ai-bot-pro/achatbot,
 # deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. Buses: "memory interface" in the white papers of Volta, Turing, Ampere,
 # Ada and Hopper. Both of the L4: fpsbench.com; of the B200: a query of one in pull request 4002 of pytorch/ao.
-L2_CACHE = {"V100": 6, "T4": 4, "L4": 48, "RTX4090": 72, "B200": 126.5}
-L2_CACHE |= {"A100-40": 40, "A100-80": 40, "H100": 50, "H200": 60}
-BUS_WIDTH = {"V100": 4096, "T4": 256, "L4": 192, "RTX4090": 384, "B200": 7680}
-BUS_WIDTH |= {"A100-40": 5120, "A100-80": 5120, "H100": 5120}
+L2_CACHE = {
+    "V100": 6,
+    "T4": 4,
+    "L4": 48,
+    "RTX4090": 72,
+    "A100-40": 40,
+    "A100-80": 40,
+    "H100": 50,
+    "H200": 60,
+    "B200": 126.5,
+}
+BUS_WIDTH = {
+    "V100": 4096,
+    "T4": 256,
+    "L4": 192,
+    "RTX4090": 384,
+    "A100-40": 5120,
+    "A100-80": 5120,
+    "H100": 5120,
+    "B200": 7680,
+}
 
 
 @dataclass(frozen=True)
