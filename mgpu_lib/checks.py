@@ -74,8 +74,8 @@ def assert_draws_differ(draws):
         first = draws.index(draw)
         fail_if(
             first < number,
-            f"draw {number} is the same as draw {first}. Of GPUs: give each a seed of its own for what it draws for "
-            "its own rows. Of epochs: call sampler.set_epoch(epoch) before each.",
+            f"draw {number} is the same as draw {first}. If GPUs drew them, give each GPU a seed of its own for "
+            "its own rows. If epochs did, call sampler.set_epoch(epoch) before each.",
         )
 
 

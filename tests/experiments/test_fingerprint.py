@@ -300,8 +300,8 @@ def test_text_is_written_in_ascii(form):
 # The book's own studies
 
 TRAINED = [
-    *("centred", "critical", "digits", "example", "little_data", "museum", "noise", "oscillation", "resnet_grid"),
-    *("same_step", "scaling", "ten_seeds", "unseen"),
+    *("centred", "critical", "digits", "example", "little_data", "museum", "noise", "oscillation", "resnet18"),
+    *("resnet_grid", "same_step", "scaling", "ten_seeds", "unseen"),
 ]
 TIMES = {
     "ddp_scaling",
@@ -395,7 +395,7 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
 @pytest.mark.parametrize(
     "change, those",
     [
-        (("mgpu_lib/models.py", "return H @ W4 + b4", "return H @ W4 - b4"), LENETS - {"resnet_grid"}),
+        (("mgpu_lib/models.py", "return H @ W4 + b4", "return H @ W4 - b4"), LENETS - {"resnet18", "resnet_grid"}),
         (("mgpu_lib/arguments.py", "value < least", "value <= least"), LENETS | TRANSFORMERS),
         (("mgpu_lib/data.py", "SLICE = (6_000", "SLICE = (7_000"), LENETS - {"digits", "museum"}),
         (
@@ -409,7 +409,10 @@ def test_comments_docstrings_and_what_moves_leave_all_fresh(stale):
         ),
         (("experiments/tuning_runs.py", "EPSILON = 0.1, 1e-5", "EPSILON = 0.1, 1e-6"), STACKED),
         (("experiments/oscillation.py", "AVERAGED = 100", "AVERAGED = 99"), {"oscillation"}),
-        (("mgpu_lib/models.py", "net.maxpool = nn.Identity()", "pass"), {"ddp_step", "resnet_grid", "why_slower"}),
+        (
+            ("mgpu_lib/models.py", "net.maxpool = nn.Identity()", "pass"),
+            {"ddp_step", "resnet18", "resnet_grid", "why_slower"},
+        ),
         (("mgpu_lib/virtual/costs.py", "return 2 * nbytes / bandwidth", "return 3 * nbytes / bandwidth"), TIMES),
         (("mgpu_lib/virtual/topology.py", '("Ethernet 25", "TCP", 25, 1', '("Ethernet 25", "TCP", 26, 1'), TIMES),
         (("mgpu_lib/virtual/rates.json", '"half": 3230.0,\n "settings"', '"half": 3231.0,\n "settings"'), TIMES),

@@ -1,5 +1,6 @@
 """The studies beside the grid: what is recorded is what one run alone does, and what is computed from runs is right."""
 
+import copy
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ from experiments import (
     museum,
     noise,
     oscillation,
+    resnet18,
     resnet_grid,
     same_step,
     scaling,
@@ -32,13 +34,14 @@ from experiments import (
     tuning_runs,
     unseen,
 )
-from mgpu_lib import evidence
+from mgpu_lib import evidence, models
 from mgpu_lib.data import Data, batches, damaged_files, data_folder, endless, load_digits, read_fashion_mnist
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
 from mgpu_lib.recorded import study as recorded_study
 from mgpu_lib.text import load_alice
 from mgpu_lib.transformer import Transformer
+from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.running import current
 
 CPU = torch.device("cpu")
@@ -67,8 +70,8 @@ def few(monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        *(centred, critical, digits, example, little_data, museum, noise, oscillation, resnet_grid),
-        *(same_step, scaling, small_lm, ten_seeds, unseen),
+        *(centred, critical, digits, example, little_data, museum, noise, oscillation, resnet18),
+        *(resnet_grid, same_step, scaling, small_lm, ten_seeds, unseen),
     ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):
@@ -634,6 +637,45 @@ def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
     layers = {norm: sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) for norm, net in nets.items()}
     assert layers["batch"] > 0 == layers["group"] == layers["none"]
     assert sum(isinstance(layer, nn.GroupNorm) for layer in nets["group"].modules()) == layers["batch"]
+
+
+# resnet18
+
+
+def test_a_run_of_resnet18(few, monkeypatch):
+    """With a smaller network in its place, which takes the same images."""
+    monkeypatch.setattr(resnet18.models, "resnet18", models.resnet8)
+    run, lost = resnet18.record(2, 64, 0.1, 0), resnet18.record(1, 500, 1e30, 0)
+    assert run["diverged_at_step"] is None and len(run["train_loss"]) == len(run["test_accuracy"]) == resnet18.EPOCHS
+    assert run["train_loss"][-1] < run["train_loss"][0] < math.log(10)
+    assert lost["diverged_at_step"] >= 2 and len(lost["test_accuracy"]) < resnet18.EPOCHS
+    keys = "2/64/0.1/0", "2/64/0.1/1"
+    assert resnet18.summary(dict(zip(keys, (run, lost)))) == {
+        "2/64/0.1": {of: [run[of], None] for of in ("train_loss", "test_accuracy")}
+    }
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+def test_its_step_is_that_of_one_device(num_gpus):
+    images, labels = torch.rand(7, 1, 4, 4), torch.randint(3, (7,))
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    loss = nn.functional.cross_entropy(alone(images), labels)
+    loss.backward()
+    expected = [p - 0.5 * p.grad for p in alone.parameters()]
+    with virtual_gpus(num_gpus) as machine:
+        net = copy.deepcopy(alone).to("cuda:0")
+        assert resnet18.program(net, machine.devices, lr=0.5)(images, labels) == pytest.approx(loss.item())
+        torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], [p.detach() for p in expected])
+
+
+def test_its_replicas_compute_in_bfloat16():
+    seen = []
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda layer, given, found: seen.append((found.device.index, found.dtype)))
+    with virtual_gpus(2) as machine:
+        net = resnet18.InBFloat16(layer).to("cuda:0")
+        assert nn.DataParallel(net, device_ids=machine.devices)(torch.rand(6, 4)).dtype == torch.float32
+    assert sorted(seen, key=str) == [(0, torch.bfloat16), (1, torch.bfloat16)]
 
 
 # museum
