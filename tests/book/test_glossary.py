@@ -156,3 +156,17 @@ def test_the_first_page_with_a_term_explains_it_or_links_to_it(term):
             if address == link or (found and f"chapters/{address}".partition("#")[0] in explained):
                 return
             assert not found, f"{name} uses it unexplained and without a link: …{text[: found.end()][-80:]}…"
+
+
+@cache
+def targets():
+    """All entries that some page links to."""
+    pages = [name for name in plain.PAGES if name != NAME]
+    found = [LINK.findall(text) for name in pages for text in plain.markdown(name)]
+    return {anchor for links in found for page, anchor in links if page.endswith(NAME)}
+
+
+@terms
+def test_a_page_links_to_each_term_or_has_it_in_a_heading(term):
+    headings = [anchor.replace("-", " ") for page, anchor in LINK.findall(ENTRIES[term]["text"]) if page]
+    assert ENTRIES[term]["key"] in targets() or any(spelling(term).search(text) for text in headings)
