@@ -219,7 +219,7 @@ def test_the_page_says_how_many_bugs_and_checks_there_are():
         enumerate("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split())
     )
     assert f"name {words[len(BUGS)]} ways" in TEXTS["title"] and f"{words[len(HALL_BUGS)]} more" in TEXTS["title"]
-    assert f"and {words[len(THIRD_BUGS)]} that only sharded ones have" in TEXTS["title"]
+    assert f"and {words[len(THIRD_BUGS)]} that need sharded parameters" in TEXTS["title"]
     checks = re.findall(r"^\| `(assert_\w+)\(", TEXTS["catalog-why"], re.M)
     assert set(checks) >= set().union(*FOUND_BY.values(), *HALL_FOUND_BY.values(), *THIRD_FOUND_BY.values())
     assert f"with {words[len(checks)]} short checks" in TEXTS["title"]
