@@ -21,7 +21,7 @@ from mgpu_lib.data import endless
 from mgpu_lib.virtual import virtual_gpus
 
 SETTINGS = ((1, 256, 0.1), (2, 512, 0.2))  # (GPUs, batch size, rate), of the lecture notes
-EPOCHS, SEEDS, THREADS = 3, range(3), 2
+EPOCHS, SEEDS, THREADS = 3, range(2), 2
 SAMPLE = ("2/512/0.2/0",)
 
 

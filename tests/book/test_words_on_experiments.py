@@ -296,7 +296,7 @@ def test_claim_3_with_ten_seeds():
 
 
 def test_claim_3_resnet():
-    """resnet-figure, resnet-table, resnet-why, claim-3-verdict; in chapter 6, resnet-real-after."""
+    """resnet-figure, resnet-table, resnet-why, claim-3-verdict; in chapter 6, resnet-epochs-why."""
     normed, grouped, plain = (
         {
             B: {lr: evidence.by_seed(runs, "epochs") for lr, runs in rates.items()}
@@ -323,6 +323,20 @@ def test_claim_3_resnet():
         assert evidence.paired(normed[B][0.1], normed[other][0.1])[0] == pytest.approx(points, abs=0.05)
     best = {B: max(statistics.fmean(found.values()) for found in rates.values()) for B, rates in normed.items()}
     assert best[64] == statistics.fmean(normed[64][0.1].values()) and best[64] > best[256] > best[1024]
+
+
+def test_resnet18_for_whole_epochs():
+    """In chapter 6, resnet-epochs, resnet-epochs-why."""
+    one, two = (study("resnet18")[setting] for setting in ("1/256/0.1", "2/512/0.2"))
+    for epoch in range(3):
+        losses, accuracies = (
+            [{seed: run[epoch] for seed, run in enumerate(setting[of])} for setting in (one, two)]
+            for of in ("train_loss", "test_accuracy")
+        )
+        assert decided(*losses) == -1 and decided(*accuracies) == 0
+        assert all(accuracies[0][seed] > accuracies[1][seed] for seed in accuracies[0])
+    for runs in (one["test_accuracy"], two["test_accuracy"]):
+        assert max(before - after for run in runs for before, after in itertools.pairwise(run)) > 0.06
 
 
 def test_the_worked_example():
