@@ -4,7 +4,7 @@
 
 writes mgpu_lib/recorded/resnet18.json. All of Fashion-MNIST, three epochs of plain SGD at a constant rate, as in the
 lecture notes, on virtual GPUs. Convolutions compute in bfloat16, with which a CPU that has AMX is six times as fast as
-in 32 bits: there a run takes a quarter of an hour on two cores. More seeds may be added to SEEDS: those that are there stay.
+in 32 bits: there a run takes a quarter of an hour on two cores.
 """
 
 import itertools
