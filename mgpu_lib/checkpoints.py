@@ -13,14 +13,15 @@ def strip_prefix(state):
 
     A state dict without it comes back equal. Values are the same tensors, and only one prefix goes, and only at the
     front. (A plain network that has all its parameters in a part called `module` looks wrapped, too.)
-    Raises ValueError when some names have the prefix and others don't: two checkpoints were mixed.
+    Raises ValueError when some names have the prefix and others don't: two checkpoints were mixed, or a network has a
+    part called `module` beside others, and nobody but the caller knows which.
     """
     wrapped = [name for name in state if name.startswith(PREFIX)]
     if wrapped and len(wrapped) < len(state):
         plain = next(name for name in state if not name.startswith(PREFIX))
         raise ValueError(
             f"{len(wrapped)} of {len(state)} names begin with {PREFIX!r}, such as {wrapped[0]!r}, others "
-            f"don't, such as {plain!r}: these are parts of two checkpoints, load each by itself"
+            f"don't, such as {plain!r}: two checkpoints were mixed, or the network has a part called 'module'"
         )
     return renamed(state, lambda name: name.removeprefix(PREFIX), lambda part: (part + ".").removeprefix(PREFIX)[:-1])
 
