@@ -72,6 +72,8 @@ class Group:
         """All that was begun is done, and the communicators' threads end."""
         for communicator in (*self.communicators.values(), *self.channels.values()):
             communicator.close(seconds)
+        for pair in self.pairs.values():
+            pair.close()
 
     def issue(self, name, tensors, nbytes, transfer, outputs, what="", combine=None):
         """An operation of all ranks with these `tensors`; `what` they have to agree in beside its name and type."""

@@ -13,6 +13,7 @@ import os
 import queue
 import struct
 import threading
+import traceback
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -277,7 +278,10 @@ class Communicator:
         return work
 
     def serve(self):
-        """What the communicator's thread does: connect, and one operation after the other, until one fails."""
+        """What the communicator's thread does: connect, and one operation after the other, until one fails.
+
+        The connection ends with it: a thread of gloo's that is left, and frees a tensor when Python ends, aborts.
+        """
         connection = None
         while (work := self.queue.get()) is not None:
             try:
@@ -286,8 +290,10 @@ class Communicator:
                     self.run(work, *connection)
             except BaseException as error:
                 self.broken = self.explained(error, work)
+                traceback.clear_frames(error.__traceback__)  # all but this one, and they have the connection
             work.error, done, work = self.broken, work.done, None  # whoever waits for it may free its tensors at once
             done.set()
+        connection = None  # which an error's traceback would keep, with this frame
 
     def connect(self):
         """(records, values): gloo groups for what the ranks say, and for what they send."""
@@ -383,6 +389,10 @@ class Peers:
         with self.lock:
             self.connection = self.connection or connect()
         return self.connection
+
+    def close(self):
+        """Both directions have ended."""
+        self.connection = None
 
 
 def meet(works):

@@ -110,3 +110,9 @@ def test_a_rank_that_has_gone_is_not_waited_for(words):
         all("another rank has gone" in words["one_has_gone"][rank] for rank in (0, 1))
         and 2 not in words["one_has_gone"]
     )
+
+
+def test_no_group_of_gloo_outlives_its_communicator(words):
+    """An error's traceback would keep it, and a thread of gloo's that comes back to a Python that ends, aborts."""
+    for made, left in words["groups_of_gloo"].values():
+        assert made > 20 and left == 0

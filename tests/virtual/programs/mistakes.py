@@ -5,10 +5,24 @@ Each is made in a group of its own, so that the others go on. Each rank prints a
 
 import json
 import os
+import weakref
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from mgpu_lib.virtual.communicator import Members
+
+MADE = []  # weak references to the groups of gloo under the virtual ones
+
+
+def remembered(members, name, gloo=Members.gloo):
+    group = gloo(members, name)
+    MADE.append(weakref.ref(group))
+    return group
+
+
+Members.gloo = remembered
 
 
 def other_sizes(rank, group):
@@ -114,10 +128,16 @@ def main():
             mistake(rank, group)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
-        line = json.dumps({"mistake": mistake.__name__, "rank": rank, "words": words})
-        print(f"{line}\n", end="", flush=True)
+        say(mistake.__name__, rank, words)
         if mistake is not one_has_gone:
             dist.barrier()
+    dist.destroy_process_group()
+    say("groups_of_gloo", rank, [len(MADE), sum(made() is not None for made in MADE)])
+
+
+def say(mistake, rank, words):
+    line = json.dumps({"mistake": mistake, "rank": rank, "words": words})
+    print(f"{line}\n", end="", flush=True)
 
 
 if __name__ == "__main__":
