@@ -97,6 +97,8 @@ def test_page_in_a_browser(book, page, name):
     assert page.locator("img").evaluate_all(broken) == []
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page scrolls sideways on a phone"
+    narrow = "figures => figures.filter(f => f.clientWidth && f.clientWidth < 344).map(f => [f.id, f.clientWidth])"
+    assert page.locator("[data-mgpu]").evaluate_all(narrow) == [], "tests/figures look at figures 344 pixels wide"
 
 
 @pytest.mark.slow
