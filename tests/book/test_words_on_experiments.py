@@ -17,8 +17,8 @@ NETS = ("lenet", "lenet_bn")
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 
 
-def study(name):
-    return evidence.study(name)["summary"]
+def study(name, part="summary"):
+    return evidence.study(name)[part]
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +288,19 @@ def test_claim_3_rules_and_warm_up(grids):
     cold, warm = (ended("lenet", 4096, rule) for rule in ("linear", "linear, warm-up"))
     assert len(cold) == len(warm) == 3 and max(cold) < 10 and 20 < min(warm) <= max(warm) < 50, "it delays the death"
     assert not ended("lenet_bn", 4096, "linear, warm-up") and accuracy("lenet_bn", 4096, "linear, warm-up")[2] < 0.5
+
+
+def test_claim_3_against_batches_of_256(grids):
+    """scaling-why, claim-3-verdict."""
+    runs = study("scaling", "runs")
+    for net in NETS:
+        small, large = (
+            {seed: 100 * runs[f"{net}/{rule}/{seed}"]["test_accuracy"] for seed in range(3)}
+            for rule in ("256/kept", "1024/linear, warm-up")
+        )
+        assert evidence.paired(small, large)[0] > 0 and decided(small, large) == 0, "lower by the means, but undecided"
+    small, large = (evidence.by_seed(grids["lenet"][B][0.4], "epochs") for B in (256, 1024))  # the best rate for each
+    assert decided(small, large) == 1 and round(evidence.paired(small, large)[0]) == 7, "seven points"
 
 
 def test_claim_3_with_ten_seeds():

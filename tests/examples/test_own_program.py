@@ -128,6 +128,14 @@ def test_a_dry_run(project):
     assert says(SAYS[DRY_RUN], run(shell(DRY_RUN), project))
 
 
+def test_a_fast_host_takes_less_than_half_of_the_time(project):
+    fast = DRY_RUN.replace("--dry-run", "--dry-run --host 0.33")
+    assert "With `--host 0.33`" in PAGE and fast != DRY_RUN
+    said = [run(shell(command), project) for command in (DRY_RUN, fast)]
+    slow, quick = (float(re.search(r"(\d+\.\d+) ms from one optimizer step", text)[1]) for text in said)
+    assert quick < slow / 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [PYTEST, TORCHRUN])
 def test_a_command_says_what_the_page_shows(command, project):
