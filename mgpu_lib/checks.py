@@ -60,7 +60,7 @@ def assert_draws_agree(draws):
     for gpu, draw in enumerate(draws):
         fail_if(
             torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
-            f"GPU {gpu} drew other random numbers than GPU 0. Give all GPUs one seed for what they must share.",
+            f"GPU {gpu} drew different random numbers from GPU 0. Give all GPUs one seed for what they must share.",
         )
 
 

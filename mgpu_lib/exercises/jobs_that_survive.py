@@ -114,7 +114,7 @@ def check_resumed(again, whole, done):
     expect(again.params[0].equal(whole.params[done]), f"{case}, the network doesn't have the parameters that it had")
     expect(
         again.draws[0].equal(whole.draws[done]),
-        f"{case}, rows and parameters are right, but dropout draws other random numbers: torch.get_rng_state()",
+        f"{case}, rows and parameters are right, but dropout draws different random numbers: torch.get_rng_state()",
     )
     expect(
         again.params[1].equal(whole.params[done + 1]),

@@ -40,7 +40,7 @@ WRONG = [
         ('        net.load_state_dict(checkpoint["net"])\n', "", "the parameters that it had"),
         ('        optimizer.load_state_dict(checkpoint["optimizer"])\n', "", "What does the optimizer remember"),
         ('        scheduler.load_state_dict(checkpoint["scheduler"])\n', "", "Which learning rate comes next"),
-        ('        torch.set_rng_state(checkpoint["random"])\n', "", "dropout draws other random numbers"),
+        ('        torch.set_rng_state(checkpoint["random"])\n', "", "dropout draws different random numbers"),
         ("        sampler.set_epoch(epoch)\n", "", "rows differ from those of the loop given"),
         ('checkpoint["epoch"], checkpoint["done"]', 'checkpoint["epoch"], 0', "repeats the epoch from its start"),
         ("done + 1", "done", "takes step 5 again"),

@@ -354,7 +354,7 @@ def test_resnet18_for_whole_epochs():
         assert all(losses[0][seed] < losses[1][seed] for seed in range(4))
         assert all(accuracies[0][seed] > accuracies[1][seed] for seed in range(4))
     runs = one["test_accuracy"] + two["test_accuracy"]
-    assert round(max(before - after for run in runs for before, after in itertools.pairwise(run)), 2) == 0.23
+    assert max(before - after for run in runs for before, after in itertools.pairwise(run)) > 0.2
 
 
 def test_the_worked_example():
