@@ -255,7 +255,7 @@ def test_draws(devices):
     draws = [torch.rand(4, generator=torch.Generator().manual_seed(0)).to(device) for device in devices]
     checks.assert_draws_agree(draws)
     checks.assert_draws_agree([[2, 0, 1], [2, 0, 1]])
-    with pytest.raises(AssertionError, match="GPU 2 drew other"):
+    with pytest.raises(AssertionError, match="GPU 2 drew different"):
         checks.assert_draws_agree([*draws[:2], draws[2] + 1e-7])
 
 
