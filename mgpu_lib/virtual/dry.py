@@ -98,7 +98,8 @@ def dry_run(program, n_gpus=64, gpu="H100", per_node=8, link=None, network=None,
     link, network  a machine type and a network, as `virtual_gpus` takes them; None: the first type in
                    `topology.MACHINES` that has such GPUs, and the network that it comes with
     rank           which of the processes this one is. Those that it sends messages to, or gets them from, as the stages
-                   of a pipeline do, are run as well
+                   of a pipeline do, are run as well. Each has its own environment, random numbers, and copies of the
+                   modules that the program imports and that aren't installed; what was imported before is shared
 
     Steps are taken until two are alike, and the last one counts. Nothing is allocated but what the program puts on the
     CPU. Raises ValueError for a machine that there can't be and for steps that never are alike, TypeError if there is

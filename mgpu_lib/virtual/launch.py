@@ -86,13 +86,11 @@ def cluster_of(options):
 
 def dry(options):
     """Run the program with shapes only, and say what a step takes."""
-    script, main = functools.partial(run, options.program, options.arguments, options.module), sys.modules["__main__"]
+    script = functools.partial(run, options.program, options.arguments, options.module)
     try:
         made = dry_script(script, options.cluster, options.rank)
     except Unsettled as error:
         sys.exit(f"dry run: {error}")
-    finally:
-        sys.modules["__main__"] = main  # which the ranks' threads have replaced, and put back, in any order
     if options.trace:
         made.timeline.to_chrome_trace(options.trace)
     print("\n".join(made.words(options.cluster)), flush=True)

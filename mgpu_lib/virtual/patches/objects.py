@@ -1,5 +1,6 @@
 """Python objects that the ranks of a dry run send each other. They have no values to send, and no time is taken for it:
-what a program says in this way, it says before its first step, or to write a checkpoint."""
+what a program says in this way, it says before its first step, or to write a checkpoint. They travel pickled, because
+each rank has classes of its own (see `places.ProcessState`)."""
 
 import pickle
 
@@ -58,7 +59,7 @@ def send_object_list(
     object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False
 ):
     here, there = dist.get_rank(), ranks_of(group)[number_of(dst, group_dst, group)]
-    meeting_for([here, there], group).send((group_name(group), here, there), copied(list(object_list)))
+    meeting_for([here, there], group).send((group_name(group), here, there), pickle.dumps(list(object_list)))
 
 
 def recv_object_list(
@@ -67,14 +68,15 @@ def recv_object_list(
     if src is None and group_src is None:
         raise RuntimeError("a dry run can't receive objects from any source: name the rank that sends them")
     here, there = dist.get_rank(), ranks_of(group)[number_of(src, group_src, group)]
-    object_list[:] = meeting_for([here, there], group).receive((group_name(group), there, here))
+    object_list[:] = pickle.loads(meeting_for([here, there], group).receive((group_name(group), there, here)))
     return there
 
 
 def exchanged(obj, group):
     """What each rank of the group says when this one says `obj`."""
     place = group_name(group), "objects"
-    return current().meeting.exchange(place, dist.get_rank(), ranks_of(group), copied(obj))
+    said = current().meeting.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
+    return [pickle.loads(each) for each in said]
 
 
 def from_rank(source, objects, group):
@@ -105,7 +107,3 @@ def ranks_of(group):
 
 def group_name(group):
     return (group or dist.GroupMember.WORLD).group_name
-
-
-def copied(obj):
-    return pickle.loads(pickle.dumps(obj))
