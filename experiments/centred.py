@@ -29,7 +29,6 @@ def record(lr, seed):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("centred"),
         "validation": tuning.VALIDATION,
         "epochs": tuning.EPOCHS,
         "steps": tuning.STEPS,

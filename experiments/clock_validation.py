@@ -17,7 +17,7 @@ import torch
 import torchvision
 
 import mgpu_lib as mgpu
-from experiments import fingerprint, published, sheets
+from experiments import published, sheets
 from experiments.record import provenance, write
 from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import RESULTS
@@ -46,11 +46,6 @@ SHOWN = (
 def cases():
     """{id of a row that counts: (the row,)}."""
     return {row["id"]: (row,) for row in published.rows() if not row["excluded"]}
-
-
-def recipe():
-    roots = ("clock_validation.record", "clock_validation.can_be_predicted", "published.rows", "published.late")
-    return {"sha256": fingerprint.of_times(*(f"experiments.{name}" for name in roots))}
 
 
 def seconds(row):
@@ -129,7 +124,6 @@ def validate():
         OUT,
         {
             "provenance": provenance("experiments.clock_validation"),
-            "recipe": recipe(),
             "summary": halves,
             "excluded": excluded,
             "rows": found,

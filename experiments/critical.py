@@ -57,7 +57,6 @@ def marks(last):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("critical"),
         "target": TARGET,
         "first": FIRST,
         "growth": GROWTH,

@@ -16,7 +16,7 @@ import torch
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments import fingerprint, published_scaling
+from experiments import published_scaling
 from experiments.clock_validation import summary
 from experiments.record import provenance, write
 from experiments.transformer_validation import alone, of_micro_batches
@@ -40,11 +40,6 @@ SHOWN = (
 def cases():
     """{key of a table that counts: (the table,)}."""
     return {table["key"]: (table,) for table in published_scaling.tables() if not table["excluded"]}
-
-
-def recipe():
-    roots = ("ddp_scaling.record", "ddp_scaling.result", "published_scaling.tables")
-    return {"sha256": fingerprint.of_times(*(f"experiments.{name}" for name in roots))}
 
 
 def seconds(table, gpus):
@@ -129,7 +124,7 @@ def result():
 
 def main():
     found = result()
-    write(OUT, {"provenance": provenance("experiments.ddp_scaling"), "recipe": recipe(), **found})
+    write(OUT, {"provenance": provenance("experiments.ddp_scaling"), **found})
     for where, errors in found["summary"].items():
         print(where, *(f"\n    {name}: {numbers}" for name, numbers in errors.items()))
 

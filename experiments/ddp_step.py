@@ -17,7 +17,6 @@ import torchvision
 from tqdm import tqdm
 
 import mgpu_lib as mgpu
-from experiments import fingerprint
 from experiments.record import provenance, write
 from mgpu_lib.recorded import RESULTS
 from mgpu_lib.virtual import find_gpu, find_link
@@ -65,7 +64,7 @@ def cases():
 
 
 def recipe():
-    return {"sha256": fingerprint.of_times("experiments.ddp_step.record", "mgpu_lib.virtual.topology")}
+    return {"gpu": GPU, "images": IMAGES, "hosts": HOSTS, "buckets": BUCKETS}
 
 
 def record(name, buckets=tuple(BUCKETS)):

@@ -39,7 +39,6 @@ def record(net, batch_size, seed):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("digits"),
         "lrs": LRS,
         "validation": VALIDATION,
         "epochs": EPOCHS,

@@ -59,7 +59,6 @@ def record(num_gpus, batch_size, lr, epochs, seed):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("example"),
         "batch_size": BATCH_SIZE,
         "lr": LR,
         "gpus": GPUS,

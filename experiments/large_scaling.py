@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
-from experiments import fingerprint, study
+from experiments import study
 from mgpu_lib.tensor_parallel import check_heads
 from mgpu_lib.virtual import GPUS
 
@@ -166,7 +166,7 @@ def cases():
 
 
 def recipe():
-    return {"sha256": fingerprint.of_times("experiments.large_scaling.record")}
+    return {"sizes": {model: SIZES[model] for model, *_ in cases().values()}}
 
 
 def record(model, n_gpus, network, gpu, options):

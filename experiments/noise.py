@@ -78,7 +78,6 @@ def replica_gradients(X, y, replicas, devices):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("noise"),
         "gpus": GPUS,
         "batch_size": BATCH_SIZE,
         "lr": LR,

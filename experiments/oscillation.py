@@ -201,7 +201,6 @@ def packed(curve):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("oscillation"),
         "batch_size": BATCH_SIZE,
         "lr": LR,
         "late": LATE,

@@ -108,7 +108,6 @@ def note(run, number, loss, worst, distances):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("same_step"),
         "batch_sizes": BATCH_SIZES,
         "lr": LR,
         "steps": STEPS,

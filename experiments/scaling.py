@@ -80,7 +80,6 @@ class Scheduled:
 
 def recipe():
     return {
-        "sha256": study.fingerprint("scaling"),
         "batch_size": BATCH_SIZE,
         "lr": LR,
         "larger": LARGER,

@@ -1,8 +1,8 @@
 """What the smaller studies have in common: every finished run is kept, and a study that was interrupted goes on.
 
 A study is a module of this folder with `cases`, `record`, `recipe` and `summary`; `python -m experiments.NAME` writes
-mgpu_lib/recorded/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it. In SAMPLE a
-study names some of its quicker cases, at least one for each network: `experiments.restamp` runs them.
+mgpu_lib/recorded/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it. To record all
+of them anew, delete the file first. In SAMPLE a study names some of its quicker cases, which a test runs again.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from experiments import tuning
-from experiments.fingerprint import of_training
 from experiments.record import provenance, write
 from mgpu_lib.recorded import RESULTS
 
@@ -53,11 +52,6 @@ def kept(path, recipe):
 
 def plain(data):
     return json.loads(json.dumps(data, allow_nan=False))
-
-
-def fingerprint(name):
-    """That of the code that makes the runs of a study that trains."""
-    return of_training(f"experiments.{name}.record", "experiments.study.set_up")
 
 
 def set_up():

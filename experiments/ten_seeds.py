@@ -41,7 +41,6 @@ def record(net, batch_size, lr, seed):
 
 def recipe():
     return {
-        "sha256": study.fingerprint("ten_seeds"),
         "epochs": tuning.EPOCHS,
         "steps": tuning.STEPS,
         "validation": tuning.VALIDATION,

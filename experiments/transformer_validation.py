@@ -16,7 +16,7 @@ from functools import partial
 from torch.nn.parallel import DistributedDataParallel
 
 import mgpu_lib as mgpu
-from experiments import fingerprint, published_transformers, transformers
+from experiments import published_transformers, transformers
 from experiments.clock_validation import summary
 from experiments.record import provenance, write
 from mgpu_lib.recorded import RESULTS
@@ -40,11 +40,6 @@ SHOWN = (
 def cases():
     """{id of a row that counts: (the row,)}."""
     return {row["id"]: (row,) for row in published_transformers.rows() if not row["excluded"]}
-
-
-def recipe():
-    roots = ("transformer_validation.record", "published_transformers.rows", "published_transformers.late")
-    return {"sha256": fingerprint.of_times(*(f"experiments.{name}" for name in roots))}
 
 
 def seconds(row):
@@ -113,7 +108,7 @@ def main():
     errors = {half: [row["error"] for row in found if row["half"] == half] for half in ("held out", "fit")}
     errors["held out, and what late rules left out"] = errors["held out"] + late
     halves = {name: summary(errors) for name, errors in errors.items()}
-    written = {"recipe": recipe(), "first look": FIRST, "summary": halves, "excluded": excluded, "rows": found}
+    written = {"first look": FIRST, "summary": halves, "excluded": excluded, "rows": found}
     write(OUT, {"provenance": provenance("experiments.transformer_validation"), **written})
     for half, numbers in halves.items():
         print(half, numbers)

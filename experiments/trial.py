@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torchvision
 
-from experiments import fingerprint
 from experiments.clock_validation import summary
 from experiments.record import provenance, write
 from mgpu_lib.prediction import predict
@@ -28,10 +27,6 @@ def cases():
     """{name of a row: (the row,)}."""
     rows = json.loads(PATH.read_text())["rows"]
     return {"/".join(map(str, list(row.values())[:5])): (row,) for row in rows}
-
-
-def recipe():
-    return {"sha256": fingerprint.of_times("experiments.trial.record", "experiments.trial.cases")}
 
 
 def published(row):
@@ -65,7 +60,7 @@ def main():
     found = [record(*case) for case in cases().values()]
     errors = {name: summary([row[name]["error"] for row in found]) for name in ("then", "now")}
     about = {key: printed[key] for key in ("what", "source_url", "rule")}
-    written = {"recipe": recipe(), **about, "summary": errors, "rows": found}
+    written = {**about, "summary": errors, "rows": found}
     write(OUT, {"provenance": provenance("experiments.trial"), **written})
     for name, numbers in errors.items():
         print(name, numbers)

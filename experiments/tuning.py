@@ -29,7 +29,6 @@ import joblib
 import torch
 from tqdm import tqdm
 
-from experiments import fingerprint
 from experiments.record import provenance, write
 from experiments.tuning_runs import NETS, train_runs
 from mgpu_lib import data
@@ -109,7 +108,6 @@ def forget_others(net, batch_size):
 def recipe():
     """All that decides the numbers of a part. Parts that were recorded with another one are recorded anew."""
     return {
-        "sha256": fingerprint.of_training("experiments.tuning.record"),
         "validation": VALIDATION,
         "epochs": EPOCHS,
         "steps": STEPS,
@@ -132,7 +130,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these, for now")
     seeds = parser.parse_args(arguments).seeds
-    made = recipe()  # now: source files may change while this runs, and what runs is what was there at the start
+    made = recipe()
     if OUT.exists() and json.loads(OUT.read_text())["recipe"] == made:
         print(f"{OUT.name} is up to date")
         return

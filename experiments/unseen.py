@@ -36,7 +36,6 @@ def record(batch_size, lrs, seed):
 def recipe():
     return {
         "net": NET,
-        "sha256": study.fingerprint("unseen"),
         "validation": tuning.VALIDATION,
         "epochs": tuning.EPOCHS,
         "steps": tuning.STEPS,

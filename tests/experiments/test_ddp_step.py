@@ -101,7 +101,7 @@ def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, c
     monkeypatch.setattr(ddp_step, "PART", tmp_path / "part.json")
     monkeypatch.setattr(ddp_step, "configurations", lambda: names)
     before = {"cells": ["as it was"], "bytes": [""]}
-    for written, kept in ((ddp_step.recipe(), True), ({"sha256": "of other code"}, False)):
+    for written, kept in ((ddp_step.recipe(), True), ({"of": "another"}, False)):
         ddp_step.PART.write_text(json.dumps({"recipe": written, "found": {names[0]: before}}))
         ddp_step.main()
         result = json.loads(ddp_step.OUT.read_text(encoding="utf-8"))

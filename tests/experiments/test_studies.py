@@ -75,7 +75,6 @@ def few(monkeypatch):
     ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):
-    """Whether they are those of the present code: test_fingerprint.py."""
     stored = json.loads((study.RESULTS / f"{module.__name__.rpartition('.')[2]}.json").read_text())
     assert stored["runs"].keys() == module.cases().keys()
     assert stored["summary"] == study.plain(module.summary(stored["runs"])), f"sum it up: python -m {module.__name__}"

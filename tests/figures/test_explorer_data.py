@@ -64,7 +64,7 @@ def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
             explorer_data.explorer_data(bad)
     with pytest.raises(ValueError, match="no grid has a run of resnet8"):
         explorer_data.explorer_data(grid, nets=("resnet8",))
-    parts = {f"lenet-1-{seed}": {"recipe": {"validation": 1, "sha256": seed}, "runs": []} for seed in (0, 1)}
+    parts = {f"lenet-1-{seed}": {"recipe": {"validation": 1, "epochs": seed}, "runs": []} for seed in (0, 1)}
     with pytest.raises(ValueError, match="2 parts have 2 recipes"):
         recorded.join(parts)
 

@@ -308,21 +308,6 @@ def test_an_interrupted_grid_goes_on_where_it_was(small_grid, monkeypatch, capsy
 
 
 @pytest.mark.slow
-def test_source_files_that_change_meanwhile_change_nothing(small_grid, monkeypatch):
-    """The runs were made by what was there at the start, and `inspect` reads the files as they are now."""
-    at_the_start, record = grid.recipe(), grid.record
-
-    def record_and_edit(*part):
-        monkeypatch.setattr(grid, "recipe", lambda: {**at_the_start, "sha256": "of other lines"})
-        return record(*part)
-
-    monkeypatch.setattr(grid, "record", record_and_edit)
-    grid.main([])
-    paths = [grid.part_file(*part) for part in grid.grid(grid.SEEDS)]
-    assert [json.loads(path.read_text())["recipe"] for path in paths] == [at_the_start] * len(paths)
-
-
-@pytest.mark.slow
 def test_parts_of_another_recipe_are_recorded_anew(small_grid, monkeypatch):
     path = grid.part_file(*grid.grid(grid.SEEDS)[0])
     path.parent.mkdir()
