@@ -1,6 +1,6 @@
 # Two commands do it: `make book` and `make test`. Each sets up .venv by itself, once per state of the requirements.
 #   make book                 build the static book and print where to open it
-#   make test                 ruff, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
+#   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them
 #   make serve                build the book and serve it at http://localhost:8000
 #   make lab                  open the chapters in JupyterLab
@@ -42,6 +42,7 @@ book: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 10
 
 serve: book

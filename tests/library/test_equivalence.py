@@ -8,14 +8,13 @@ something else than one device does, and no program could agree. Chapters 6 and 
 what does agree, splitting by layers and inside layers, where each GPU sees the whole batch.
 """
 
-import ast
 import copy
 from functools import cache, partial
 from itertools import pairwise
 
 import pytest
 import torch
-from pages import PAGES, cells, shown, solution, solutions, statements
+from pages import shown, solution
 from torch import nn
 from torch.nn import functional as F
 
@@ -431,127 +430,3 @@ def test_a_wrong_program_does_not_pass(reduce):
         for grads in reduced(reduce)(X, y, list(machine.devices)):
             gap = max((ours.cpu() - right).abs().max().item() for ours, right in zip(grads, one_device(7, raw=True)))
             assert gap > 1e-3
-
-
-# None is forgotten
-
-
-NO_PROGRAMS = {
-    "a piece of a program that is tested": [
-        "chapter 11: shares",
-        "chapter 11: copies",
-        "chapter 11: all_gather",
-        "chapter 11: summed",
-        "chapter 11: split_layer",
-        "chapter 11: split_pair",
-        "chapter 4: solution reduce_bucket",
-        "chapter 6: heat_net",
-        "museum: backward",
-        "museum: split_in_layer",
-    ],
-    "times programs that are tested": [
-        "chapter 3: seconds",
-        "chapter 2: step_time",
-        "chapter 5: step_times",
-        "chapter 11: clocked",
-        "chapter 7: epoch",
-        "chapter 7: four_steps",
-        "chapter 10: step_of_rank_0",
-    ],
-    "calls programs that are tested, to train or to compare": [
-        "chapter 12: one_device",
-        "chapter 4: fit",
-        "chapter 5: refuses",
-        "chapter 6: train_resnet",
-        "chapter 6: train_heat",
-        "chapter 6: error_of",
-        "chapter 6: outside",
-        "chapter 9: range_test",
-        "chapter 9: right_step",
-        "chapter 9: after_a_step",
-        "chapter 10: module",
-        "chapter 10: by_hand",
-        "chapter 10: solution mended_script",
-        "museum: exhibit",
-        "museum: trained",
-    ],
-    "computes on one device: an oracle": [
-        "chapter 11: unsplit",
-        "chapter 4: mean_gradient",
-        "chapter 5: step",
-        "chapter 6: gradients",
-        "museum: one_device",
-    ],
-    "counts bytes or memory": [
-        "chapter 3: measure",
-        "chapter 3: moments",
-        "chapter 3: peak",
-        "chapter 6: copies",
-        "chapter 6: peaks",
-        "chapter 2: straight",
-        "chapter 2: detour",
-    ],
-    "runs on one device, and its page compares the results": ["chapter 7: train_step", "chapter 7: training"],
-    "moves and computes nothing": [
-        "chapter 7: move_each",
-        "chapter 7: move_all",
-        "chapter 2: solution to_device",
-        "chapter 5: solution gather_in_order",
-        "chapter 5: solution broadcast_backward",
-        "chapter 6: solution unwrap",
-    ],
-    "wrong on purpose": [
-        "chapter 2: replicas",
-        "chapter 4: allreduce_rebinding",
-        "chapter 4: cpu_pair",
-        "chapter 9: step_with_means",
-        "chapter 10: mended_script",
-        "museum: clipped_too_early",
-    ],
-    "right for equal parts only, as its chapter says": ["chapter 6: inside"],
-}
-MOVES = {"to", "cuda"}  # methods
-CALLS = {
-    "scatter",
-    "replicate",
-    "parallel_apply",
-    "gather",
-    "DataParallel",
-    "data_parallel",
-    "split_batch",
-    "split_layer",
-    "get_params",
-    "allreduce",
-    "train_batch",
-    "layer_wise",
-    "in_layer",
-    "split_pair",
-}
-
-
-def places_on_devices(node):
-    """Whether a function or class moves something, or calls what does."""
-    inside = list(ast.walk(node))
-    called = {call.func.attr for call in inside if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)}
-    named = {part.attr for part in inside if isinstance(part, ast.Attribute)}
-    return bool(called & MOVES or (named | {part.id for part in inside if isinstance(part, ast.Name)}) & CALLS)
-
-
-def on_the_pages():
-    """The functions and classes of all pages that place something on devices, but for the library's and the bugs."""
-    for page in PAGES:
-        label = f"chapter {int(page[:2])}" if page[:2].isdigit() else page
-        apart = {cell.id for cell in cells(page) if {"library", "exhibit"} & set(cell.metadata.get("tags", []))}
-        definitions = [("", node) for cell_id, node in statements(page) if cell_id not in apart]
-        definitions += [("solution ", node) for text in solutions(page) for node in ast.parse(text).body]
-        for kind, node in definitions:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and places_on_devices(node):
-                yield f"{label}: {kind}{node.name}"
-
-
-def test_no_program_of_a_page_is_forgotten():
-    exceptions = {name for names in NO_PROGRAMS.values() for name in names}
-    found = set(on_the_pages())
-    assert found - PROGRAMS.keys() - exceptions == set(), "test them above, or say in NO_PROGRAMS why not"
-    assert exceptions - found == set(), "no such functions any more"
-    assert not exceptions & PROGRAMS.keys()
