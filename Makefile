@@ -1,25 +1,34 @@
-# Two commands do it: `make book` and `make test`. Each sets up .venv by itself, once per state of the requirements.
+# Three commands do it: `make book` to read, `make lab` to run, `make test` to check. The first sets up .venv with what builds
+# the book (0.3 GB), the second adds what chapters run with (6 GB), the third what tests need (0.5 GB), each once.
 #   make book                 build the static book and print where to open it
+#   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them
 #   make serve                build the book and serve it at http://localhost:8000
-#   make lab                  open the chapters in JupyterLab
 #   make run-notebooks        run all chapters and store their outputs
 #                             one chapter: make run-notebooks CHAPTER=chapters/NN-name.ipynb
 #   make pictures             take the pictures that figures show where no JavaScript runs, of the stored outputs
 #                             a figure's look changed: make pictures, then run-notebooks, which puts them in
 #                             its values or data changed: run-notebooks, pictures, run-notebooks
 #   make clean                remove what was built (the environment stays: delete .venv to have it set up anew)
+# Without NVIDIA's libraries, 4 GB less: make lab CPU=1, make test CPU=1, as the environment grows
 # Another Python: make book PYTHON=python3.12
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ALL ?=
+CPU ?=
 CHAPTER ?=
+LAB_ARGS ?=
 
 BIN := $(VENV)/bin
-HASH := $(shell cat requirements.txt requirements-dev.txt | cksum | cut -d ' ' -f 1)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_BUILDS = grep '^torch' requirements.txt | $(PIP) --timeout 15 --retries 1 --index-url $(CPU_INDEX) -r /dev/stdin || \
+  echo "CPU=1: no PyTorch from $(CPU_INDEX) (see above). The next step takes the builds with NVIDIA's libraries."
+HASH := $(shell cat requirements*.txt | cksum | cut -d ' ' -f 1)
+# One environment that grows: the marks $(READY)-book, -run and -dev say how far it is. Each stage holds those before it.
 READY := $(VENV)/.ready-$(HASH)
 # The library of this checkout, also where the environment was set up for another one.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -27,19 +36,28 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: book test serve lab run-notebooks pictures clean
 .DEFAULT_GOAL := book
 
-$(READY):
+$(READY)-book: NEEDS = requirements-book.txt
+$(READY)-book: MARKS = $(READY)-book
+$(READY)-run: NEEDS = requirements.txt
+$(READY)-run: MARKS = $(READY)-book $(READY)-run
+$(READY)-dev: NEEDS = requirements-dev.txt
+$(READY)-dev: MARKS = $(READY)-book $(READY)-run $(READY)-dev
+$(READY)-run $(READY)-dev: FIRST = $(if $(CPU),$(CPU_BUILDS))
+
+$(READY)-book $(READY)-run $(READY)-dev:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
 	  { echo "$(PYTHON) is not a Python from 3.10 to 3.13; name one: make book PYTHON=python3.12"; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
-	  { echo "Setting up $(VENV) (some minutes, once)"; $(PYTHON) -m venv --clear $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@echo "Setting up $(VENV): $(NEEDS)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(VENV)/.ready-*
-	@touch $@
+	@$(FIRST)
+	$(PIP) -r $(NEEDS)
+	@touch $(MARKS)
 
-book: $(READY)
+book: $(READY)-book
 	@$(BIN)/python scripts/build_book.py
 
-test: $(READY)
+test: $(READY)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -48,13 +66,13 @@ test: $(READY)
 serve: book
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
 
-lab: $(READY)
-	$(BIN)/jupyter lab --notebook-dir=. chapters
+lab: $(READY)-run
+	$(BIN)/jupyter lab --notebook-dir=. --preferred-dir=chapters $(LAB_ARGS)
 
-run-notebooks: $(READY)
+run-notebooks: $(READY)-run
 	$(BIN)/python scripts/run_notebooks.py $(CHAPTER)
 
-pictures: $(READY)
+pictures: $(READY)-dev
 	$(BIN)/python scripts/take_pictures.py
 
 clean:

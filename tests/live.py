@@ -20,6 +20,17 @@ REPO = Path(__file__).parent.parent
 def lab(tmp_path_factory):
     """A JupyterLab server of our own: (address, token, its folder)."""
     folder = tmp_path_factory.mktemp("lab")
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
+    with serving(lambda options: [*command, *options], folder) as (address, token):
+        yield address, token, folder
+
+
+@contextlib.contextmanager
+def serving(command, folder):
+    """JupyterLab as `command(options)` starts it in the repository, with settings of its own in `folder`.
+
+    Yields its address and its token.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,15 +39,17 @@ def lab(tmp_path_factory):
     places += ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
     environment = {**os.environ, **{name: str(folder / name) for name in places}}
     environment["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
-    command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
-    command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly", "--expose-app-in-browser"]
+    options = ["--no-browser", "--allow-root", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    options += [f"--IdentityProvider.token={token}", "--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
+    options += ["--expose-app-in-browser"]
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        server = subprocess.Popen(
+            command(options), cwd=REPO, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         await_server(f"{address}/api?token={token}", server, folder / "log")
-        yield address, token, folder
+        yield address, token
     finally:
         for sign in (signal.SIGTERM, signal.SIGKILL):  # the whole group: the server's kernels with it
             try:

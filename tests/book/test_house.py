@@ -40,7 +40,7 @@ def test_sweeps_run_in_part_unless_all_is_asked_for(everything, count):
     assert done.stdout.count("::test_operations_equal_those_on_the_cpu[") == count
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("name", ["requirements-book.txt", "requirements.txt", "requirements-dev.txt"])
 def test_every_requirement_has_a_lower_and_an_upper_bound(name):
     for requirement in requirements(name):
         operators = {specifier.operator for specifier in requirement.specifier}
@@ -181,9 +181,66 @@ def test_a_notebook_that_must_not_be_stored_stays_as_it_was(tmp_path):
 # Makefile
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["book", "test", "serve", "lab", "run-notebooks", "pictures", "clean"])
-def test_make_knows(target):
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert f"make {target}" in (ROOT / "Makefile").read_text(), "each target is explained at the top of the Makefile"
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+# In place of the environment's programs: writes down how it was called; there is no package where FAILS says so.
+STUB = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$(dirname "$0")/../called"
+case "$*" in *"$(cat "$(dirname "$0")/../fails")"*) exit 1;; esac
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make(words…, fails=…)`: what was printed, and the calls of programs in an environment of stubs."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "jupyter", "ruff", "lint-imports"):
+        (tmp_path / "bin" / name).write_text(STUB)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def run_make(*words, fails="nothing"):
+        (tmp_path / "fails").write_text(fails)
+        (tmp_path / "called").write_text("")
+        command = ["make", *words, f"VENV={tmp_path}", f"PYTHON={sys.executable}"]
+        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CPU")}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+        calls = [line for line in (tmp_path / "called").read_text().splitlines() if "--version" not in line]
+        return done.stdout, [re.sub("-m pip install --disable-pip-version-check", "pip", call) for call in calls]
+
+    return run_make
+
+
+@needs_make
+def test_each_command_installs_what_it_needs_and_once(make):
+    assert make("book")[1] == ["python pip -r requirements-book.txt", "python scripts/build_book.py"]
+    assert make("book")[1] == ["python scripts/build_book.py"]
+    said, calls = make("lab")
+    assert calls == ["python pip -r requirements.txt", "jupyter lab --notebook-dir=. --preferred-dir=chapters"]
+    assert "Setting up" in said
+    assert make("test")[1][:2] == ["python pip -r requirements-dev.txt", "ruff check ."]
+    for target in ("book", "lab", "run-notebooks", "pictures"):
+        assert "pip" not in str(make(target)[1]), "what the tests need holds all that"
+
+
+@needs_make
+def test_an_installation_that_broke_off_is_begun_again(make):
+    make("book")
+    assert make("lab", fails="requirements.txt")[1] == ["python pip -r requirements.txt"]
+    assert make("book")[1][0] == "python pip -r requirements-book.txt", "it may have left something half changed"
+
+
+@needs_make
+def test_cpu_builds_are_taken_where_they_can_be_had(make):
+    index = "https://download.pytorch.org/whl/cpu"
+    said, calls = make("lab", "CPU=1")
+    assert calls[0].startswith("python pip ") and f"--index-url {index} " in calls[0]
+    assert calls[1:2] == ["python pip -r requirements.txt"] and "CPU=1: no PyTorch" not in said
+    said, calls = make("test", "CPU=1", fails=index)
+    assert f"CPU=1: no PyTorch from {index}" in said and "python pip -r requirements-dev.txt" in calls
+    assert "index-url" not in str(make("book", "CPU=1")[1])
+
+
+@needs_make
+def test_make_explains_each_of_its_targets():
+    text = (ROOT / "Makefile").read_text()
+    for target in re.search(r"^\.PHONY: (.*)", text, re.M)[1].split():
+        assert f"#   make {target} " in text

@@ -1,16 +1,17 @@
-"""The pages as JupyterLab shows them: text and no markup, and each link leads somewhere."""
+"""What `make lab` opens: each page shows text and no markup, each picture is there, each link leads somewhere."""
 
 import re
-import shutil
+import sys
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import live
 import nbformat
 import pytest
-import run_notebooks
 
 pytestmark = pytest.mark.slow
 
-ROOT = run_notebooks.ROOT
+ROOT = live.REPO
 PAGES = [
     "index.md",
     "test-your-own-program.md",
@@ -18,8 +19,10 @@ PAGES = [
     "references.md",
     *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),
 ]
-# Cells outside the window are drawn too.
-SETTINGS = {"@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}'}
+SETTINGS = {
+    "@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}',  # cells outside the window are drawn too
+    "@jupyterlab/docmanager-extension/plugin": '{"autosave": false}',  # these are the repository's own files
+}
 OPEN = """([path, factory]) => {
     const kernelPreference = { shouldStart: false, canStart: false };
     const open = async () => {
@@ -33,14 +36,14 @@ OPEN = """([path, factory]) => {
     window.opening = open().then(() => { window.opened = "ok"; }, (error) => { window.opened = String(error); });
 }"""
 DRAWN = """(cells) => {
-    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown")];
+    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown:not(.jp-OutputArea-output)")];
     const links = parts.flatMap((part) => [...part.querySelectorAll("a[href]")]);
     const images = parts.flatMap((part) => [...part.querySelectorAll("img")]);
     return parts.length === cells && parts.every((part) => part.textContent)
         && links.every((a) => /^(#|http|$)/.test(a.getAttribute("href"))) && images.every((image) => image.complete);
 }"""
 SHOWN = """() => {
-    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown")];
+    const parts = [...document.querySelectorAll("#page-under-test .jp-RenderedMarkdown:not(.jp-OutputArea-output)")];
     const all = (selector) => parts.flatMap((part) => [...part.querySelectorAll(selector)]);
     const words = (part) => {
         const copy = part.cloneNode(true);
@@ -57,27 +60,31 @@ SHOWN = """() => {
 }"""
 
 
-def copy_without_code(name, folder):
-    """Copy a page, of a notebook its Markdown cells only, to `folder`; returns how many pieces of Markdown it has."""
+def pieces(name):
+    """How many pieces of Markdown a page has: the cells of a notebook."""
     if name.endswith(".md"):
-        shutil.copy(ROOT / name, folder / name)
         return 1
-    notebook = nbformat.read(ROOT / name, as_version=4)
-    notebook.cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    (folder / name).parent.mkdir(exist_ok=True)
-    nbformat.write(notebook, folder / name)
-    return len(notebook.cells)
+    return sum(cell.cell_type == "markdown" for cell in nbformat.read(ROOT / name, as_version=4).cells)
 
 
 @pytest.fixture(scope="module")
-def lab_page(lab, browser):
-    """A JupyterLab in a browser, without the network, in a folder that is to hold the pages."""
-    address, token, folder = lab
-    shutil.copytree(ROOT / "assets", folder / "assets")
+def made(tmp_path_factory):
+    """The JupyterLab that `make lab` starts, in the environment that runs the tests: its address and token."""
+    folder = tmp_path_factory.mktemp("made")
     for name, text in SETTINGS.items():
         path = folder / "JUPYTERLAB_SETTINGS_DIR" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
         path.write_text(text)
+    (folder / "ready-run").touch()
+    make = ["make", "lab", f"BIN={Path(sys.executable).parent}", f"READY={folder / 'ready'}"]
+    with live.serving(lambda options: [*make, f"LAB_ARGS={' '.join(options)}"], folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def lab_page(made, browser):
+    """It in a browser, without the network."""
+    address, token = made
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
     context.set_default_timeout(120_000)
     context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
@@ -98,16 +105,19 @@ def open_page(lab_page, name):
 
 
 @pytest.fixture(scope="module")
-def shown(lab, lab_page):
+def shown(lab_page):
     """What JupyterLab shows of each page, all in one session."""
     found = {}
     for name in PAGES:
-        cells = copy_without_code(name, lab[2])
         open_page(lab_page, name)
-        lab_page.wait_for_function(DRAWN, arg=cells)
+        lab_page.wait_for_function(DRAWN, arg=pieces(name))
         found[name] = lab_page.evaluate(SHOWN)
         lab_page.evaluate("closePage()")
     return found
+
+
+def test_it_begins_in_the_folder_of_chapters(lab_page):
+    lab_page.locator(".jp-DirListing-item[title*='01-meet-your-gpus.ipynb']").wait_for()
 
 
 def test_no_markup_is_seen(shown):
@@ -117,13 +127,13 @@ def test_no_markup_is_seen(shown):
     assert sum(page["boxes"] for page in shown.values()) > 100, "the boxes are there"
 
 
-def test_every_link_leads_somewhere(shown, lab):
+def test_every_link_leads_somewhere(shown, made):
     """To a page of the book, and to what has this name there, letter by letter: so JupyterLab looks for it."""
     nowhere = []
     for name, page in shown.items():
         for text, href in page["links"]:
             path, name_there = urlsplit(href).path, urlsplit(href).fragment
-            if href.startswith("http") and not href.startswith(lab[0]):
+            if href.startswith("http") and not href.startswith(made[0]):
                 continue  # a web page
             target = unquote(path.removeprefix("/files/")) if path else name
             if not href or target not in shown or (name_there and name_there not in shown[target]["names"]):
