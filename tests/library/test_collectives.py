@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
-from mgpu_lib import collectives, parallel
+from mgpu_lib import collectives
 from mgpu_lib.collectives import (
     Send,
     bucketed_allreduce,
@@ -24,7 +23,6 @@ from mgpu_lib.collectives import (
     tree,
     tree_allreduce,
 )
-from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.costs import ring_seconds, round_seconds
 from mgpu_lib.virtual.specs import LINKS
@@ -78,38 +76,14 @@ def test_on_one_and_the_same_device_too(kind):
 
 
 @kinds
-def test_numbers_that_are_not_whole(kind):
-    generator = torch.Generator().manual_seed(1)
-    data = [torch.randn(1001, generator=generator) for _ in range(7)]
-    expected = torch.stack(data).double().sum(0)
-    ALLREDUCES[kind](data)
-    assert all(torch.equal(tensor, data[0]) for tensor in data), "every GPU must have the same bits"
-    assert (data[0] - expected).abs().max() < 1e-5
-
-
-def test_the_star_is_parallel_allreduce_to_the_last_bit():
-    generator = torch.Generator().manual_seed(2)
-    data = [torch.randn(33, generator=generator) for _ in range(6)]
-    other = [tensor.clone() for tensor in data]
-    star_allreduce(data)
-    parallel.allreduce(other)
-    assert all(torch.equal(a, b) for a, b in zip(data, other, strict=True))
-
-
-@kinds
 @pytest.mark.parametrize("k", range(1, 9))
-def test_a_round_has_at_most_one_send_and_one_arrival_per_gpu(kind, k):
+def test_rounds_and_in_each_at_most_one_send_and_one_arrival_per_gpu(kind, k):
+    assert len(SCHEDULES[kind](k)) == 2 * (math.ceil(math.log2(k)) if kind == "tree" else k - 1)
     for sends in SCHEDULES[kind](k):
         assert sends
         for ends in ([send.source for send in sends], [send.target for send in sends]):
             assert len(set(ends)) == len(ends)
         assert all(send.source != send.target for send in sends)
-
-
-@pytest.mark.parametrize("k", range(1, 17))
-def test_number_of_rounds(k):
-    assert len(star(k)) == len(ring(k)) == 2 * (k - 1)
-    assert len(tree(k)) == 2 * math.ceil(math.log2(k))
 
 
 @pytest.mark.parametrize("k", range(2, 9))
@@ -119,13 +93,6 @@ def test_each_gpu_of_a_ring_sends_as_little_as_an_allreduce_can(k):
     assert links == {(i, (i + 1) % k): 2 * (k - 1) * nbytes // k for i in range(k)}
     sent_by_0 = sum(n for (source, _), n in bytes_per_link(star(k), nbytes, k).items() if source == 0)
     assert sent_by_0 == (k - 1) * nbytes
-
-
-def test_schedules_are_plain_data():
-    assert star(3) == [[(1, 0, None, True)], [(2, 0, None, True)], [(0, 1, None, False)], [(0, 2, None, False)]]
-    assert tree(3) == [[(1, 0, None, True)], [(2, 0, None, True)], [(0, 2, None, False)], [(0, 1, None, False)]]
-    assert tree(4)[0] == [Send(1, 0, None, True), Send(3, 2, None, True)]
-    assert ring(2) == [[(0, 1, 0, True), (1, 0, 1, True)], [(0, 1, 1, False), (1, 0, 0, False)]]
 
 
 def test_sends_of_a_round_happen_at_once():
@@ -145,13 +112,6 @@ def test_tensors_whose_memory_is_in_another_order(kind):
     ALLREDUCES[kind](data)
     assert all(torch.equal(tensor, expected) for tensor in data)
     assert all(torch.equal(column, expected[:, 1]) for column in columns)
-
-
-def test_leaves_that_require_gradients_are_changed_in_place():
-    data = [tensor.requires_grad_() for tensor in shares(3, (4,))]
-    expected = sum(tensor.detach() for tensor in data)
-    ring_allreduce(data)
-    assert all(tensor.is_leaf and torch.equal(tensor, expected) for tensor in data)
 
 
 def test_bad_input_is_refused_before_anything_is_sent():
@@ -182,32 +142,20 @@ def test_chunk_sizes_are_those_of_tensor_split(numbers):
 # Buckets
 
 
-def lenet_grads(k, rows=12):
-    """Gradients of LeNet on `k` shards of a batch, and their sum as one device computes it."""
-    generator = torch.Generator().manual_seed(0)
-    X, y = torch.rand(rows, 1, 28, 28, generator=generator), torch.randint(10, (rows,), generator=generator)
-
-    def grads(X, y):
-        params = [p.requires_grad_() for p in lenet_params()]
-        F.cross_entropy(lenet(X, params), y, reduction="sum").backward()
-        return [p.grad for p in params]
-
-    return [grads(*shard) for shard in zip(X.tensor_split(k), y.tensor_split(k))], grads(X, y)
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 4096, 300_000, 2**30])
-@pytest.mark.parametrize("k", [1, 3, 4])
-def test_bucketed_allreduce_equals_one_device_whatever_the_size_of_a_bucket(k, bucket_bytes):
-    device_grads, expected = lenet_grads(k)
+@pytest.mark.parametrize("k, bucket_bytes", [(1, 4096), (3, 1), (3, 4096), (4, 2**30)])
+def test_bucketed_allreduce_sums_in_place_whatever_the_size_of_a_bucket(k, bucket_bytes):
+    on_one = [
+        [tensor for shape in [(9, 20), (500,), (3,), ()] for tensor in shares(1, shape, seed=i)] for i in range(k)
+    ]
+    expected = [sum(same) for same in zip(*on_one)]
     with virtual_gpus(k) as machine:
-        device_grads = [[g.to(device) for g in grads] for grads, device in zip(device_grads, machine.devices)]
+        device_grads = [[g.to(device) for g in grads] for grads, device in zip(on_one, machine.devices)]
         before, moved = [list(grads) for grads in device_grads], machine.bytes_moved()
         bucketed_allreduce(device_grads, bucket_bytes)
         assert machine.bytes_moved() - moved == 2 * (k - 1) * sum(g.nbytes for g in expected)
         for grads, old in zip(device_grads, before, strict=True):
             assert all(new is was for new, was in zip(grads, old, strict=True))
-            for grad, right in zip(grads, expected, strict=True):
-                assert torch.allclose(grad.cpu(), right, rtol=1e-4, atol=1e-4)
+            assert all(grad.cpu().equal(right) for grad, right in zip(grads, expected, strict=True))
 
 
 @settings(deadline=None, max_examples=100)
@@ -260,11 +208,6 @@ def test_seconds_of_schedules(k, key):
     assert star == pytest.approx(2 * (k - 1) * round_seconds(nbytes, link))
     assert tree == pytest.approx(star * math.ceil(math.log2(k)) / (k - 1))
     assert ring <= tree <= star and (k == 2 or ring < tree)
-
-
-def test_for_little_data_the_tree_is_faster_than_the_ring():
-    link = LINKS["pcie3"]
-    assert collectives.seconds(collectives.tree(8), 32, 8, link) < collectives.seconds(collectives.ring(8), 32, 8, link)
-    assert collectives.seconds(collectives.ring(1), 32, 1, link) == 0
-    with pytest.raises(ValueError, match="no whole number"):
-        collectives.seconds(collectives.ring(2), 7, 2, link)
+    assert k < 8 or collectives.seconds(collectives.tree(k), 32, k, link) < collectives.seconds(
+        collectives.ring(k), 32, k, link
+    )
