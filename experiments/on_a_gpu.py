@@ -11,6 +11,7 @@ ended. From mgpu_lib/recorded the book reads what was measured, see `mgpu_lib.re
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import sys
 import time
@@ -23,7 +24,6 @@ from torch.nn import functional as F
 import mgpu_lib as mgpu
 from experiments import clock_validation, resnet_grid, study
 from experiments.record import provenance, write
-from mgpu_lib.recorded import read_json
 
 LIMIT = 8 * 60  # seconds that a call takes at most
 RESERVE = 90  # no row is begun when less is left
@@ -155,7 +155,9 @@ def measure(part, out, deadline=float("inf")):
     Raises ValueError where `out` holds what was measured with another GPU or other software.
     """
     (cases, row), path, here = PARTS[part], Path(out, f"measured_{part}.json"), about()
-    found = read_json(path) if path.exists() else {"provenance": provenance("experiments.on_a_gpu"), **here, "rows": {}}
+    found = {"provenance": provenance("experiments.on_a_gpu"), **here, "rows": {}}
+    if path.exists():
+        found = json.loads(path.read_text())
     others = [f"{name} {found[name]}, not {here[name]}" for name in here if found[name] != here[name]]
     if others:
         raise ValueError(f"{path} holds measurements with {'; '.join(others)}: name another folder")

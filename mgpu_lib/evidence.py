@@ -1,19 +1,19 @@
-"""What the recorded experiments say: the grid of batch sizes and learning rates, and the studies beside it.
-
-`python -m experiments.tuning` records the grid. What is finished of it is enough: what is missing stays empty.
-"""
+"""What the recorded experiments say: the grid of batch sizes and learning rates, and the studies beside it."""
 
 import math
 import statistics
 from typing import NamedTuple
-
-from scipy.special import stdtrit
 
 from mgpu_lib import recorded
 from mgpu_lib.recorded import study
 
 BUDGETS = ("epochs", "steps")  # what is equal for all batch sizes
 GUESSING = 0.1  # the accuracy of a network that has learned nothing
+# Student's t: for 1 to 19 degrees of freedom, what a value exceeds with a probability of 0.025
+STUDENT = (
+    *(12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139),
+    *(2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024),
+)
 
 
 class Run(NamedTuple):
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 def recipe():
     """How the grid was made: {"images": trained on, "epochs", "steps": the two budgets, "batch_sizes"}."""
-    stored = recorded.read_grid()
+    stored = study("tuning")
     sizes = sorted({entry["batch_size"] for entry in stored["runs"]})
     return {
         "images": stored["trained_on"],
@@ -44,7 +44,7 @@ def grid(net):
 
     Raises FileNotFoundError where nothing is recorded, ValueError where nothing of this network is.
     """
-    stored = recorded.read_grid()
+    stored = study("tuning")
     chosen = [entry for entry in stored["runs"] if entry["net"] == net]
     if not chosen:
         nets = sorted({entry["net"] for entry in stored["runs"]})
@@ -56,7 +56,7 @@ def unseen():
     """LeNet's runs with batch sizes that the grid leaves out, as `grid` returns them. FileNotFoundError without."""
     stored = study("unseen")
     entries = [entry for entries in stored["runs"].values() for entry in entries]
-    return arranged(entries, recorded.read_grid()["trained_on"], stored["recipe"])
+    return arranged(entries, study("tuning")["trained_on"], stored["recipe"])
 
 
 def centred():
@@ -64,25 +64,15 @@ def centred():
     without.
     """
     stored = study("centred")
-    return arranged(stored["runs"].values(), recorded.read_grid()["trained_on"], stored["recipe"])
+    return arranged(stored["runs"].values(), study("tuning")["trained_on"], stored["recipe"])
 
 
 def resnet(norm):
-    """ResNet-8's runs with batch norm, "batch", or without any, "none", as `grid` returns them, of equal epochs only.
-
-    FileNotFoundError without.
+    """ResNet-8's runs with batch norm, "batch", group norm, "group", or none, "none", as `grid` returns them, of equal
+    epochs only. FileNotFoundError without.
     """
-    stored, entries = study("resnet_grid"), []
-    for name, run in stored["runs"].items():
-        kind, batch_size, lr, seed = name.split("/")
-        if kind == norm:
-            marks = [
-                recorded.length(stored["recipe"]["images"], {"epochs": epoch}, int(batch_size), "epochs")
-                for epoch in range(1, len(run["validation_accuracy"]) + 1)
-            ]
-            about = {"batch_size": int(batch_size), "lr": float(lr), "seed": int(seed), "step": marks}
-            entries.append({**run, **about, "dead_at_step": None, "test_accuracy": {"epochs": run["test_accuracy"]}})
-    return arranged(entries, stored["recipe"]["images"], {"epochs": stored["recipe"]["epochs"]})
+    stored = recorded.resnet_grid(norm)
+    return arranged(stored["runs"], stored["trained_on"], stored["recipe"])
 
 
 def ten_seeds():
@@ -191,13 +181,13 @@ def paired(first, second):
     Both are {seed: number}; a seed that one of them lacks, or has None for, is left out. Runs with the same seed begin
     with the same weights and see the same images, so some of what makes seeds differ cancels in their difference. The
     interval is Student's, which takes the differences as normal: with three seeds it is wide. ValueError for fewer than
-    two shared seeds.
+    2 shared seeds, or more than 20.
     """
     shared = shared_seeds(first, second)
-    if len(shared) < 2:
-        raise ValueError(f"{len(shared)} shared seeds: an interval takes at least 2")
+    if not 2 <= len(shared) <= len(STUDENT) + 1:
+        raise ValueError(f"{len(shared)} shared seeds: an interval takes 2 to {len(STUDENT) + 1}")
     differences = [first[seed] - second[seed] for seed in shared]
-    quantile = float(stdtrit(len(shared) - 1, 0.975))
+    quantile = STUDENT[len(shared) - 2]
     return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(shared))
 
 

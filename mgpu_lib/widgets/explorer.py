@@ -4,7 +4,7 @@ import math
 
 import traitlets
 
-from mgpu_lib.recorded import read_grid, read_grids
+from mgpu_lib.recorded import resnet_grid, study
 from mgpu_lib.widgets.base import CSS, HERE, InteractiveFigure, module
 from mgpu_lib.widgets.explorer_data import BATCH_NORM, best, explorer_data
 from mgpu_lib.widgets.train import TrainButton
@@ -108,7 +108,9 @@ class TuningExplorer(Explorer):
     ).tag(sync=True)
 
     def __init__(self, data=None, **values):
-        super().__init__({**(explorer_data(*read_grids()) if data is None else data), "map": True}, **values)
+        if data is None:
+            data = explorer_data(study("tuning"), resnet_grid("batch"))
+        super().__init__({**data, "map": True}, **values)
 
 
 class LoopExplorer(Explorer):
@@ -126,5 +128,5 @@ class LoopExplorer(Explorer):
 
     def __init__(self, data=None, **values):
         if data is None:
-            data = explorer_data(read_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
+            data = explorer_data(study("tuning"), nets=("lenet",), budgets=("epochs",), strategy="manual")
         super().__init__({**data, "map": False}, **values)

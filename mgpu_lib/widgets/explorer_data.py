@@ -19,7 +19,7 @@ TOP = 9999  # thousandths: a loss of 10 is as far as the picture goes
 
 
 def explorer_data(*grids, nets=tuple(NAMES), budgets=("epochs", "steps"), strategy="ddp"):
-    """What the explorers need of grids as `read_grid` returns them: {"gpu", "counts", "nets"}.
+    """What the explorers need of grids as they are recorded: {"gpu", "counts", "nets"}.
 
     `nets` maps the name of a network to what `net_data` returns. ValueError where a part of a grid is missing.
     """

@@ -38,7 +38,6 @@ from mgpu_lib import evidence, models
 from mgpu_lib.data import Data, batches, damaged_files, data_folder, endless, load_digits, read_fashion_mnist
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
-from mgpu_lib.recorded import study as recorded_study
 from mgpu_lib.text import load_alice
 from mgpu_lib.transformer import Transformer
 from mgpu_lib.virtual import virtual_gpus
@@ -794,5 +793,5 @@ def test_beta2_forgets_as_fast_per_token():
 
 def test_the_language_model_s_rate_was_tuned():
     """At 16 rows, on the text that no step reads; neighbors are worse."""
-    found = {lr: statistics.fmean(recorded_study("small_lm")["summary"][f"16/{lr}/0.99"]) for lr in small_lm.TUNED}
+    found = {lr: statistics.fmean(evidence.study("small_lm")["summary"][f"16/{lr}/0.99"]) for lr in small_lm.TUNED}
     assert min(found, key=found.get) == small_lm.LR and small_lm.LR not in (min(found), max(found))

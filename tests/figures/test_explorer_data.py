@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import math
 import statistics
 
@@ -30,24 +29,10 @@ def loop():
     return loop_data()
 
 
-@pytest.mark.slow
-def test_finished_parts_and_the_whole_grid_give_the_same_data(grid, data, monkeypatch, tmp_path):
-    parts = tmp_path / "tuning.unfinished"
-    parts.mkdir()
-    for net, b, seed in itertools.product(("lenet", "lenet_bn"), SIZES, (0, 1, 2)):
-        runs = [
-            {name: value for name, value in run.items() if name not in ("net", "batch_size", "seed")}
-            for run in grid["runs"]
-            if (run["net"], run["batch_size"], run["seed"]) == (net, b, seed)
-        ]
-        part = parts / f"{net}-{b}-{seed}-{runs[0]['lr']}.json"
-        part.write_text(json.dumps({"recipe": grid["recipe"], "runs": runs}))
-    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
-    assert explorer_data.explorer_data(recorded.read_grid()) == data
+def test_curves_as_lists_and_as_text_give_the_same_data(grid, data):
     joined = [tuning.packed((run["net"], run["batch_size"], run["seed"]), run) for run in grid["runs"]]
-    (tmp_path / "tuning.json").write_text(json.dumps({**grid, "runs": joined}))
-    assert isinstance(recorded.read_grid()["runs"][0]["step"], str)
-    assert explorer_data.explorer_data(recorded.read_grid()) == data == in_page(data)
+    assert isinstance(joined[0]["step"], str)
+    assert explorer_data.explorer_data({**grid, "runs": joined}) == data == in_page(data)
 
 
 def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
@@ -64,9 +49,6 @@ def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
             explorer_data.explorer_data(bad)
     with pytest.raises(ValueError, match="no grid has a run of resnet8"):
         explorer_data.explorer_data(grid, nets=("resnet8",))
-    parts = {f"lenet-1-{seed}": {"recipe": {"validation": 1, "epochs": seed}, "runs": []} for seed in (0, 1)}
-    with pytest.raises(ValueError, match="2 parts have 2 recipes"):
-        recorded.join(parts)
 
 
 def test_cells_hold_what_was_recorded(grid, data):
@@ -129,7 +111,7 @@ def test_the_loop_shows_epochs_of_lenet_only(loop):
 def test_the_real_grid_makes_figures():
     """With whatever parts of it are there."""
     try:
-        grid = recorded.read_grid()
+        grid = recorded.study("tuning")
     except FileNotFoundError as error:
         pytest.skip(str(error))
     net = next(iter(explorer_data.explorer_data(grid)["nets"].values()))

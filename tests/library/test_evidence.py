@@ -59,24 +59,11 @@ def test_a_run_that_ended_has_no_accuracy_where_the_budget_goes_on(results):
     assert late.validation == {"epochs": 0.5, "steps": None} and late.test == {"epochs": 0.4, "steps": None}
 
 
-def test_parts_and_whole_read_alike(results):
-    whole = evidence.grid("lenet_bn"), evidence.recipe()
-    stored = json.loads((results / "tuning.json").read_text())
-    (results / "tuning.json").unlink()
-    (results / "tuning.unfinished").mkdir()
-    for run in stored["runs"]:
-        name = f"{run.pop('net')}-{run.pop('batch_size')}-{run.pop('seed')}-{run['lr']}.json"
-        (results / "tuning.unfinished" / name).write_text(json.dumps({"recipe": stored["recipe"], "runs": [run]}))
-    assert (evidence.grid("lenet_bn"), evidence.recipe()) == whole
-
-
 def test_what_is_missing_is_named(results):
     with pytest.raises(ValueError, match="'resnet18': recorded are 'lenet', 'lenet_bn'"):
         evidence.grid("resnet18")
     with pytest.raises(FileNotFoundError, match=r"python -m experiments\.scaling"):
         evidence.study("scaling")
-    (results / "scaling.unfinished.json").write_text('{"runs": {}}')
-    assert evidence.study("scaling") == {"runs": {}}
 
 
 def test_the_best_rate_is_chosen_on_validation_images_and_none_that_died():
@@ -106,10 +93,12 @@ def test_a_paired_difference_has_student_s_interval():
     first, second = {0: 5, 1: 7, 2: 9, 3: 1}, {0: 4, 1: 5, 2: 6, 4: 2}
     assert evidence.paired(first, second) == (2, pytest.approx(4.3027 / math.sqrt(3), abs=1e-4))
     assert evidence.shared_seeds(first, second) == [0, 1, 2]
-    ten = {seed: seed % 2 for seed in range(10)}
-    assert evidence.paired(ten, dict.fromkeys(range(10), 0))[1] == pytest.approx(
-        2.2622 * 0.52705 / math.sqrt(10), abs=1e-4
-    )
+
+
+def test_student_s_quantiles():
+    stdtrit = pytest.importorskip("scipy.special").stdtrit
+    for freedom, quantile in enumerate(evidence.STUDENT, 1):
+        assert quantile == pytest.approx(float(stdtrit(freedom, 0.975)), abs=1e-6)
 
 
 def test_runs_that_ended_have_no_part_in_a_paired_difference():
@@ -117,6 +106,8 @@ def test_runs_that_ended_have_no_part_in_a_paired_difference():
     assert evidence.paired(first, second)[0] == 2
     with pytest.raises(ValueError, match="1 shared seeds"):
         evidence.paired({0: 1, 1: 2}, {0: 1, 1: None})
+    with pytest.raises(ValueError, match="30 shared seeds: an interval takes 2 to 20"):
+        evidence.paired(dict.fromkeys(range(30), 1), dict.fromkeys(range(30), 2))
 
 
 def test_accuracies_by_seed_are_in_percent():
@@ -228,7 +219,7 @@ def test_ten_seeds_are_those_of_three_studies(results):
     scaling = {f"lenet/1024/kept/{seed}": {"test_accuracy": seed / 10} for seed in range(3)}
     (results / "scaling.json").write_text(json.dumps({"runs": scaling}))
     summary = {"lenet/1024/kept": {"3": 0.75, "4": None}, "lenet/16/0.063": {"3": 0.5}}
-    (results / "ten_seeds.unfinished.json").write_text(json.dumps({"summary": summary}))
+    (results / "ten_seeds.json").write_text(json.dumps({"summary": summary}))
     found = evidence.ten_seeds()
     assert found["lenet/1024/kept"] == {0: 0, 1: 10, 2: 20, 3: 75, 4: None}
     grid = {run.seed: 100 * run.test["epochs"] for run in evidence.grid("lenet")[16][0.063]}
