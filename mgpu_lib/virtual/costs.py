@@ -159,15 +159,32 @@ def tf32_allowed():
 
 def flops(func, args, kwargs, out):
     """By PyTorch's registry. A convolution's backward takes as many as its forward for each gradient that is wanted."""
+    packet = func.overloadpacket
+    if packet is aten.convolution_backward:
+        grad, X, W, _, *options, mask = args
+        return sum(mask[:2]) * registered_flops(aten.convolution, (X, W, None, *options), {}, grad)
+    found = registered_flops(packet, args, kwargs or {}, out)
+    if found is None:
+        return 2 * max(t.numel() for t in tensors_in(args))
+    return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
+
+
+def registered_flops(packet, args, kwargs, out):
+    """What the registry's formula says, or None without one. It is given shapes here: what PyTorch has around the
+    formulas to find them leaves cycles behind, which only Python's garbage collector takes away."""
     from torch.utils.flop_counter import flop_registry  # imports much: only when it is needed
 
-    if func.overloadpacket is aten.convolution_backward:
-        grad, X, W, _, *options, mask = args
-        return sum(mask[:2]) * flop_registry[aten.convolution](X, W, None, *options, out_val=grad)
-    count = flop_registry.get(func.overloadpacket)
-    if is_causal(func, args, kwargs):
-        return count(*args, **(kwargs or {}), out_val=out) // 2  # causal: the kernels leave out what lies in the future
-    return count(*args, **(kwargs or {}), out_val=out) if count else 2 * max(t.numel() for t in tensors_in(args))
+    if packet in (aten.addmm, aten.baddbmm):  # those two call the next one
+        packet, args = (aten.mm if packet is aten.addmm else aten.bmm), args[1:]
+    count = flop_registry.get(packet)
+    if not hasattr(count, "__wrapped__"):  # somebody's own formula may want the tensors
+        return count and count(*args, **kwargs, out_val=out)
+    kwargs = {name: shape_of(value) for name, value in kwargs.items()}
+    return count.__wrapped__(*map(shape_of, args), **kwargs, out_shape=shape_of(out))
+
+
+def shape_of(value):
+    return value.shape if isinstance(value, Tensor) else value
 
 
 def is_causal(func, args, kwargs):

@@ -1,5 +1,6 @@
 """One virtual GPU: what it holds, what it runs, what it sends, and its random numbers."""
 
+import re
 from operator import attrgetter
 
 import torch
@@ -68,7 +69,8 @@ class VirtualGPU:
             return no_values(str(getattr(func, "overloadpacket", func.__name__)))
         if isinstance(error, NotImplementedError) and "Could not run 'aten::" in str(error):
             return cuda_only(func)
-        if "DefaultCPUAllocator" in str(error):
+        if asked := re.search(r"DefaultCPUAllocator.* tried to allocate (\d+) bytes", str(error), re.DOTALL):
+            self.ledger.check(int(asked[1]))  # perhaps the virtual GPU has no room, either
             return RuntimeError(
                 f"{self.device} is made of this computer's memory, and that is full: {error}. The "
                 f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).'

@@ -8,7 +8,7 @@ from torch import _weights_only_unpickler, serialization
 
 from mgpu_lib.virtual.errors import no_addresses
 from mgpu_lib.virtual.running import current, find
-from mgpu_lib.virtual.tensor import Base, wrap
+from mgpu_lib.virtual.tensor import wrap
 
 _rebuild_tensor, _rebuild_tensor_v3 = torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v3
 _storage_to = torch.UntypedStorage.to
@@ -37,12 +37,21 @@ def location_of(storage):
 
 
 def restore(storage, location):
-    """Mark a storage that was saved on, or is mapped to, a GPU; PyTorch's own error if there is no such GPU."""
+    """A storage that was saved on, or is mapped to, a GPU, marked with that GPU; PyTorch's own error if there is none.
+
+    It is a copy, as on a real GPU: what is read from a file that `mmap=True` maps changes when the file does.
+    """
     if not str(location).startswith("cuda") or current() is None:
         return None
     serialization.validate_cuda_device(location)
-    storage.loaded_to = find(location)
-    return storage
+    gpu, held = find(location), storage
+    gpu.ledger.check(storage.nbytes())
+    if gpu.backing.type != "meta":
+        held = torch.UntypedStorage(storage.nbytes(), device=gpu.backing)
+        if not getattr(storage, "_torch_load_uninitialized", False):  # older files: their numbers are read later
+            held.copy_(storage)
+    held.loaded_to = gpu
+    return held
 
 
 def storage_to(self, *, device, non_blocking=False):
@@ -75,9 +84,8 @@ def rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype
 def tensor_in_storage(storage, dtype, offset, size, stride):
     """A tensor in the marked `storage`, on the GPU that it was loaded to."""
     gpu = storage.loaded_to
-    if not hasattr(storage, "on_backing"):  # once, so that tensors that share a storage in the file share it again
-        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-        gpu.ledger.check(whole.nbytes)
-        storage.on_backing = Base.to(whole, gpu.backing)
-    whole = storage.on_backing
-    return wrap(whole.new_empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, size, stride), gpu)
+    if gpu.backing.type == "meta":  # one for each storage, so that tensors that share it in the file share it again
+        if not hasattr(storage, "without_values"):
+            storage.without_values = torch.UntypedStorage(storage.nbytes(), device="meta")
+        storage = storage.without_values
+    return wrap(torch.empty(0, dtype=dtype, device=gpu.backing).set_(storage, offset, size, stride), gpu)
