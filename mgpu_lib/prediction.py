@@ -49,12 +49,13 @@ def predict(
         step = STRATEGIES[strategy](net, X, machine.devices, casting)
         step()  # makes the optimizer's state: from here on, all steps are alike
         start = synchronized(machine)
+        machine.clock.forget()
         step()
         seconds = synchronized(machine) - start
         if seconds == 0:
             raise ValueError(f"{type(model).__name__} runs nothing on a GPU, so there is no step to time")
         peaks = [ledger.peak for ledger in machine.ledgers]
-        return Prediction(seconds, peaks, machine.timeline.since(start), list(range(n_gpus)))
+        return Prediction(seconds, peaks, machine.timeline.since(start), list(range(n_gpus)), machine.totals)
 
 
 def usual_link(gpu):
@@ -207,8 +208,9 @@ def on_every_rank(one, k):
         for e in one.timeline
         for rank in range(k)
     ]
-    timeline = Timeline(events, one.timeline.spec, one.timeline.link)
-    return Prediction(one.seconds, one.peak_memory * k, timeline, list(range(k)))
+    its = one.timeline
+    timeline = Timeline(events, its.spec, its.link, its.reproducible, k * its.dropped, its.dropped_until)
+    return Prediction(one.seconds, one.peak_memory * k, timeline, list(range(k)), one.totals * k)
 
 
 STRATEGIES = {"manual": manual, "data_parallel": dp, "ddp": ddp}

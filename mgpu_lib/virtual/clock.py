@@ -7,20 +7,20 @@ same program takes the same time on every computer.
 """
 
 import contextlib
+import math
 import threading
-from collections import deque
 
 import torch
 from torch import Tensor
 
 from mgpu_lib.virtual import costs
 from mgpu_lib.virtual.rates import HOST, HOST_COPY, PYTHON, THREAD
-from mgpu_lib.virtual.timeline import Event
+from mgpu_lib.virtual.timeline import Event, Timeline, Totals
 
 NO_TF32 = False, False
 PREFETCH = 2  # DataLoader's prefetch_factor
 PYTHON_CALLS, CPP_CALLS = (costs.Price._fields.index(name) for name in ("forward", "backward"))
-LIMIT = 200_000  # events that are kept; older ones are forgotten
+LIMIT = 200_000  # so many events are kept, and so many prices
 SYNCHRONIZING = set(
     "nonzero masked_select _unique2 unique_dim unique_consecutive equal allclose bincount repeat_interleave".split()
 )
@@ -96,16 +96,25 @@ class Clock:
     """The times of one machine's hosts and streams, and what happened when."""
 
     def __init__(self, factor=1.0):
-        self.events = deque(maxlen=LIMIT)  # tuples, each to make an Event of: most are never looked at
         self.tf32 = None  # whether convolutions, and matrix products, use TF32; None: as PyTorch's switches say
         self.prices = {}  # what `price` says, by the operation and the shapes it is called with
         self.ports = {}  # what a copy occupies at an end, see Topology.way -> when that is free
         self.shared = Host("host", factor=factor)
         self.reproducible = True  # False once the program has asked what only real time decides
+        self.dropping = threading.Lock()
+        self.forget()
 
     def host(self):
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
         return this_thread.host or self.shared
+
+    def forget(self):
+        """What was called until now is nobody's concern any more."""
+        self.start = self.host().now
+        self.events, self.limit = [], LIMIT  # tuples, each to make an Event of: most are never looked at
+        self.dropped, self.dropped_until = 0, -math.inf  # how many aren't kept, and when the last of them was called
+        self.totals = {}  # {a GPU's index: Totals of those}
+        self.pending = {}  # in a dry run, {a collective's work: its start at the earliest}, until it is recorded
 
     def book(self, gpu, func, args, kwargs, out, key):
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
@@ -123,14 +132,50 @@ class Clock:
             streams, work = gpu.streams, price.work
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, price.seconds)
-            what, when = (work.name, work.kind, gpu.index, stream.name), (start, end, called, launched)
-            self.events.append(what + when + (host.thread, host.phase, work.nbytes, work.flops, price.bound))
+            self.record(
+                name=work.name,
+                kind=work.kind,
+                gpu=gpu.index,
+                row=stream.name,
+                times=(start, end, called, launched),
+                thread=host.thread,
+                phase=host.phase,
+                bound=price.bound,
+                nbytes=work.nbytes,
+                flops=work.flops,
+            )
         if waits:
             self.read(gpu)
 
+    def record(self, name, kind, gpu, row, times, thread, phase, bound, nbytes=0, flops=0):
+        """Something has happened, see Event. `times`: its start, end, called and launched."""
+        self.events.append((name, kind, gpu, row, *times, thread, phase, nbytes, flops, bound))
+        if len(self.events) > self.limit:
+            self.drop()
+
+    def drop(self):
+        """Keep the newer half of the events, and of the older half what the GPUs did.
+
+        An older one that ends after a newer one has begun is kept, too: what overlaps is added up together. (But of a
+        collective of real processes that is waited for so much later what hides it may have been added up before.)
+        """
+        with self.dropping:
+            if len(self.events) <= self.limit:  # another thread was here
+                return
+            half = len(self.events) // 2
+            events = [Event(*values) for values in self.events]
+            older, begun = events[:half], min([e.start for e in events[half:]] + list(self.pending.values()))
+            done = Timeline([e for e in older if e.end <= begun and e.called >= self.start], None, None)
+            self.events[:half] = [e for e in older if e.end > begun]
+            for gpu in done.gpus:
+                self.totals[gpu] = self.totals.get(gpu, Totals()) + done.totals(gpu)
+            self.dropped += len(done)
+            self.dropped_until = max([self.dropped_until, *(e.called for e in done)])
+            self.limit = len(self.events) + LIMIT // 2
+
     def since(self, start):
         """The events that were asked for at `start` or later, with times counted from there."""
-        events = (Event(*values) for values in list(self.events))
+        events = (Event(*values) for values in self.events[:])
         return [
             e._replace(start=e.start - start, end=e.end - start, called=e.called - start, launched=e.launched - start)
             for e in events
@@ -182,7 +227,7 @@ class Clock:
         for gpu, port in zip(gpus, ports, strict=True):
             self.ports[port] = end
             times = start, end, called, launched
-            self.events.append((name, "copy", gpu.index, port[1], *times, host.thread, phase, nbytes, 0, "link"))
+            self.record(name, "copy", gpu.index, port[1], times, host.thread, phase, "link", nbytes)
         if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif peer and host.engine is not None:  # the thread that serves the target hears of it now
@@ -194,7 +239,7 @@ class Clock:
         called, launched = host.spend(HOST["pointwise"][0], gpu.index)
         stream = current_stream_of(gpu)
         times = *stream.enqueue(launched, seconds), called, launched
-        self.events.append((name, "pointwise", gpu.index, stream.name, *times, host.thread, host.phase, 0, 0, "fixed"))
+        self.record(name, "pointwise", gpu.index, stream.name, times, host.thread, host.phase, "fixed")
 
     def collective(self, name, gpus, nbytes, seconds):
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
@@ -205,7 +250,7 @@ class Clock:
         times, row = (start, start + seconds, called, launched), "collective"
         for gpu, stream in zip(gpus, on, strict=True):
             stream.free = start + seconds
-            self.events.append((name, row, gpu.index, row, *times, host.thread, host.phase, nbytes, 0, "link"))
+            self.record(name, row, gpu.index, row, times, host.thread, host.phase, "link", nbytes)
             host.wait(gpu.index, launched)
 
     def work(self, seconds, name="work"):
@@ -233,9 +278,7 @@ class Clock:
             yield batch
 
     def host_event(self, name, thread, start, end):
-        self.events.append(
-            (name, "host", None, thread, start, end, start, end, thread, self.host().phase, 0, 0, "host")
-        )
+        self.record(name, "host", None, thread, (start, end, start, end), thread, self.host().phase, "host")
 
     def off(self):
         """Inside, this thread books nothing."""

@@ -190,10 +190,9 @@ class NcclWork(torch._C._distributed_c10d.Work):
             raise self.error
         if self.booked is not None:
             name, called, launched, thread, phase, nbytes = self.booked
-            row, times = communicator.row, (self.start, self.end, called, launched)
-            communicator.gpu.clock.events.append(
-                (name, "collective", communicator.gpu.index, row, *times, thread, phase, nbytes, 0, "link")
-            )
+            gpu, times = communicator.gpu, (self.start, self.end, called, launched)
+            gpu.clock.record(name, "collective", gpu.index, communicator.row, times, thread, phase, "link", nbytes)
+            gpu.clock.pending.pop(self, None)
             self.booked = None
 
     def deliver(self):
@@ -265,6 +264,8 @@ class Communicator:
         work = NcclWork(self, Call(ready, what), seconds, transfer, outputs, combine)
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
+            if gpu.machine.dry is not None:
+                gpu.clock.pending[work] = ready
         if self.thread.is_alive():
             with self.lock:
                 transfer.begin([other.transfer for other in self.pending.values()])

@@ -39,27 +39,29 @@ class Prediction(NamedTuple):
     peak_memory  the most bytes that each of `ranks` has ever held
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
+    totals       what each of `ranks` did in the step, a `timeline.Totals`, also where the timeline lacks events
     """
 
     seconds: float
     peak_memory: list
     timeline: Timeline
     ranks: list
+    totals: list
 
     @property
     def communication(self):
         """The part of the step in which a rank communicates, on average."""
-        return self.mean(self.timeline.communication) / self.seconds
+        return self.mean("communication") / self.seconds
 
     @property
     def exposed(self):
         """The part of the step in which a rank communicates and runs no kernel, on average."""
-        return self.communication - self.mean(self.timeline.hidden) / self.seconds
+        return self.communication - self.mean("hidden") / self.seconds
 
     @property
     def flops(self):
         """Floating-point operations of a rank in the step, on average, without what is computed once more."""
-        return self.mean(lambda rank: sum(e.flops for e in self.timeline.on(rank) if e.phase != "recomputation"))
+        return self.mean("flops")
 
     @property
     def mfu(self):
@@ -77,8 +79,8 @@ class Prediction(NamedTuple):
         for rank, peak in zip(self.ranks, self.peak_memory, strict=True):
             yield f"rank {rank}: at most {readable(peak)} of {readable(spec.memory)}"
 
-    def mean(self, of_rank):
-        return statistics.fmean(of_rank(rank) for rank in self.ranks)
+    def mean(self, name):
+        return statistics.fmean(getattr(totals, name) for totals in self.totals)
 
     def __repr__(self):
         return (
@@ -202,19 +204,22 @@ def prediction(machines, marks):
         raise ValueError("the step runs nothing on a GPU, so there is nothing to time")
     peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
     start = {rank: there.seconds for rank, there in marks[-2].items()}
-    return Prediction(seconds, peaks, of_all_ranks(machines, start), list(machines))
+    timeline = of_all_ranks(machines, start)
+    totals = [sum(machine.clock.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
+    return Prediction(seconds, peaks, timeline, list(machines), totals)
 
 
 def of_all_ranks(machines, start):
     """The Timeline of all ranks from when each began a step, as if it were one machine with a GPU for each."""
-    events, origin = [], min(start.values())
+    clocks, events, origin = [machine.clock for machine in machines.values()], [], min(start.values())
     for rank, machine in machines.items():
         for e in machine.timeline.since(start[rank]):
             times = {name: getattr(e, name) - origin for name in ("start", "end", "called", "launched")}
             gpu, row = (None, f"rank {rank} {e.row}") if e.gpu is None else (rank, e.row)
             events.append(e._replace(gpu=gpu, row=row, thread=f"rank {rank} {e.thread}", **times))
     first = next(iter(machines.values()))
-    return Timeline(events, first.spec, first.link)
+    dropped = sum(clock.dropped for clock in clocks), max(clock.dropped_until for clock in clocks) - origin
+    return Timeline(events, first.spec, first.link, all(clock.reproducible for clock in clocks), *dropped)
 
 
 # A script
@@ -240,10 +245,10 @@ def of_script(run, meeting, machines):
         here = mark(machines[rank])
         everywhere = meeting.exchange(("steps",), rank, meeting.ranks, here)
         marks[rank].append(dict(zip(meeting.ranks, everywhere, strict=True)))
-        counts[rank].begin(machines[rank])
         if alike(marks[rank]):
             raise Settled
         check_that_they_settle(marks[rank])
+        counts[rank].begin(machines[rank])
 
     def task(rank):
         optimizers, machine = [], machines[rank]
@@ -269,13 +274,14 @@ def of_script(run, meeting, machines):
 
 
 class Counts:
-    """How many steps a rank has begun, and the bytes that it held when the last one began."""
+    """How many steps a rank has begun, and the bytes that it held when the last one began: only that one counts."""
 
     def __init__(self):
         self.steps = self.held = 0
 
     def begin(self, machine):
         self.steps, self.held = self.steps + 1, sum(ledger.allocated for ledger in machine.ledgers)
+        machine.clock.forget()
 
 
 @contextlib.contextmanager

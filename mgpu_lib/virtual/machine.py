@@ -14,7 +14,7 @@ from mgpu_lib.virtual.rules import Base
 from mgpu_lib.virtual.running import RUNNING, current
 from mgpu_lib.virtual.shapes import Shapes
 from mgpu_lib.virtual.specs import find_gpu
-from mgpu_lib.virtual.timeline import Timeline
+from mgpu_lib.virtual.timeline import Timeline, Totals
 from mgpu_lib.virtual.topology import find_topology
 
 SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
@@ -121,7 +121,14 @@ class Machine:
     @property
     def timeline(self):
         """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
-        return Timeline(self.clock.since(self.started), self.spec, self.link, self.clock.reproducible)
+        clock, dropped = self.clock, (self.clock.dropped, self.clock.dropped_until - self.started)
+        return Timeline(clock.since(self.started), self.spec, self.link, clock.reproducible, *dropped)
+
+    @property
+    def totals(self):
+        """What each of its GPUs has done since then, in all: a list of `timeline.Totals`."""
+        timeline, dropped = self.timeline, self.clock.totals
+        return [dropped.get(gpu.index, Totals()) + timeline.totals(gpu.index) for gpu in self.gpus]
 
     def loading(self, batches, seconds, workers=0):
         """Iterate over `batches`, each of which costs the host `seconds` of modelled time to prepare.
@@ -140,6 +147,7 @@ class Machine:
         if not RUNNING:
             patches.install()
         self.selected, self.started = threading.local(), self.clock.host().now
+        self.clock.forget()
         RUNNING.append(self)
         return self
 

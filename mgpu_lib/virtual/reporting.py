@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mgpu_lib.virtual.files import locked, replacing
 from mgpu_lib.virtual.memory import readable
 from mgpu_lib.virtual.running import current
+from mgpu_lib.virtual.timeline import Totals
 
 HEAD, TAIL = '{"displayTimeUnit": "ms", "otherData": ', "\n]}\n"  # of a trace: an event a line between them
 PIDS = 1000  # numbers of processes in a trace, for each that there really was
@@ -139,10 +140,11 @@ def account(machine, steps, name=""):
     if between:
         lines.append(f"{1e3 * statistics.median(between):.3f} ms from one optimizer step to the next (median)")
         lines = [f"{name}: {lines[0]}"] if name else lines
-    whole, overlap = timeline.end - timeline.start, timeline.overlap()
-    for gpu in timeline.gpus:
-        share = timeline.communication(gpu) / whole
-        hidden = f", {overlap[gpu]:.0%} of it behind kernels" if share else ""
+    for gpu, totals in enumerate(machine.totals):
+        if totals == Totals():
+            continue
+        share = totals.communication / timeline.end
+        hidden = f", {totals.hidden / totals.communication:.0%} of it behind kernels" if share else ""
         peak, owner = readable(machine.ledgers[gpu].peak), f"{name}, " if name else ""
         lines.append(f"{owner}cuda:{gpu}: at most {peak}, {share:.0%} of the time in copies and collectives{hidden}")
     return lines

@@ -1,6 +1,8 @@
 """What happened when, on virtual GPUs: to read, to draw, and to open in a trace viewer. All times are modelled."""
 
 import json
+import math
+import operator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,17 +44,32 @@ class Event(NamedTuple):
         return "host" if self.kind == "host" else self.phase if self.phase in ("forward", "backward") else "other"
 
 
+class Totals(NamedTuple):
+    """What a GPU did, in all."""
+
+    flops: int = 0  # floating-point operations, without what was computed once more
+    busy: float = 0.0  # seconds in which at least one kernel ran on it; copies don't count
+    communication: float = 0.0  # seconds in which it took part in a copy or a collective operation
+    hidden: float = 0.0  # seconds in which it did both
+
+    def __add__(self, other):
+        return Totals(*map(operator.add, self, other))
+
+
 class Timeline:
     """Events (see `Event`), in order of their start. Plain data: iterate, index and take its length.
 
-    `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 200,000 events.
+    `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 100,000 to 200,000
+    events: so many as `dropped` before them, the last of them called at `dropped_until`, are not here, and what would
+    have to look at all of them raises a RuntimeError; `since` a later time nothing lacks.
     Another run gives the same times unless the program asked what only real time decides, such as whether a collective
     operation of several processes is done already: then `reproducible` is False.
     """
 
-    def __init__(self, events, spec, link, reproducible=True):
+    def __init__(self, events, spec, link, reproducible=True, dropped=0, dropped_until=-math.inf):
         self.events = sorted(events, key=lambda e: (e.start, e.end, -1 if e.gpu is None else e.gpu, e.row, e.name))
         self.spec, self.link, self.reproducible = spec, link, reproducible
+        self.dropped, self.dropped_until = dropped, dropped_until
 
     def __len__(self):
         return len(self.events)
@@ -65,8 +82,9 @@ class Timeline:
 
     def __repr__(self):
         often = "" if self.reproducible else ", not the same in every run"
+        last = f"the last {len(self):,} of {len(self) + self.dropped:,}" if self.dropped else len(self)
         return (
-            f"<Timeline: {len(self)} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
+            f"<Timeline: {last} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
             f"{self.link.name}{often})>"
         )
 
@@ -86,11 +104,25 @@ class Timeline:
     def since(self, start, end=float("inf")):
         """The events asked for at `start` (seconds of machine.elapsed()) or later, and before `end`."""
         events = [e for e in self.events if start <= e.called < end]
-        return Timeline(events, self.spec, self.link, self.reproducible)
+        dropped = self.dropped if start <= self.dropped_until else 0
+        return Timeline(events, self.spec, self.link, self.reproducible, dropped, self.dropped_until)
 
     def on(self, gpu):
         """The events on one GPU; None: those of the host."""
+        if self.dropped:
+            raise RuntimeError(
+                f"the first {self.dropped:,} events of this timeline are not kept, so they can't be added up: use "
+                f"timeline.since(start) with a start after {self.dropped_until:.6g} s"
+            )
         return [e for e in self.events if e.gpu == gpu]
+
+    def totals(self, gpu):
+        """The Totals of `gpu`, of the events that are kept."""
+        on = [e for e in self.events if e.gpu == gpu]
+        flops = sum(e.flops for e in on if e.phase != "recomputation")
+        busy = covered((e.start, e.end) for e in on if e.part != "communication")
+        communication = covered((e.start, e.end) for e in on if e.part == "communication")
+        return Totals(flops, busy, communication, busy + communication - covered((e.start, e.end) for e in on))
 
     def busy(self, gpu):
         """Seconds in which at least one kernel ran on `gpu`; copies don't count."""
@@ -113,8 +145,7 @@ class Timeline:
 
     def hidden(self, gpu):
         """Seconds of communication on `gpu` behind which a kernel ran."""
-        both = covered((e.start, e.end) for e in self.on(gpu))
-        return self.busy(gpu) + self.communication(gpu) - both
+        return self.busy(gpu) + self.communication(gpu) - covered((e.start, e.end) for e in self.on(gpu))
 
     def bound_by(self, gpu):
         """{"compute", "memory", "fixed", "link": seconds of the events on `gpu` that are bound by it}."""
@@ -185,6 +216,9 @@ class Timeline:
         stands before their names.
         """
         origin = self.start if origin is None else origin
+        if self.dropped:
+            lost = f"{owner}{self.dropped:,} events before this are not kept"
+            yield {"ph": "i", "s": "g", "name": lost, "pid": first, "tid": 0, "ts": 1e6 * (self.start - origin)}
         for tid, (label, events) in enumerate(self.rows().items()):
             gpu = events[0].gpu
             pid = first + (0 if gpu is None else gpu + 1)

@@ -37,6 +37,8 @@ class TimelineViewer(InteractiveFigure):
             raise TypeError(f"timeline is a {what}: pass a Timeline, such as machine.timeline or predict(...).timeline")
         if not 0 < len(timeline) <= MOST:
             raise ValueError(f"the timeline has {len(timeline)} events: show 1 to {MOST}; timeline.since(start, end)")
+        if timeline.dropped:
+            raise ValueError(f"the first {timeline.dropped:,} events of the timeline are not kept: show a later part")
         super().__init__(data=compact(timeline), **values)
 
     @traitlets.validate(*controls)

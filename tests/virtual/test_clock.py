@@ -487,14 +487,59 @@ def test_chrome_trace(dry, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_old_events_are_forgotten(machine, monkeypatch):
-    from collections import deque
+# Long programs: the older events are dropped
 
-    machine.clock.events = deque(machine.clock.events, maxlen=10)
-    X = torch.ones(2, device="cuda:0")
-    for _ in range(20):
-        X + X
-    assert len(machine.timeline) == 10
+
+@pytest.fixture
+def few_kept(monkeypatch):
+    monkeypatch.setattr("mgpu_lib.virtual.clock.LIMIT", 40)
+
+
+def long_step():
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))).cuda())
+    X = torch.empty(256, 512, device="cuda")
+    return lambda: [net(X).sum().backward() for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "predicted",
+    [
+        lambda: mgpu.dry_run(long_step, 16),
+        *(
+            lambda strategy=strategy: mgpu.predict(
+                nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))), torch.empty(64, 512), "V100", 2, strategy
+            )
+            for strategy in ("manual", "data_parallel", "ddp")
+        ),
+    ],
+)
+def test_a_prediction_counts_the_whole_step_however_long_it_is(predicted, monkeypatch):
+    whole = predicted()
+    monkeypatch.setattr("mgpu_lib.virtual.clock.LIMIT", 30)
+    made = predicted()
+    assert made.timeline.dropped > 30 > 0 == whole.timeline.dropped and whole.exposed > 0
+    assert made.flops == whole.flops and (made.seconds, made.mfu) == (whole.seconds, whole.mfu)
+    shares = [(each.communication, each.exposed) for each in (made, whole)]
+    assert shares[0] == pytest.approx(shares[1], rel=1e-9)
+
+
+def test_a_timeline_says_what_it_lacks(few_kept, tmp_path):
+    with mgpu.virtual_gpus(1) as machine:
+        X = torch.ones(2, device="cuda:0")
+        for _ in range(99):
+            X + X
+        timeline = machine.timeline
+        assert 20 <= len(timeline) <= 40 and len(timeline) + timeline.dropped == 100
+        assert repr(timeline).startswith(f"<Timeline: the last {len(timeline)} of 100 events in ")
+        assert f"{timeline.dropped} events before this" in timeline.to_chrome_trace(tmp_path / "trace").read_text()
+        for add_up in Timeline.utilization, Timeline.overlap, lambda t: t.bound_by(0), lambda t: t.waiting_for_host(0):
+            with pytest.raises(RuntimeError, match=r"the first \d\d events .* timeline.since"):
+                add_up(timeline)
+        with pytest.raises(ValueError, match=r"first \d\d events"):
+            mgpu.widgets.TimelineViewer(timeline)
+        newest = timeline.since(timeline.dropped_until + 1e-9)
+        assert len(newest) == len(timeline) and newest.utilization()[0] > 0
+        assert machine.totals[0].busy > newest.busy(0)
 
 
 # Timer
