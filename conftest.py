@@ -6,6 +6,7 @@ from pathlib import Path
 collect_ignore_glob = ["_build/*"]  # Jupyter Book keeps copies of the notebooks there
 
 os.environ["MGPU_VIRTUAL"] = "1"  # the same machine for everybody, whatever GPUs are in it
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 os.environ.setdefault("MGPU_DATA_GIVEN", os.environ.get("MGPU_DATA", ""))  # for the one test of the recorded grid
 os.environ["MGPU_DATA"] = "digits"  # no download
 os.environ["TQDM_DISABLE"] = "1"  # stored outputs hold no timings

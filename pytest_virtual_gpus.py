@@ -24,8 +24,11 @@ def pytest_itemcollected(item):
 
 
 @pytest.fixture
-def virtual_gpus(request):
-    """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says."""
+def virtual_gpus(request, monkeypatch):
+    """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says.
+
+    CUDA_VISIBLE_DEVICES, which is often set to hide real GPUs from tests, is not for them.
+    """
     from mgpu_lib.virtual import handed_down
 
     mark = request.node.get_closest_marker("virtual_gpus") or pytest.mark.virtual_gpus(4).mark
@@ -34,6 +37,7 @@ def virtual_gpus(request):
         machine = setup.make()
     except (ValueError, TypeError) as error:
         pytest.fail(f"the mark {written(mark)} names no virtual GPUs: {error}", pytrace=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with handed_down(setup), machine:
         yield machine
 

@@ -41,6 +41,8 @@ def use_gpus(n, gpu="A100-80"):
         _started = wanted.start()
     machine = current()
     machine.grow(n)
+    if len(machine.gpus) < n:
+        raise ValueError(f"use_gpus({n}): this program sees fewer GPUs{machine.hidden()}")
     kind = "GPU" if n == 1 else "GPUs"
     print(f"Using {n} virtual {kind} ({machine.spec.key}), made of this computer's memory.")
     return machine.devices[:n]
@@ -49,6 +51,12 @@ def use_gpus(n, gpu="A100-80"):
 def enough_real_gpus(n):
     """Whether `n` GPUs are real ones: there are so many, none are virtual, and MGPU_VIRTUAL isn't set."""
     return current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= torch.cuda.device_count()
+
+
+def environment_for(n):
+    """The environment of processes that need `n` GPUs: CUDA_VISIBLE_DEVICES is about real ones, and kept for those."""
+    real = enough_real_gpus(n)
+    return {name: value for name, value in os.environ.items() if real or name != "CUDA_VISIBLE_DEVICES"}
 
 
 def gpu_table():

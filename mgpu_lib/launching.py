@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from mgpu_lib.devices import enough_real_gpus
+from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.virtual import find_gpu
 
 LIBRARY = Path(__file__).parent
@@ -46,7 +46,8 @@ def launch(script, ranks, *arguments, gpu="A100-80", seconds=300):
     virtual = [] if enough_real_gpus(ranks) else ["-m", "mgpu_lib.virtual", "--gpu", find_gpu(gpu).key]
     with tempfile.TemporaryDirectory() as folder:
         options = "--nproc-per-node", str(ranks), "--log-dir", folder
-        status, said = ended([*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)], folder, seconds)
+        command = [*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)]
+        status, said = ended(command, environment_for(ranks), folder, seconds)
         outputs = [output_of(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
     print_by_rank([(output.stdout, output.stderr) for output in outputs])
     if status is None:
@@ -62,10 +63,11 @@ def print_by_rank(outputs):
             print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
 
 
-def ended(command, folder, seconds):
+def ended(command, environment, folder, seconds):
     """The exit status of `command` (None: it took too long), and what it said. None of its processes is left."""
     with Path(folder, "torchrun.log").open("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -6,7 +6,6 @@ that takes a while a bar with the seconds: a stored notebook could not be tested
 
 import atexit
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from mgpu_lib.devices import enough_real_gpus
+from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.launching import anywhere, own_frames, print_by_rank
 from mgpu_lib.virtual import Setup, find_gpu, handed_down
 
@@ -125,7 +124,9 @@ def start(rank, n, place):
     """(process, connection) of a new rank."""
     here, there = Pipe()
     who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ | place | {name: str(value) for name, value in who.items()}
+    environment = (
+        {"OMP_NUM_THREADS": "1"} | environment_for(n) | place | {name: str(value) for name, value in who.items()}
+    )
     command = [sys.executable, str(PROGRAM), str(there.fileno())]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], start_new_session=True, **quiet)

@@ -217,7 +217,7 @@ class Clock:
             return
         gpus, first = [gpu for gpu in (source, target) if gpu is not None], source or target
         streams, peer = [current_stream_of(gpu) for gpu in gpus], len(gpus) == 2
-        link, ports = first.machine.topology.way(source and source.index, target and target.index)
+        link, ports = first.machine.topology.way(source and source.number, target and target.number)
         called, launched = host.spend(HOST_COPY, first.index)
         start = max(launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))
         end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)

@@ -239,7 +239,7 @@ class Communicator:
         self.gpu, self.members = gpu, members
         self.name, self.row = name, row  # what errors call it, and the timeline
         self.place = name, members.ranks[0], len(members.ranks)  # tells it from others, on all its ranks
-        self.own = f"GPU {gpu.index} of node {os.environ.get('GROUP_RANK', 0)}"
+        self.own = f"GPU {gpu.number} of node {os.environ.get('GROUP_RANK', 0)}"
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
         self.lock = threading.Lock()  # for what several threads wait for
         self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped

@@ -237,6 +237,8 @@ def dry_script(run, cluster, rank=0):
 
 def of_script(run, meeting, machines):
     marks, counts = {rank: [] for rank in machines}, {rank: Counts() for rank in machines}
+    for machine in machines.values():
+        machine.found = True
 
     def stepped(rank, optimizers, optimizer):
         optimizers.append(optimizer)

@@ -14,22 +14,29 @@ from mgpu_lib.virtual.streams import Chosen, Stream
 
 
 class VirtualGPU:
-    """One GPU of `machine`: its number, what it holds, its streams, and its random numbers.
+    """One GPU of `machine`: its `number` in there, the `index` by which a program knows it, what it holds, its streams,
+    and its random numbers.
 
     What all GPUs share is asked of the machine, so that it has one owner.
     """
 
     spec, backing, clock = (property(attrgetter(f"machine.{name}")) for name in ("spec", "backing", "clock"))
 
-    def __init__(self, index, machine):
-        self.index, self.device, self.machine = index, torch.device("cuda", index), machine
-        self.name = str(self.device)
-        self.ledger = Ledger(index, machine.spec.memory)
+    def __init__(self, number, machine):
+        self.number, self.machine = number, machine
+        self.ledger = Ledger(number, machine.spec.memory)
+        self.number_as(number)
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.chosen = [], Chosen()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
+
+    def number_as(self, index):
+        """Have the program know it as cuda:`index`."""
+        self.index = self.ledger.index = index
+        self.device = torch.device("cuda", index)
+        self.name = str(self.device)
 
     def microseconds(self):
         """What this thread's clock says since the machine was started, as a whole number."""

@@ -32,7 +32,9 @@ class Setup(NamedTuple):
     def make(self):
         """The machine, which is off; ValueError if there can't be such a one."""
         gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4)) if self.gpus is None else self.gpus
-        return Machine(gpus, **self.machine)
+        machine = Machine(gpus, **self.machine)
+        machine.found = True
+        return machine
 
 
 @contextlib.contextmanager
@@ -45,16 +47,20 @@ def handed_down(setup):
 
 @contextlib.contextmanager
 def environment(variables):
-    """Inside, the environment has these `variables`; afterwards their values are what they were."""
+    """Inside, the environment has these `variables`, None: not; afterwards their values are what they were."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    update_environment(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        update_environment(before)
+
+
+def update_environment(variables):
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def inherit():

@@ -1,5 +1,6 @@
 """The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
 
+import itertools
 import os
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from mgpu_lib.virtual.specs import find_gpu
 from mgpu_lib.virtual.timeline import Timeline, Totals
 from mgpu_lib.virtual.topology import find_topology
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
 
 
@@ -34,7 +36,10 @@ class Machine:
     spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
     topology          what joins each pair of them, see `topology.Topology`
     backing           the torch.device that the values are on
-    gpus              its VirtualGPUs; `devices` and `ledgers` have one entry for each, too
+    installed, gpus   its VirtualGPUs, and those of them that a program sees, in its order; `devices` and `ledgers` have
+                      one entry for each of `gpus`
+    found             False: CUDA_VISIBLE_DEVICES is for the real GPUs, and whoever makes a machine has all of its GPUs.
+                      True: a program comes upon it as upon a computer's own, so the variable says which GPUs it sees
     traffic           bytes copied so far, a Counter {(from, to): bytes} such as {("cpu", "cuda:1"): 4096};
                       `traffic.clear()` counts anew, `bytes_moved()` adds up
     clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
@@ -59,8 +64,10 @@ class Machine:
         self.meeting = None  # in a dry run of a program, where its ranks meet: see `meeting`
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
+        self.found = False
+        self.visible, self.settled = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
-        self.gpus = []
+        self.installed, self.seen = [], []
         self.grow(n)
 
     def __setattr__(self, name, value):
@@ -69,7 +76,24 @@ class Machine:
         super().__setattr__(name, value)
 
     def __repr__(self):
-        return f"<{len(self.gpus)} virtual {self.spec.key}, {self.topology.name}, {'on' if self in RUNNING else 'off'}>"
+        on = "on" if self in RUNNING else "off"
+        return f"<{len(self.installed)} virtual {self.spec.key}, {self.topology.name}, {on}>"
+
+    @property
+    def gpus(self):
+        """The GPUs that a program sees, cuda:0 first: what CUDA_VISIBLE_DEVICES says counts until CUDA has started."""
+        if self.found and not self.settled:
+            self.visible = os.environ.get(VISIBLE)
+            shown = range(len(self.installed)) if self.visible is None else visible(len(self.installed))
+            self.seen = [self.installed[number] for number in shown]
+            for index, gpu in enumerate(self.seen):
+                gpu.number_as(index)
+        return self.seen
+
+    def settle(self):
+        """CUDA starts, and reads CUDA_VISIBLE_DEVICES: the GPUs that the program sees from now on."""
+        seen, self.settled = self.gpus, True
+        return seen
 
     @property
     def devices(self):
@@ -84,23 +108,37 @@ class Machine:
     def grow(self, n):
         """Have at least `n` GPUs; what lies on those there are stays where it is. ValueError if there is no room."""
         self.topology.check(n)
-        new = [VirtualGPU(i, self) for i in range(len(self.gpus), n)]
-        if self.gpus and self.gpus[0].ledger.history is not None:  # what is recorded is recorded of all
-            history.record(new, self.gpus[0].ledger.history.settings)
-        self.gpus += new
+        new = [VirtualGPU(i, self) for i in range(len(self.installed), n)]
+        if self.installed and self.installed[0].ledger.history is not None:  # what is recorded is recorded of all
+            history.record(new, self.installed[0].ledger.history.settings)
+        self.installed += new
+        if self.visible is None:
+            self.seen = list(self.installed)
 
     def gpu(self, index):
         """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
-        if not 0 <= index < len(self.gpus):
+        if not self.used:
+            self.use()
+        if not 0 <= index < len(self.seen):
             raise torch.AcceleratorError(
-                f"CUDA error: invalid device ordinal\nThere are {len(self.gpus)} (virtual) GPUs, cuda:0 to "
-                f"cuda:{len(self.gpus) - 1}; cuda:{index} is not one of them."
+                f"CUDA error: invalid device ordinal\nThere are {len(self.seen)} (virtual) GPUs, cuda:0 to "
+                f"cuda:{len(self.seen) - 1}; cuda:{index} is not one of them.{self.hidden()}"
             )
         if self.forked:
             raise bad_fork()
-        if not self.used:
-            self.used = True
-        return self.gpus[index]
+        return self.seen[index]
+
+    def use(self):
+        """The program asks for a GPU. RuntimeError if it sees none."""
+        if not self.settle():
+            raise RuntimeError(f"No CUDA GPUs are available{self.hidden()}")
+        self.used = True
+
+    def hidden(self):
+        """In words, why the program doesn't see all GPUs; nothing if it does."""
+        if len(self.seen) == len(self.installed):
+            return ""
+        return f"\n{VISIBLE}={self.visible!r} shows {len(self.seen)} of {len(self.installed)}."
 
     def bytes_moved(self, source=None, target=None):
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
@@ -161,7 +199,7 @@ class Machine:
         if current() is not self:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
-        history.forget_history(self.gpus)
+        history.forget_history(self.installed)
         if not RUNNING:
             patches.remove()
 
@@ -171,6 +209,14 @@ class Machine:
     def __exit__(self, *exc):
         while self in RUNNING:  # machines that were left on inside the block go first
             current().stop()
+
+
+def visible(n):
+    """The numbers of those of `n` GPUs that CUDA_VISIBLE_DEVICES shows: it ends at the first one that there isn't."""
+    numbers = torch.cuda._parse_visible_devices()
+    if any(isinstance(number, str) for number in numbers):
+        raise RuntimeError(f"{VISIBLE}={os.environ[VISIBLE]!r}: virtual GPUs have numbers and no IDs; write 0,1, say")
+    return list(itertools.takewhile(lambda number: number < n, numbers))
 
 
 def mark_fork():

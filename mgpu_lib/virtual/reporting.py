@@ -127,7 +127,7 @@ def add_account(setup, name, machine, steps, failed, inherited):
 def in_words(machine, accounts):
     """The accounts {name: lines} of the processes, one after the other."""
     processes = "" if "" in accounts else f"{len(accounts)} process{'es' * (len(accounts) > 1)}, "
-    gpus = f"{len(machine.gpus)} virtual {machine.spec.key}, {machine.topology.name}"
+    gpus = f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
     first = f"{processes}{gpus} (all times are modelled)"
     return "\n".join([first, *(line for name in sorted(accounts, key=number_in) for line in accounts[name])])
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections import deque
+from operator import attrgetter
 
 import torch
 
@@ -29,10 +30,11 @@ class Stream:
 
     device_type = 1  # CUDA's, in c10's list
     cuda_stream = property(lambda self: self.stream_id)  # no address: the default stream's is 0, as in CUDA
+    device, device_index = property(attrgetter("gpu.device")), property(attrgetter("gpu.index"))
 
     def __init__(self, device=None, priority=0, gpu=None):
         self.gpu = gpu or gpu_of(device)
-        self.device, self.device_index, self.priority = self.gpu.device, self.gpu.index, priority
+        self.priority = priority
         self.stream_id = len(self.gpu.streams)
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)

@@ -72,6 +72,13 @@ def test_torchrun_inside(tmp_path):
 
 
 @pytest.mark.slow
+def test_each_rank_may_hide_all_gpus_but_its_own():
+    done = torchrun(2, PROGRAMS / "ddp_steps.py", "hide", options=["--account"])
+    assert done.stdout == "1 NVIDIA A100-SXM4-80GB (virtual) [[0], [0]]\n"
+    assert all(f"rank {rank}, cuda:0: at most 2.88 MiB" in done.stderr for rank in range(2))
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_says_what_it_did():
     failing = torchrun(2, PROGRAMS / "ddp_steps.py", "fail", options=["--account"], check=False)
     assert failing.returncode == 1 and "rank 1, cuda:1: at most" in failing.stderr

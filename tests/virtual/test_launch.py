@@ -140,6 +140,17 @@ dist.destroy_process_group()
 """
 
 
+def test_the_ranks_of_a_dry_run_may_hide_gpus_too(folder, monkeypatch, capsys):
+    hide = 'os.environ["CUDA_VISIBLE_DEVICES"], local_rank = os.environ["LOCAL_RANK"], 0'
+    (folder / "script.py").write_text(TRAINING.replace('local_rank = int(os.environ["LOCAL_RANK"])', hide))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch.main(["--dry-run", "--gpus", "8", "--rank", "3", "script.py", "--epochs", "3"])
+    assert "rank 3: at most" in capsys.readouterr().out
+
+
 def test_a_dry_run_ends_when_it_knows_what_a_step_takes(folder):
     (folder / "script.py").write_text(TRAINING)
     options = "--dry-run", "--gpus", "64", "--gpu", "A100-80", "--per-node", "8", "--rank", "3", "--trace", "trace.json"

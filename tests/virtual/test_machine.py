@@ -15,7 +15,7 @@ import torch.cuda.comm
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib.virtual import current, virtual_gpus
+from mgpu_lib.virtual import Setup, current, virtual_gpus
 from mgpu_lib.virtual.clock import Clock
 
 MiB = 1 << 20
@@ -664,6 +664,85 @@ print(x.sum().item())
 def test_a_forked_process_may_not_use_the_gpus():
     run = subprocess.run([sys.executable, "-uc", FORKED], capture_output=True, text=True, timeout=120)
     assert run.stdout == "2.0 False 2\n2.0\n2.0\n", run.stdout + run.stderr
+
+
+# --- CUDA_VISIBLE_DEVICES -------------------------------------------------------------------------------------------
+
+
+def found(n=4, **options):
+    """A machine as a program finds it that knows nothing of the library."""
+    return Setup(n, options).make()
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [(None, [0, 1, 2, 3]), ("1", [1]), ("2,0", [2, 0]), ("", []), ("-1", []), ("1,1", []), ("0,7,1", [0])],
+)
+def test_cuda_visible_devices_hides_and_orders_gpus(monkeypatch, value, seen):
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with found() as machine:
+        assert torch.cuda.device_count() == len(seen) and torch.cuda.is_available() == bool(seen)
+        assert [gpu.number for gpu in machine.gpus] == seen
+        assert [torch.ones(1, device=i).device for i in range(len(seen))] == machine.devices
+        last = f"shows {len(seen)} of 4" if len(seen) < 4 else "cuda:4 is not one of them"
+        error = rf"invalid device ordinal(.|\n)*{last}" if seen else rf"^No CUDA GPUs are available\n.*{last}"
+        for use in (lambda: torch.ones(1, device=f"cuda:{len(seen)}"), lambda: torch.cuda.set_device(len(seen))):
+            with pytest.raises(RuntimeError, match=error):
+                use()
+        assert nn.DataParallel(nn.Linear(2, 2)).device_ids == list(range(len(seen)))
+    if not seen:
+        with found():
+            for use in (torch.cuda.current_device, torch.cuda.synchronize, torch.ones(1).cuda):
+                with pytest.raises(RuntimeError, match=r"^No CUDA GPUs are available"):
+                    use()
+
+
+def test_cuda_visible_devices_counts_until_cuda_starts(monkeypatch):
+    for start in (lambda: torch.ones(1).cuda(), lambda: torch.cuda.is_available(), lambda: torch.cuda.init()):
+        with found():
+            torch.manual_seed(0)
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+            assert torch.cuda.device_count() == 2 and not torch.cuda.is_initialized()
+            start()
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+            assert torch.cuda.device_count() == 2 and torch.ones(1, device="cuda:1").item() == 1
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    with found():
+        assert torch.cuda.is_available()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("value", ["GPU-8932f937,GPU-1a5b", "MIG-8932f937"])
+def test_virtual_gpus_have_no_ids(monkeypatch, value):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with found(), pytest.raises(RuntimeError, match=f"'{value}': virtual GPUs have numbers and no IDs"):
+        torch.cuda.device_count()
+
+
+def test_hidden_gpus_stay_where_they_are(monkeypatch):
+    """In a DGX-1, two NVLinks join GPUs 0 and 3, one 0 and 1, none 0 and 7; an ID belongs to the GPU."""
+    seconds, ids = [], []
+    for value in ("0,3", "0,1", "0,7", "3,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        with found(8, gpu="V100", link="DGX-1V") as machine:
+            x = torch.ones(1 << 24, device="cuda:0")
+            start = machine.elapsed()
+            x.to("cuda:1")
+            torch.cuda.synchronize(0)
+            [event] = {(e.start, e.end) for e in machine.timeline.since(start) if e.kind == "copy"}
+            seconds.append(event[1] - event[0])
+            ids.append([torch.cuda.get_device_properties(i).uuid for i in range(2)])
+            assert machine.ledgers[0].allocated == x.nbytes and machine.traffic == {("cuda:0", "cuda:1"): x.nbytes}
+    assert seconds[0] == seconds[3] < seconds[1] < seconds[2] and ids[0] == ids[3][::-1] and ids[0][1] != ids[1][1]
+
+
+def test_whoever_makes_gpus_has_all_of_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with virtual_gpus(2):
+        assert torch.cuda.device_count() == 2
 
 
 # --- backings -------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def book(name, tensors, gpus):
     if len(gpus) > 1 and tensors:
         machine, nbytes = current(), sum(t.nbytes for t in tensors)
         machine.clock.host().spend(UNPACK * len(tensors) * len(gpus), gpus[0].index)
-        packing, places = costs.packing_seconds(nbytes, machine.spec), [gpu.index for gpu in gpus]
+        packing, places = costs.packing_seconds(nbytes, machine.spec), [gpu.number for gpu in gpus]
         machine.clock.collective(
             name, gpus, nbytes, packing + nccl.collective_seconds(name, nbytes, places, machine.topology)
         )

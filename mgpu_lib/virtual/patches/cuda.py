@@ -121,7 +121,7 @@ def dlpack(original):
 
 def cuda_names():
     return {
-        "is_available": lambda: True,
+        "is_available": is_available,
         "device_count": device_count,
         "_initialized": True,
         "_tls": types.SimpleNamespace(is_initializing=True),  # so that PyTorch's own Python doesn't look for a driver
@@ -224,7 +224,12 @@ def no_driver():
             "this call went around the virtual GPUs to a CUDA driver. Was the function looked up in "
             "torch before they were on, and kept in a list, say? Look up torch.zeros when you call it."
         )
-    current().used = True
+    current().use()
+
+
+def is_available():
+    """Asking starts CUDA, unless PYTORCH_NVML_BASED_CUDA_CHECK=1."""
+    return bool(current().gpus if torch.cuda._nvml_based_avail() else current().settle())
 
 
 def device_count():
@@ -232,7 +237,8 @@ def device_count():
 
 
 def get_properties(index):
-    return properties_of(current().gpu(index).spec, index)
+    gpu = current().gpu(index)
+    return properties_of(gpu.spec, index, gpu.number)
 
 
 def get_device_properties(device=None):

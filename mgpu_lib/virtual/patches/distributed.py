@@ -55,6 +55,8 @@ def patches():
 
 def create(options, backend_options):
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
+    if not current().settle():
+        raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
     if current().rank is None:  # the first group is that of all ranks

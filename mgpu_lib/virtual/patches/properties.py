@@ -103,9 +103,9 @@ class DeviceProperties:
 
 
 @functools.cache
-def properties_of(spec, index):
-    """The properties of GPU `index`, whose data sheet is `spec` (a `specs.GPU`)."""
-    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{index}")
+def properties_of(spec, index, number):
+    """The properties of GPU `number` of a machine, whose data sheet is `spec` (a `specs.GPU`), seen as `index`."""
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{number}")
     threads, shared, optin = LIMITS[spec.capability]
     return DeviceProperties(
         f"{spec.name} (virtual)",

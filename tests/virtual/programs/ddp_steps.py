@@ -1,6 +1,10 @@
-"""Three steps of DistributedDataParallel, and who was there. Looks for torch before it imports it, as many do."""
+"""Three steps of DistributedDataParallel, and who was there. Looks for torch before it imports it, as many do.
+
+With "hide", each rank hides all GPUs but its own.
+"""
 
 import importlib.util
+import os
 import sys
 
 assert importlib.util.find_spec("torch") is not None
@@ -10,9 +14,11 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+if "hide" in sys.argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
 dist.init_process_group("nccl")
 rank = dist.get_rank()
-torch.cuda.set_device(rank)
+torch.cuda.set_device(rank if torch.cuda.device_count() > 1 else 0)
 net = DistributedDataParallel(torch.nn.Linear(500, 500).cuda())
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
