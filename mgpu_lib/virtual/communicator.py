@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from mgpu_lib.virtual.clock import current_stream_of
+from mgpu_lib.virtual.errors import bad_fork
 from mgpu_lib.virtual.known import forget, known, remember
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rates import HOST_COPY
@@ -243,9 +244,10 @@ class Communicator:
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
         self.lock = threading.Lock()  # for what several threads wait for
         self.free, self.broken = 0.0, None  # when the stream is free, as far as the thread has come; why it stopped
-        self.queue = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
-        if gpu.machine.dry is None:
+        self.queue, self.thread = queue.SimpleQueue(), None
+        self.dry = gpu.machine.dry is not None
+        if not self.dry:
+            self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
             self.thread.start()
 
     def issue(self, name, what, nbytes, seconds, transfer, outputs, combine=None):
@@ -255,8 +257,7 @@ class Communicator:
         them must call, `outputs` what the work hands out, and combine({rank: values}), in a dry run, what becomes of
         known numbers in them.
         """
-        if self.broken is not None:
-            raise self.broken
+        self.check(what)
         gpu, host = self.gpu, self.gpu.clock.host()
         called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
@@ -266,7 +267,7 @@ class Communicator:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
             if gpu.machine.dry is not None:
                 gpu.clock.pending[work] = ready
-        if self.thread.is_alive():
+        if not self.dry:
             with self.lock:
                 transfer.begin([other.transfer for other in self.pending.values()])
             self.queue.put(work)
@@ -277,6 +278,16 @@ class Communicator:
         with self.lock:
             self.pending[work.number] = work
         return work
+
+    def check(self, what):
+        """An error if no more operations, such as `what`, can be handed over."""
+        if self.gpu.machine.forked:
+            raise bad_fork()
+        if self.broken is None and not self.dry and not self.thread.is_alive():
+            rank = f"rank {self.members.this}, {what} ({self.name})"
+            self.broken = dist.DistBackendError(f"{rank}: the thread that communicates for it has ended")
+        if self.broken is not None:
+            raise self.broken
 
     def serve(self):
         """What the communicator's thread does: connect, and one operation after the other, until one fails.
@@ -326,8 +337,8 @@ class Communicator:
 
     def close(self, seconds=None):
         """The same, and there will be no more. Waits no longer than so many `seconds`, unless that is None."""
-        self.queue.put(None)
-        if self.thread.is_alive():
+        if self.thread is not None:
+            self.queue.put(None)
             self.thread.join(seconds)
 
     # What goes wrong

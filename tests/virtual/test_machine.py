@@ -634,16 +634,19 @@ def test_copies_of_a_generator_belong_to_its_gpu(gpus, clone):
 
 
 FORKED = """
-import os, threading
+import os
 import torch
+import torch.distributed as dist
 from mgpu_lib.virtual import virtual_gpus
 machine = virtual_gpus(2).start()
 x = torch.ones(2, device="cuda:1")
+dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(x)
 if os.fork() == 0:
     torch.manual_seed(0)  # as the workers of a DataLoader do
     print(torch.ones(2).sum().item(), torch.cuda.is_initialized(), torch.cuda.device_count())
     uses = [lambda: torch.ones(1, device="cuda"), lambda: x + 1, lambda: x.cpu(), lambda: torch.ones(2).cuda(),
-            torch.cuda.synchronize, lambda: x[0].item(), lambda: x.zero_()]
+            torch.cuda.synchronize, lambda: x[0].item(), lambda: x.zero_(), lambda: dist.all_reduce(x)]
     for use in uses:
         try:
             use()

@@ -105,6 +105,12 @@ def test_both_ends_of_a_message_hear_of_its_size(words):
     assert "rank 0: message of float32[4]\n  rank 1: message of float32[5]" in said[0]
 
 
+def test_a_rank_that_can_not_communicate_fails_and_so_do_the_others(words):
+    said = words["a_thread_has_ended"]
+    assert "the thread that communicates for it has ended" in said[1]
+    assert all("another rank has gone" in said[rank] for rank in (0, 2)), said
+
+
 def test_a_rank_that_has_gone_is_not_waited_for(words):
     assert (
         all("another rank has gone" in words["one_has_gone"][rank] for rank in (0, 1))

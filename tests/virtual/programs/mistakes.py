@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from mgpu_lib.virtual.collectives import GROUPS
 from mgpu_lib.virtual.communicator import Members
 
 MADE = []  # weak references to the groups of gloo under the virtual ones
@@ -103,6 +104,18 @@ def on_one_gpu(rank, group):
     dist.all_reduce(torch.ones(4, device="cuda:0" if rank < 2 else "cuda:2"), group=group)
 
 
+def a_thread_has_ended(rank, group):
+    """Rank 1 can communicate no more."""
+    x = torch.ones(4, device="cuda")
+    dist.all_reduce(x, group=group)
+    if rank == 1:
+        [communicator] = GROUPS[group.group_name].communicators.values()
+        communicator.queue.put(None)
+        communicator.thread.join()
+    dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+
+
 def one_has_gone(rank, group):
     dist.all_reduce(torch.ones(4, device="cuda"), group=group)
     if rank == 2:
@@ -113,7 +126,7 @@ def one_has_gone(rank, group):
 MISTAKES = [
     *(other_sizes, other_operations, other_reductions, other_reductions_of_many, other_sizes_of_many),
     *(uneven_all_to_all, gathered_too_much, one_stays_away, after_an_error, a_message_of_another_size),
-    *(to_itself, from_anybody, on_the_cpu, on_one_gpu, one_has_gone),
+    *(to_itself, from_anybody, on_the_cpu, on_one_gpu, a_thread_has_ended, one_has_gone),
 ]
 
 
