@@ -1,49 +1,36 @@
 """Fashion-MNIST as tensors, and real handwritten digits in its place where it can't be had."""
 
-import contextlib
+import gzip
+import hashlib
+import http.client
 import os
-import subprocess
-import sys
-import tempfile
 import time
+import urllib.request
+import zlib
 from collections import namedtuple
 from itertools import chain, count
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from mgpu_lib.arguments import check_count
+from mgpu_lib.virtual import replacing
 
 Data = namedtuple("Data", "name X_train y_train X_test y_test")
 
-# MD5 of the four files as they lie on disk, decompressed: what `gunzip` makes of Zalando's archives. torchvision knows
-# only the sums of the archives, and looks at them only while it downloads.
-CHECKSUMS = {
-    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"  # its authors'; there is no https, but sums
+CHECKSUMS = {  # SHA-256 of the four files as they lie on disk, decompressed
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
 SLICE = (6_000, 2_000)  # training and test images used unless MGPU_FULL=1: an epoch in seconds on a laptop
-STALLED_S, TOTAL_S = 30, 900  # a download is given up when no byte arrives for so long, or when it takes so long in all
-DOWNLOAD = """import socket, sys
-socket.setdefaulttimeout(10)
-from torchvision.datasets import FashionMNIST
-FashionMNIST(sys.argv[1], download=True)"""
-
-
-def require_torchvision():
-    """The torchvision module. Raises ImportError, with what to install, when it is missing or does not fit torch."""
-    try:
-        import torchvision
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # "operator torchvision::nms does not exist"
-        raise ImportError(
-            f"torchvision does not fit torch {torch.__version__} ({error}): install both from one index, with "
-            "`pip install --force-reinstall torch torchvision`, and for the CPU-only builds of both add "
-            "`--index-url https://download.pytorch.org/whl/cpu`"
-        ) from None
-    return torchvision
+SILENT_S, TOTAL_S = 10, 900  # a file is given up when no byte arrives for so long, or when it takes so long in all
+DIGITS = Path(__file__).with_name("digits.csv.gz")  # digits.txt says where they come from
+_failed = {}  # folder: why it couldn't be filled. It isn't tried again in this session: each try may take a while
 
 
 def data_folder():
@@ -57,46 +44,11 @@ def load_fashion_mnist():
 
     X is float32 (N, 1, 28, 28) in [0, 1], y is int64 (N,) in 0…9. MGPU_FULL=1 takes all 60,000 and 10,000 images, else
     the first 6,000 and 2,000. Files are verified and fetched where needed; where that fails, or with MGPU_DATA=digits,
-    scikit-learn's embedded handwritten digits stand in. Raises ImportError when torchvision is needed and doesn't work.
+    1,797 handwritten digits that come with the library stand in.
     """
-    folder, why = data_folder(), "MGPU_DATA=digits"
-    if str(folder) != "digits":
-        require_torchvision()
-        try:
-            fetch_if_damaged(folder)
-            data = read_fashion_mnist(folder, full=os.environ.get("MGPU_FULL") == "1")
-            print(data.name)
-            return data
-        except OSError as error:
-            why = str(error)
-    data = load_digits()
-    print(f"{data.name}, in place of Fashion-MNIST ({why})")
+    data = fashion_mnist_or_digits(full=os.environ.get("MGPU_FULL") == "1")
+    print(data.name)
     return data
-
-
-def read_fashion_mnist(folder, full):
-    """Fashion-MNIST from files in torchvision's layout under `folder`: all of it, or the first images only."""
-    from torchvision.datasets import FashionMNIST
-
-    tensors, sizes = [], []
-    for train, limit in zip((True, False), SLICE):
-        dataset = FashionMNIST(folder, train=train)
-        used = slice(None if full else limit)
-        tensors += [dataset.data[used, None].float().div_(255), dataset.targets[used].long()]
-        sizes.append(len(dataset))
-    if full:
-        return Data(f"Fashion-MNIST, {sizes[0]:,} training images", *tensors)
-    return Data(f"Fashion-MNIST, {len(tensors[0]):,} of {sizes[0]:,} training images; MGPU_FULL=1 uses all", *tensors)
-
-
-def load_digits():
-    """scikit-learn's 1,797 handwritten digits, 8x8 enlarged to 28x28: 1,500 to train, the last 297 to test."""
-    from sklearn import datasets
-
-    digits = datasets.load_digits()
-    X = F.interpolate(torch.from_numpy(digits.images).float()[:, None] / 16, size=(28, 28), mode="bilinear")
-    y = torch.from_numpy(digits.target).long()
-    return Data("scikit-learn's handwritten digits, 1,500 training images", X[:1500], y[:1500], X[1500:], y[1500:])
 
 
 def whole_data(check=lambda: None):
@@ -104,14 +56,43 @@ def whole_data(check=lambda: None):
 
     `check` is called again and again during a download; what it raises ends that.
     """
-    folder = data_folder()
-    if str(folder) == "digits":
-        return load_digits()
-    try:
-        fetch_if_damaged(folder, check)
-        return read_fashion_mnist(folder, full=True)
-    except OSError:
-        return load_digits()
+    return fashion_mnist_or_digits(full=True, check=check)
+
+
+def fashion_mnist_or_digits(full, check=lambda: None):
+    """Fashion-MNIST from `data_folder()`, or else the digits: the name of the data then says why."""
+    folder, why = data_folder(), "MGPU_DATA=digits"
+    if str(folder) != "digits":
+        try:
+            fetch_if_damaged(folder, check)
+            return read_fashion_mnist(folder, full)
+        except OSError as error:
+            why = str(error)
+    digits = load_digits()
+    return digits._replace(name=f"{digits.name}, in place of Fashion-MNIST ({why})")
+
+
+def read_fashion_mnist(folder, full):
+    """Fashion-MNIST from its files under `folder`: all of it, or the first images only."""
+    tensors, sizes = [], []
+    for part, limit in zip(("train", "t10k"), SLICE):
+        images, labels = (raw(folder) / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+        X = torch.from_numpy(np.fromfile(images, np.uint8, offset=16)).view(-1, 1, 28, 28)  # behind the header
+        y = torch.from_numpy(np.fromfile(labels, np.uint8, offset=8))
+        used = slice(None if full else limit)
+        tensors += [X[used].float().div_(255), y[used].long()]
+        sizes.append(len(X))
+    if full:
+        return Data(f"Fashion-MNIST, {sizes[0]:,} training images", *tensors)
+    return Data(f"Fashion-MNIST, {len(tensors[0]):,} of {sizes[0]:,} training images; MGPU_FULL=1 uses all", *tensors)
+
+
+def load_digits():
+    """scikit-learn's 1,797 handwritten digits, 8x8 enlarged to 28x28: 1,500 to train, the last 297 to test."""
+    table = torch.from_numpy(np.loadtxt(DIGITS, delimiter=","))
+    X = F.interpolate(table[:, :64].float().view(-1, 1, 8, 8) / 16, size=(28, 28), mode="bilinear")
+    y = table[:, 64].long()
+    return Data("scikit-learn's handwritten digits, 1,500 training images", X[:1500], y[:1500], X[1500:], y[1500:])
 
 
 def hold_out(data):
@@ -120,15 +101,18 @@ def hold_out(data):
     return data.X_train[:kept], data.y_train[:kept], data.X_train[kept:], data.y_train[kept:]
 
 
-def damaged_files(folder):
-    """The names of Fashion-MNIST's files that are missing under `folder` or hold other bytes than they should."""
-    from torchvision.datasets.utils import check_integrity
-
-    return [name for name, md5 in CHECKSUMS.items() if not check_integrity(raw(folder) / name, md5)]
-
-
 def raw(folder):
     return Path(folder) / "FashionMNIST" / "raw"  # torchvision's layout
+
+
+def damaged_files(folder):
+    """The names of Fashion-MNIST's files that are missing under `folder` or hold other bytes than they should."""
+    paths = {name: raw(folder) / name for name in CHECKSUMS}
+    return [name for name, path in paths.items() if not path.is_file() or damaged(name, path.read_bytes())]
+
+
+def damaged(name, content):
+    return hashlib.sha256(content).hexdigest() != CHECKSUMS[name]
 
 
 def fetch_if_damaged(folder, check=lambda: None):
@@ -136,60 +120,35 @@ def fetch_if_damaged(folder, check=lambda: None):
 
     `check` is called again and again during a download; what it raises ends that.
     """
-    damaged = damaged_files(folder)
-    if not damaged:
-        return
+    names = damaged_files(folder)
+    if names and folder in _failed:
+        raise OSError(f"no second try in this session after: {_failed[folder]}; restart Python to try again")
     try:
-        raw(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder, ignore_cleanup_errors=True) as scratch:
-            download(scratch, check)
-            if damaged_files(scratch):
-                raise OSError(f"the downloaded {', '.join(damaged_files(scratch))} has the wrong checksum")
-            for name in damaged:
-                os.replace(raw(scratch) / name, raw(folder) / name)
-    except OSError as error:
-        raise OSError(f"{', '.join(damaged)} missing or damaged in {raw(folder)}, and not replaced: {error}") from error
+        raw(folder).mkdir(parents=True, exist_ok=True)  # before anything is downloaded for it
+        for name in names:
+            content = download(f"{ADDRESS}{name}.gz", check)
+            if damaged(name, content):
+                raise OSError(f"the downloaded {name} has the wrong checksum")
+            with replacing(raw(folder) / name) as new:
+                new.write_bytes(content)
+    except (OSError, http.client.HTTPException) as error:
+        _failed[folder] = error
+        raise OSError(f"{', '.join(names)} missing or damaged in {raw(folder)}, and not replaced: {error}") from error
 
 
-def download(folder, check):
-    """Let torchvision download Fashion-MNIST into `folder`. Raises OSError when it fails, stalls or takes too long.
-
-    It runs in a process of its own, because that can be stopped: torchvision and name look-up set no time limit.
-    """
-    log, command = Path(folder) / "log", [sys.executable, "-c", DOWNLOAD, str(folder)]
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as process,
-    ):
-        try:
-            wait_while_growing(process, folder, check)
-        finally:
-            process.kill()
-    if process.returncode:
-        last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise OSError(f"the download failed ({last_line})")
-
-
-def wait_while_growing(process, folder, check):
-    """Wait for `process`. Raises TimeoutError when nothing is added to `folder` for STALLED_S or it takes TOTAL_S."""
-    size, start = 0, time.monotonic()
-    grown = start
-    while process.poll() is None:
-        check()
-        now = time.monotonic()
-        if folder_size(folder) > size:
-            size, grown = folder_size(folder), now
-        if now - grown > STALLED_S or now - start > TOTAL_S:
-            raise TimeoutError(f"the download was given up after {now - start:.0f} s; {size:,} bytes had arrived")
-        time.sleep(0.1)
-
-
-def folder_size(folder):
-    total = 0
-    for path in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):  # a file that went while we looked
-            total += path.stat().st_size
-    return total
+def download(address, check):
+    """What the gzip archive at `address` holds. Raises OSError when it isn't whole, stalls or takes too long."""
+    archive, start = bytearray(), time.monotonic()
+    with urllib.request.urlopen(address, timeout=SILENT_S) as response:
+        while part := response.read1(1 << 16):
+            check()
+            archive += part
+            if time.monotonic() - start > TOTAL_S:
+                raise TimeoutError(f"given up after {TOTAL_S} s; {len(archive):,} bytes had arrived")
+    try:
+        return gzip.decompress(archive)
+    except (OSError, EOFError, zlib.error) as error:
+        raise OSError(f"{address} gave no whole archive ({error})") from error
 
 
 def batches(X, y, batch_size, generator=None):

@@ -1,12 +1,20 @@
 """Which GPUs are there: real ones, virtual ones, or none."""
 
 import os
+import subprocess
 
 import torch
 
 from mgpu_lib.table import Table
 from mgpu_lib.virtual import current, virtual_gpus
 
+COLUMNS = {  # of gpu_table for real GPUs, and what nvidia-smi calls them
+    "GPU": "index",
+    "name": "name",
+    "memory used": "memory.used",
+    "memory": "memory.total",
+    "utilization": "utilization.gpu",
+}
 _started = None  # the machine that use_gpus has started
 
 
@@ -62,47 +70,31 @@ def environment_for(n):
 def gpu_table():
     """What nvidia-smi shows, one row per GPU. `.rows` has the same as a list of dicts.
 
-    For virtual GPUs the figures come from the memory ledger; for real ones from NVIDIA's driver, as for nvidia-smi.
+    For virtual GPUs the figures come from the memory ledger; for real ones from nvidia-smi itself.
     """
     rows = real_rows() if current() is None else virtual_rows(current())
     return Table(rows, "No NVIDIA GPU here. mgpu.use_gpus(4) makes four virtual ones.")
 
 
-def row(index, name, used, total, utilization):
-    return {
-        "GPU": index,
-        "name": name,
-        "memory used": f"{used >> 20} MiB",
-        "memory": f"{total >> 20} MiB",
-        "utilization": utilization,
-    }
-
-
 def virtual_rows(machine):
     return [
-        row(gpu.index, f"{gpu.spec.name} (virtual)", gpu.ledger.reserved, gpu.ledger.capacity, "not modelled")
+        {
+            "GPU": gpu.index,
+            "name": f"{gpu.spec.name} (virtual)",
+            "memory used": f"{gpu.ledger.reserved >> 20} MiB",
+            "memory": f"{gpu.ledger.capacity >> 20} MiB",
+            "utilization": "not modelled",
+        }
         for gpu in machine.gpus
     ]
 
 
 def real_rows():
-    import pynvml
-
+    """One row for each GPU that nvidia-smi finds; none where there is no driver."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(COLUMNS.values())}", "--format=csv,noheader"]
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, no GPU
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return []
-    try:
-        return [nvml_row(i, pynvml.nvmlDeviceGetHandleByIndex(i), pynvml) for i in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def nvml_row(index, handle, nvml):
-    name = nvml.nvmlDeviceGetName(handle)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    try:
-        busy = f"{nvml.nvmlDeviceGetUtilizationRates(handle).gpu} %"
-    except nvml.NVMLError:  # as for a part of a GPU (MIG)
-        busy = "N/A"
-    return row(index, name.decode() if isinstance(name, bytes) else name, memory.used, memory.total, busy)
+    rows = [[field.strip("[] ") for field in line.split(",")] for line in said.splitlines()]  # [N/A]: part of a GPU
+    return [dict(zip(COLUMNS, (int(index), *fields))) for index, *fields in rows]

@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib.data import require_torchvision
-
 
 def lenet_params(seed=0, batch_norm=False):
     """The eight tensors W1, b1 … W4, b4 that LeNet starts from, on the CPU and without gradients.
@@ -91,6 +89,19 @@ def lenet_module(batch_norm=False):
     if not batch_norm:
         del layers["norm1"], layers["norm2"]
     return nn.Sequential(OrderedDict(layers))
+
+
+def require_torchvision():
+    """The torchvision module. Raises ImportError, with what to install, when it is missing or does not fit torch."""
+    try:
+        import torchvision
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # "operator torchvision::nms does not exist"
+        raise ImportError(
+            f"torchvision does not fit torch {torch.__version__} ({error}): install both from one index, with "
+            "`pip install --force-reinstall torch torchvision`, and for the CPU-only builds of both add "
+            "`--index-url https://download.pytorch.org/whl/cpu`"
+        ) from None
+    return torchvision
 
 
 def resnet18(num_classes=10, in_channels=1):

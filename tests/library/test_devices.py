@@ -96,52 +96,27 @@ def test_table_of_virtual_gpus():
     del x
 
 
-def test_table_of_real_gpus(monkeypatch):
-    """With a stand-in for NVIDIA's driver, which is what nvidia-smi asks too."""
-    import pynvml
-
-    answers = {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": "handle",
-        "nvmlDeviceGetName": b"Tesla <V100>",
-        "nvmlDeviceGetMemoryInfo": Answer(used=3446 << 20, total=16130 << 20),
-        "nvmlDeviceGetUtilizationRates": Answer(gpu=41),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, lambda *args, answer=answer: answer)
+@pytest.mark.parametrize("utilization, shown", [("41 %", "41 %"), ("[N/A]", "N/A")])  # a part of a GPU (MIG)
+def test_table_of_real_gpus(monkeypatch, tmp_path, utilization, shown):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n[ $# = 2 ] && echo '0, Tesla <V100>, 3446 MiB, 16130 MiB, {utilization}'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     table = mgpu.gpu_table()
     assert table.rows == [
-        {"GPU": 0, "name": "Tesla <V100>", "memory used": "3446 MiB", "memory": "16130 MiB", "utilization": "41 %"}
+        {"GPU": 0, "name": "Tesla <V100>", "memory used": "3446 MiB", "memory": "16130 MiB", "utilization": shown}
     ]
     assert "&lt;V100&gt;" in table._repr_html_()
 
-    def not_supported(handle):  # a part of a GPU (MIG)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", not_supported)
-    assert mgpu.gpu_table().rows[0]["utilization"] == "N/A"
-
-
-class Answer:
-    def __init__(self, **fields):
-        vars(self).update(fields)
-
-
-def test_table_without_a_driver(monkeypatch):
-    import pynvml
-
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+def test_table_without_a_driver(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert "No NVIDIA GPU here" in repr(mgpu.gpu_table()) and "No NVIDIA GPU" in mgpu.gpu_table()._repr_html_()
 
 
 IMPORTS = """
 import sys, mgpu_lib
-print(*(name for name in ('matplotlib', 'anywidget', 'sklearn', 'torchvision') if name in sys.modules))
+print(*(name for name in ('matplotlib', 'anywidget', 'IPython', 'torchvision', 'tqdm.auto') if name in sys.modules))
 """
 
 

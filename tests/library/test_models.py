@@ -1,5 +1,7 @@
 """LeNet and ResNet-18 have the shapes they say; LeNet starts from the same values and computes what torch.nn does."""
 
+import sys
+
 import pytest
 import torch
 from common import lenet_of_modules
@@ -93,3 +95,13 @@ def test_simple_cnn_has_the_shapes_it_says():
     net = SimpleCNN()
     assert sum(p.numel() for p in net.parameters()) == 76_938
     assert net(torch.zeros(5, 3, 32, 32)).shape == (5, 10) and SimpleCNN(7)(torch.zeros(2, 3, 9, 5)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("error", ["ImportError('no')", "RuntimeError('operator torchvision::nms does not exist')"])
+def test_a_torchvision_that_does_not_fit_says_what_to_install(monkeypatch, tmp_path, error):
+    (tmp_path / "torchvision.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    for make in (resnet18, resnet8):
+        with pytest.raises(ImportError, match=r"install both from one index.*--force-reinstall torch torchvision"):
+            make()

@@ -32,7 +32,7 @@ given = {"TimelineViewer": [machine.timeline], "MemoryExplorer": [table], "Split
 shown = {name: len(getattr(widgets, name)(*given.get(name, [])).static_html()) for name in widgets.__all__}
 exercises.check_best_lr(lambda batch_size, known: (known[batch_size // 2] * known[batch_size * 2]) ** 0.5)
 assert "<img" in widgets.WhySlower().static_html(), "the pictures for pages without JavaScript come along"
-assert len(load_alice().tokens) == 143_082
+assert len(load_alice().tokens) == 143_082 and len(mgpu.load_fashion_mnist().X_train) == 1_500
 print(json.dumps({"figures": shown, "results": sorted(path.name for path in recorded.RESULTS.glob("*.json"))}))
 """
 

@@ -54,10 +54,9 @@ def test_two_programs_do_not_write_into_one_file(tmp_path, monkeypatch):
 
 
 def test_there_is_one_writer():
-    """data.py moves what was downloaded, whole and verified, to its place."""
     programs = [path for folder in ("mgpu_lib", "experiments", "scripts") for path in (ROOT / folder).rglob("*.py")]
     found = {path.relative_to(ROOT).as_posix() for path in programs if "os.replace(" in path.read_text("utf-8")}
-    assert found == {"mgpu_lib/virtual/files.py", "mgpu_lib/data.py"}
+    assert found == {"mgpu_lib/virtual/files.py"}
 
 
 def test_only_one_at_a_time_has_the_lock(tmp_path):
