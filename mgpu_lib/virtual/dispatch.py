@@ -80,6 +80,15 @@ def copy(rule, func, args, kwargs):
     return copy_into(*args, **kwargs)
 
 
+def copy_each(rule, func, args, kwargs):
+    """_foreach_copy_, which copies tensor by tensor where several devices are involved."""
+    targets, sources, *options = args
+    if len({getattr(tensor, "gpu", None) for tensor in (*targets, *sources)}) == 1:
+        return call(rule, func, args, kwargs)
+    for target, source in zip(targets, sources, strict=True):
+        copy_into(target, source, *options, **kwargs)
+
+
 def read(rule, func, args, kwargs):
     """What .item() does: a number travels to the host."""
     value = known(args[0].inner) if args[0].inner.is_meta else None
@@ -103,7 +112,13 @@ def pack(rule, func, args, kwargs):
 
 
 INTERPOLATED = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
-SPECIAL = {"copy_": copy, "_local_scalar_dense": read, PACK: pack, **dict.fromkeys(INTERPOLATED, interpolate)}
+SPECIAL = {
+    "copy_": copy,
+    "_foreach_copy_": copy_each,
+    "_local_scalar_dense": read,
+    PACK: pack,
+    **dict.fromkeys(INTERPOLATED, interpolate),
+}
 
 
 # What they are made of

@@ -426,23 +426,27 @@ class Move(torch.autograd.Function):
     """A copy between devices; its gradient travels the same way back."""
 
     @staticmethod
-    def forward(ctx, x, gpu, non_blocking):
+    def forward(ctx, x, gpu, non_blocking, memory):
         ctx.source = getattr(x, "gpu", None)
-        return transfer(x, gpu, non_blocking)
+        return transfer(x, gpu, non_blocking, memory)
 
     @staticmethod
     def backward(ctx, grad):
-        return move(grad, ctx.source), None, None
+        return move(grad, ctx.source), None, None, None
 
 
-def move(x, gpu, non_blocking=False):
-    """A copy of x on `gpu` (None: the CPU), recorded by autograd if x requires a gradient."""
+def move(x, gpu, non_blocking=False, memory=None):
+    """A copy of x on `gpu` (None: the CPU), recorded by autograd if x requires a gradient.
+
+    On the CPU it is pinned if it is `non_blocking`, as in PyTorch; unless the caller will put it into other `memory`,
+    see `host_memory`.
+    """
     if torch.is_grad_enabled() and x.requires_grad:
-        return Move.apply(x, gpu, non_blocking)
-    return transfer(x, gpu, non_blocking)
+        return Move.apply(x, gpu, non_blocking, memory)
+    return transfer(x, gpu, non_blocking, memory)
 
 
-def transfer(x, gpu, non_blocking=False):
+def transfer(x, gpu, non_blocking=False, memory=None):
     """What `move` does, unseen by autograd. torch.OutOfMemoryError if the GPU has no room."""
     source = getattr(x, "gpu", None)
     inner = x.detach() if source is None else x.inner
@@ -453,11 +457,19 @@ def transfer(x, gpu, non_blocking=False):
     if gpu is not None:
         check_dense(inner)
         gpu.ledger.check(inner.nbytes)
-    count(inner.nbytes, source, gpu, host_memory(x), non_blocking)
-    data = Base.to(values, backing, copy=True)
+    pin = non_blocking and gpu is None and memory is None
+    count(inner.nbytes, source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
+    data = pinned(Base.to(values, backing, copy=True), pin)
     if data.is_meta and not inner.is_meta:
         remember(data, inner)
     return data if gpu is None else wrap(data, gpu)
+
+
+def pinned(tensor, pin=True):
+    """`tensor`, which says that it is pinned if `pin` is true."""
+    if pin:
+        tensor.untyped_storage().pinned = True
+    return tensor
 
 
 def host_memory(*ends):

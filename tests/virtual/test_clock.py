@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
@@ -202,26 +203,69 @@ def test_pcie_is_slower_than_nvlink():
     assert seconds("pcie") > 2 * seconds("nvlink")
 
 
-def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine):
-    X = torch.zeros(10**7)
+def staged(X, pin):
+    stager = StateDictStager(pin_memory=pin)
+    return stager.stage({"X": X}, non_blocking=True)["X"]
 
-    def cost(X, non_blocking):
-        start = machine.elapsed()
-        X.to("cuda:0", non_blocking=non_blocking)
-        return machine.elapsed() - start, free(machine.devices[0]) - start
 
-    pageable, pageable_anyway = cost(X, False), cost(X, True)
-    assert pageable[0] == pytest.approx(pageable[1]) and pageable_anyway[0] == pytest.approx(pageable_anyway[1])
-    pinned = cost(X.pin_memory(), False)
-    assert pinned[0] == pytest.approx(pinned[1]) and pinned[1] < 0.8 * pageable[1]
-    shared = cost(X.clone().share_memory_(), False)  # as a DataLoader's workers hand over their batches
-    assert shared[0] == pytest.approx(shared[1]) and shared[1] > 2 * pageable[1]
-    waits, works = cost(X.pin_memory(), True)
-    assert waits < 1e-4 < works
-    start = machine.elapsed()
-    X.to("cuda:0", torch.float32, True)
-    torch.empty_like(X, device="cuda:0").copy_(X.pin_memory(), non_blocking=True)
-    assert machine.elapsed() > start
+def offloaded(X, pin):
+    with torch.autograd.graph.save_on_cpu(pin_memory=pin):
+        X.clone().requires_grad_().exp()
+
+
+TO_THE_GPU = {
+    "to": lambda X, host, wait: host.to("cuda:0", non_blocking=not wait),
+    "cuda": lambda X, host, wait: host.cuda(non_blocking=not wait),
+    "copy_": lambda X, host, wait: X.copy_(host, non_blocking=not wait),
+    "_foreach_copy_": lambda X, host, wait: torch._foreach_copy_([X], [host], non_blocking=not wait),
+}
+TO_THE_HOST = {
+    "copy_": lambda X, host, wait: host.copy_(X, non_blocking=not wait),
+    "copy_ of a parameter": lambda X, host, wait: host.copy_(nn.Parameter(X), non_blocking=not wait),
+    "copy_ to a part": lambda X, host, wait: host[:].copy_(X, non_blocking=not wait),
+    "_foreach_copy_": lambda X, host, wait: torch._foreach_copy_([host], [X], non_blocking=not wait),
+}
+
+
+@pytest.mark.parametrize("name", [*TO_THE_GPU, *(f"{name}, back" for name in TO_THE_HOST)])
+def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine, name):
+    copy = {**TO_THE_GPU, **{f"{name}, back": f for name, f in TO_THE_HOST.items()}}[name]
+    X, ordinary = torch.ones(10**6, device="cuda:0"), torch.zeros(10**6)
+
+    def cost(host, wait):
+        """What the host waits for, beside what lies before it in the stream, and what the copy takes."""
+        torch.cuda.synchronize()
+        machine.gpus[0].streams[0].free = busy_until = machine.elapsed() + 1.0
+        copy(X, host, wait)
+        [done] = [e for e in machine.timeline.since(busy_until - 1.0) if e.kind == "copy"]
+        return machine.elapsed() >= busy_until, pytest.approx(done.end - done.start)
+
+    pageable, pinned = cost(ordinary, True), cost(ordinary.pin_memory(), True)
+    assert pageable == cost(ordinary, False) and pageable[0] and pinned[0] and pinned[1].expected < 0.8 * pageable[1].expected
+    assert cost(ordinary.pin_memory(), False) == (False, pinned[1])
+    if name in TO_THE_GPU:  # as a DataLoader's workers hand over their batches
+        shared = cost(ordinary.clone().share_memory_(), False)
+        assert shared[0] and shared[1].expected > 2 * pageable[1].expected
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        lambda X, wait: X.to("cpu", non_blocking=not wait),
+        lambda X, wait: X.to("cpu", torch.float16, not wait),
+        lambda X, wait: X.to(torch.ones(1), non_blocking=not wait),
+        lambda X, wait: X.type("torch.FloatTensor", non_blocking=not wait),
+        lambda X, wait: nn.Linear(99, 99, device="cuda:0").to("cpu", non_blocking=not wait).weight.data,
+        lambda X, wait: staged(X, pin=not wait),
+        lambda X, wait: offloaded(X, pin=not wait),
+    ],
+)
+def test_what_comes_to_the_host_without_waiting_is_pinned(machine, fetch):
+    X = torch.ones(99, 99, device="cuda:0")
+    for wait in (True, False):
+        machine.gpus[0].streams[0].free = until = machine.elapsed() + 1.0
+        host = fetch(X, wait)
+        assert (machine.elapsed() >= until) == wait and (host is None or host.is_pinned() != wait)
 
 
 def test_streams_overlap_with_copies_but_kernels_share_the_gpu(dry):

@@ -520,15 +520,22 @@ def test_a_vectorized_jacobian(gpus):
 
 
 def test_factories_pin_memory(gpus):
-    like = torch.ones(3)
+    like, on_gpu = torch.ones(3), torch.ones(3, device="cuda:1")
     for made in (
         torch.empty(3, pin_memory=True),
         torch.tensor([1.0], pin_memory=True),
         torch.zeros_like(like, pin_memory=True),
         like.new_zeros(3, pin_memory=True),
         torch.randn(2, pin_memory=True, requires_grad=True),
+        torch.empty_like(on_gpu, device="cpu", pin_memory=True),
+        on_gpu.new_zeros(3, device="cpu", pin_memory=True),
+        on_gpu.new_tensor([1.0], device="cpu", pin_memory=True),
+        torch.tensor(on_gpu[0], device="cpu", pin_memory=True),
     ):
         assert made.is_pinned() and made.is_leaf and made.is_cpu
+    for make in (torch.empty, on_gpu.new_zeros, torch.tensor):
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            make([3], device="cuda:1", pin_memory=True)
     assert not torch.empty(3, pin_memory=False).is_pinned()
     x = torch.ones(3, device="cuda:1", requires_grad=True)
     with torch.autograd.graph.save_on_cpu(pin_memory=True):

@@ -18,7 +18,7 @@ from mgpu_lib.virtual.errors import check_generator
 from mgpu_lib.virtual.gpu import VirtualGenerator
 from mgpu_lib.virtual.patches.methods import Method
 from mgpu_lib.virtual.running import current, find
-from mgpu_lib.virtual.tensor import Base, VirtualTensor, inner_of, move, wrap
+from mgpu_lib.virtual.tensor import Base, VirtualTensor, host_memory, inner_of, move, pinned, wrap
 from mgpu_lib.virtual.unknown import Unknown
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
@@ -105,11 +105,12 @@ def placed(original, constructs=False):
 
 def make_inner(original, args, kwargs, gpu, random):
     """What `placed` makes where a virtual GPU is concerned: on `gpu`, or on another device like a tensor on one."""
-    requires_grad = kwargs.pop("requires_grad", False)
-    kwargs = {k: inner_of(v) for k, v in kwargs.items() if k != "pin_memory"}
+    requires_grad, pin = kwargs.pop("requires_grad", False), kwargs.pop("pin_memory", False)
+    kwargs = {k: inner_of(v) for k, v in kwargs.items()}
+    check_pin(pin, gpu)
     if gpu is not None:
         kwargs["device"] = gpu.backing
-    made = on_gpu(gpu, original, [inner_of(a) for a in args], kwargs, random)
+    made = pinned(on_gpu(gpu, original, [inner_of(a) for a in args], kwargs, random), pin)
     return made.requires_grad_() if requires_grad else made
 
 
@@ -150,9 +151,10 @@ def from_data(original):
         if device is None:
             device = None if isinstance(data, Tensor) and not copies else default_device()
         gpu = find(device)
+        check_pin(kwargs.get("pin_memory"), gpu)
         if isinstance(data, Tensor) and (gpu is not None or isinstance(data, VirtualTensor)):
             data = data.detach() if copies else data
-            made = convert(data, device, kwargs.get("dtype"), copy=copies)
+            made = pinned(convert(data, device, kwargs.get("dtype"), copy=copies), kwargs.get("pin_memory"))
         elif gpu is None:
             pin = kwargs.pop("pin_memory", False)
             return pinned(original(plain(data), *args, **kwargs), pin)
@@ -173,10 +175,9 @@ def new(self, *args, **kwargs):
     return made if gpu is self.gpu else move(made, gpu)
 
 
-def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
-    return torch.tensor(
-        data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad
-    )
+def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+    options = {"dtype": dtype or self.dtype, "device": self.device if device is None else device}
+    return torch.tensor(data, **options, requires_grad=requires_grad, pin_memory=pin_memory)
 
 
 def plain(data, unknown=None):
@@ -263,7 +264,7 @@ def copy_(self, source, non_blocking=False):
         and (source.requires_grad or self.is_cpu)
     ):
         # Only then: on a GPU the second copy would take room.
-        source = move(source, getattr(self, "gpu", None), non_blocking)
+        source = move(source, getattr(self, "gpu", None), non_blocking, host_memory(self, source))
     return Base.copy_(self, source, non_blocking)
 
 
@@ -282,18 +283,17 @@ def type_(self, dtype=None, non_blocking=False):
     if not name.endswith("Tensor") or not hasattr(torch, name):
         raise ValueError(f"invalid type: {dtype!r}")
     device = "cpu" if kind == "torch" else self.device if virtual else "cuda"
-    return convert(self, device, getattr(torch, name).dtype)
+    return convert(self, device, getattr(torch, name).dtype, non_blocking=non_blocking)
 
 
 def type_as(self, other):
     return convert(self, other.device, other.dtype)
 
 
-def pinned(tensor, pin=True):
-    """`tensor`, which says that it is pinned if `pin` is true."""
-    if pin:
-        tensor.untyped_storage().pinned = True
-    return tensor
+def check_pin(pin, gpu):
+    """PyTorch's error if a tensor on a GPU shall be pinned."""
+    if pin and gpu is not None:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
 
 
 def pin_memory(self, device=None):

@@ -1,5 +1,7 @@
 """torch.distributed.checkpoint.async_save: before it is written, what it is to write is copied to the CPU."""
 
+import torch
+
 from mgpu_lib.virtual.tensor import VirtualTensor
 
 MODULE = "torch.distributed.checkpoint._state_dict_stager"  # imported by the programs that need it
@@ -13,7 +15,8 @@ def patches(module):
         """A copy of `x`; of a DTensor, PyTorch's own comes here for the part that is in it."""
         if not isinstance(x, VirtualTensor):
             return original(self, x, memo, non_blocking)
-        memo[id(x)] = x.detach().cpu()
+        pin = self.pin_memory and x.nbytes >= self.pin_memory_min_bytes
+        memo[id(x)] = torch.empty_like(x, device="cpu", pin_memory=pin).copy_(x.detach(), non_blocking=non_blocking)
         return memo[id(x)]
 
     yield module.StateDictStager, "_offload_tensor", offload_tensor
