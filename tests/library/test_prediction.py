@@ -65,55 +65,41 @@ def test_resnet50_on_eight_gpus(resnet50, strategy):
     assert "modelled, A100-80" in repr(made)
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2, 3])
-def test_manual_equals_the_same_step_with_values(num_gpus):
+@pytest.mark.parametrize(
+    "strategy, num_gpus", [("manual", 1), ("manual", 3), ("data_parallel", 1), ("data_parallel", 2)]
+)
+def test_in_one_process_it_is_the_same_step_with_values(strategy, num_gpus):
+    """In shards of 11, 11 and 10 rows."""
     X, y = torch.rand(32, 1, 28, 28), torch.zeros(32, dtype=torch.long)
     with mgpu.virtual_gpus(num_gpus) as machine:
-        replicas = [small().to(device) for device in machine.devices]
-        optimizers = [torch.optim.SGD(r.parameters(), 0.1, momentum=0.9) for r in replicas]
-        shards = mgpu.split_batch(X, y, machine.devices)
+        nets = [small().to(device) for device in (machine.devices if strategy == "manual" else ["cuda:0"])]
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
+        forward = nets if strategy == "manual" else [nn.DataParallel(nets[0], machine.devices)]
+        shards = mgpu.split_batch(X, y, machine.devices[: len(nets)])
 
         def step():
-            losses = [F.cross_entropy(r(X), y, reduction="sum") for r, X, y in zip(replicas, *shards, strict=True)]
-            for replica in replicas:
-                replica.zero_grad()
+            losses = [F.cross_entropy(f(X), y, reduction="sum") for f, X, y in zip(forward, *shards, strict=True)]
+            for net in nets:
+                net.zero_grad()
             for loss in losses:
                 loss.backward()
-            if num_gpus > 1:
-                for params in zip(*(replica.parameters() for replica in replicas), strict=True):
+            if len(nets) > 1:
+                for params in zip(*(net.parameters() for net in nets), strict=True):
                     mgpu.allreduce([p.grad for p in params])
             for optimizer in optimizers:
                 optimizer.step()
 
-        step()
-        seconds = mgpu.Timer(machine.devices).measure(step, repeats=1, warmup=0).median
-    made = mgpu.predict(small(), X, n_gpus=num_gpus)
+        seconds = mgpu.Timer(machine.devices).measure(step, repeats=1, warmup=1).median
+    made = mgpu.predict(small(), X, n_gpus=num_gpus, strategy=strategy)
     assert made.seconds == pytest.approx(seconds, rel=0.02)  # the labels are made in the step here
 
 
-def test_data_parallel_equals_the_same_step_with_values():
-    X = torch.rand(32, 1, 28, 28)
-    with mgpu.virtual_gpus(2) as machine:
-        net = nn.DataParallel(small().to("cuda:0"), machine.devices)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-        X0, y0 = X.to("cuda:0"), torch.zeros(32, dtype=torch.long, device="cuda:0")
-
-        def step():
-            loss = F.cross_entropy(net(X0), y0, reduction="sum")
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        seconds = mgpu.Timer(machine.devices).measure(step, repeats=1, warmup=1).median
-    assert mgpu.predict(small(), X, n_gpus=2, strategy="data_parallel").seconds == pytest.approx(seconds, rel=0.02)
-
-
-def test_one_gpu_is_the_same_for_every_strategy():
-    seconds = {s: mgpu.predict(small(), torch.empty(64, 1, 28, 28), strategy=s).seconds for s in ("manual", "ddp")}
-    assert seconds["manual"] == pytest.approx(seconds["ddp"], rel=1e-6)
-    # nn.DataParallel on one device calls the module itself
-    one = mgpu.predict(small(), torch.empty(64, 1, 28, 28), strategy="data_parallel").seconds
-    assert one == pytest.approx(seconds["ddp"], rel=0.05)
+def test_ddp_s_first_rank_has_the_largest_shard_and_alone_it_is_the_plain_step():
+    for rows, k, largest in ((4, 3, 2), (64, 1, 64)):
+        made = mgpu.predict(small(), torch.empty(rows, 1, 28, 28), n_gpus=k, strategy="ddp")
+        alone = mgpu.predict(small(), torch.empty(largest, 1, 28, 28))
+        flops = [sum(e.flops for e in one.timeline.on(0) if e.kind in ("conv3x3", "matmul")) for one in (made, alone)]
+        assert flops[0] == flops[1] > 0 and (k > 1 or made.seconds == pytest.approx(alone.seconds, rel=1e-6))
 
 
 @pytest.mark.slow
@@ -157,34 +143,28 @@ def test_ddp_needs_a_process_group_of_its_own():
         torch.distributed.destroy_process_group()
 
 
-def test_a_faster_host_helps_where_it_sets_the_pace(resnet50):
-    one, many = ([mgpu.predict(resnet50, images(n), host=host).seconds for host in (1, 1 / 3)] for n in (1, 64))
-    assert one[1] < 0.7 * one[0] and 0.9 * many[0] < many[1] <= many[0]
-
-
-def test_precisions(resnet50):
+def test_precisions_and_a_faster_host():
+    net = torchvision.models.resnet18()
     full, tf32, amp = (
-        mgpu.predict(resnet50, images(64), gpu="A100-40", precision=p).seconds for p in ("fp32", "tf32", "amp")
+        mgpu.predict(net, images(64), gpu="A100-40", precision=p).seconds for p in ("fp32", "tf32", "amp")
     )
     assert full > tf32 > amp
+    slow, fast = (
+        mgpu.predict(net, images(1), gpu="A100-40", precision="amp", host=host).seconds for host in (1, 1 / 3)
+    )
+    assert fast < 0.7 * slow, "where the host sets the pace"
     flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     mgpu.predict(small(), torch.empty(2, 1, 28, 28), gpu="A100-40", precision="tf32")
     assert flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
-def test_inference_takes_less_time_and_memory(resnet50):
-    training, inference = (mgpu.predict(resnet50, images(32), training=t) for t in (True, False))
+def test_inference_takes_less_time_and_memory():
+    net = torchvision.models.resnet18()
+    training, inference = (mgpu.predict(net, images(32), training=t) for t in (True, False))
     assert inference.seconds < 0.5 * training.seconds
     assert inference.peak_memory[0] < 0.5 * training.peak_memory[0]
     assert {e.phase for e in inference.timeline} == {"forward"}
-    assert resnet50.training
-
-
-def test_uneven_shards_and_other_outputs():
-    assert len(mgpu.predict(small(), torch.empty(7, 1, 28, 28), n_gpus=3).timeline.gpus) == 3
-    tokens = torch.zeros(4, 16, dtype=torch.long, device="meta")
-    net = nn.Sequential(nn.Embedding(100, 32), nn.TransformerEncoderLayer(32, 4, batch_first=True), nn.Linear(32, 100))
-    assert mgpu.predict(net, tokens, n_gpus=2, strategy="ddp").seconds > 0
+    assert net.training
 
 
 def test_the_model_is_neither_changed_nor_read():
@@ -207,20 +187,20 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
         assert mgpu.current_machine() is machine
 
 
-def test_buckets_travel_within_a_node_and_between_nodes(resnet50):
+def test_buckets_travel_within_a_node_and_between_nodes():
     """Each bucket is one collective, which takes longer over the network; the numbers that travel are the same."""
-    found = {}
-    for bucket in (4, 25, 1000, None):
+    found, net = {}, torchvision.models.resnet18()
+    for bucket in (4, 25, None):
         for network, k in ((None, 8), ("InfiniBand HDR", 16)):
             made = mgpu.predict(
-                resnet50, images(4 * k), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
+                net, images(4 * k), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
             )
             sums = [e for e in made.timeline.on(0) if "all" in e.name and e.kind == "collective"]
             found[bucket, k] = len(sums), sum(e.nbytes for e in sums), sum(e.end - e.start for e in sums)
     assert len({nbytes for _, nbytes, _ in found.values()}) == 1
-    assert found[4, 8][0] > found[25, 8][0] > found[1000, 8][0]
+    assert found[4, 8][0] > found[25, 8][0]
     assert found[None, 8][0] == found[25, 8][0] + 1  # the first MiB travels alone
-    for bucket in (4, 25, 1000):
+    for bucket in (4, 25):
         assert found[bucket, 8][0] == found[bucket, 16][0] and found[bucket, 8][2] < found[bucket, 16][2]
 
 
@@ -247,12 +227,10 @@ def test_bad_input(options, words):
     assert mgpu.current_machine() is None
 
 
-@pytest.mark.parametrize(
-    ("model", "batch"), [(F.relu, torch.zeros(3)), (nn.ReLU(), [1, 2]), (nn.ReLU(), torch.tensor(1.0))]
-)
-def test_bad_types(model, batch):
-    with pytest.raises(TypeError, match="pass a"):
-        mgpu.predict(model, batch)
+def test_what_is_no_model_and_no_batch():
+    for model, batch in [(F.relu, torch.zeros(3)), (nn.ReLU(), [1, 2]), (nn.ReLU(), torch.tensor(1.0))]:
+        with pytest.raises(TypeError, match="pass a"):
+            mgpu.predict(model, batch)
 
 
 def test_models_that_cannot_be_trained():
@@ -277,29 +255,7 @@ def test_models_that_cannot_be_trained():
         mgpu.predict(nn.Flatten(), X, training=False)
     with pytest.raises(ValueError, match="call it once"):
         mgpu.predict(nn.LazyLinear(3), X)
-    with pytest.raises(ValueError, match="'manual', 'data_parallel', 'ddp'"):
-        mgpu.predict(nn.Linear(4, 4), X, strategy=["ddp"])
-
-
-def test_too_large_a_batch(resnet50):
     with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 14\.74 GiB"):
-        mgpu.predict(resnet50, images(4096), gpu="T4")
-    assert mgpu.current_machine() is None
-
-
-def test_channels_last_stays_channels_last_in_a_dry_run():
-    """As on the CPU and on real GPUs; PyTorch's own meta tensors forget it."""
-
-    def layouts(backing):
-        with mgpu.virtual_gpus(1, backing=backing):
-            net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to_empty(device="cuda:0")
-            net.to(memory_format=torch.channels_last)
-            X = torch.empty(2, 3, 9, 9, device="cuda:0").contiguous(memory_format=torch.channels_last).requires_grad_()
-            seen = []
-            for _ in range(2):  # PyTorch is asked once, the second time the answer is known
-                Y = net(X)
-                Y.sum().backward()
-                seen += [t.is_contiguous(memory_format=torch.channels_last) for t in (Y, X.grad, net[0].weight.grad)]
-            return seen
-
-    assert layouts("meta") == layouts("cpu") == [True] * 6
+        mgpu.predict(nn.Linear(4, 4), torch.empty(2**30, 4, device="meta"), gpu="T4")
+    tokens = torch.zeros(4, 16, dtype=torch.long, device="meta")
+    assert mgpu.predict(nn.Embedding(100, 32), tokens).seconds > 0, "outputs (N, tokens, width), of which the mean"

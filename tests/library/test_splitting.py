@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import json
 from pathlib import Path
 
@@ -33,26 +34,19 @@ def nets():
 
 @pytest.mark.parametrize(
     ("name", "rows", "num_gpus", "micro_batches"),
-    [
-        ("LeNet", 6, 1, 1),
-        ("LeNet", 6, 2, 1),
-        ("LeNet", 7, 3, 3),
-        ("LeNet", 7, 4, 2),
-        ("LeNet", 2, 2, 3),
-        ("wide MLP", 5, 4, 5),
-        ("ResNet-18", 4, 3, 1),
-    ],
+    [("LeNet", 7, 3, 3), ("wide MLP", 5, 4, 1), ("ResNet-18", 4, 3, 1)],
 )
 @pytest.mark.sweep(3)
 def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro_batches):
     X, y = make_batch(rows)
-    before = copy.deepcopy(nets[name].state_dict())
+    whole = unsplit(nets[name], X, y)
+    before = copy.deepcopy(whole.state_dict())
     with virtual_gpus(num_gpus) as machine:
-        parts = layer_wise(nets[name], X, y, machine.devices, micro_batches)
+        parts = layer_wise(whole, X, y, machine.devices, micro_batches)  # whose gradients must not be added
         for part, device in zip(parts, machine.devices, strict=True):
             assert {p.device for p in part.parameters()} == {p.grad.device for p in part.parameters()} == {device}
-        assert largest_gap(gradients(parts), gradients([unsplit(nets[name], X, y)])) < 1e-10
-    assert all(torch.equal(before[key], value) for key, value in nets[name].state_dict().items()), "net is unchanged"
+        assert largest_gap(gradients(parts), gradients([whole])) < 1e-10
+    assert all(torch.equal(before[key], value) for key, value in whole.state_dict().items()), "net is unchanged"
 
 
 @settings(deadline=None, max_examples=25)
@@ -106,30 +100,14 @@ def test_stages_hold_every_layer_once_and_in_order(nets, name, count):
     for num_stages in range(1, count + 1):
         cut = stages(nets[name], num_stages)
         sizes = [len(stage) for stage in cut]
-        assert len(cut) == num_stages and max(sizes) - min(sizes) <= 1
+        assert len(cut) == num_stages and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes)[::-1]
         assert [p for stage in cut for p in stage.parameters()] == [p for piece in pieces for p in piece.parameters()]
     for impossible in (0, count + 1):
         with pytest.raises(ValueError, match=f"{count} layers can't be cut into {impossible}.*1 to {count}"):
             stages(nets[name], impossible)
 
 
-def test_gradients_of_a_former_step_are_not_added(nets):
-    X, y = make_batch(6)
-    net = unsplit(nets["LeNet"], X, y)  # has gradients
-    with virtual_gpus(2) as machine:
-        for found in (layer_wise(net, X, y, machine.devices), data_parallel_step(net, X, y, machine.devices)[:1]):
-            assert largest_gap(gradients(found), gradients([net])) < 1e-10
-
-
 # The bytes
-
-
-def test_data_parallel_equals_the_unsplit_network(nets):
-    X, y = make_batch(7)
-    with virtual_gpus(3) as machine:
-        replicas = data_parallel_step(nets["LeNet"], X, y, machine.devices)
-        for replica in replicas:
-            assert largest_gap(gradients([replica]), gradients([unsplit(nets["LeNet"], X, y)])) < 1e-10
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 3, 8])
@@ -140,23 +118,19 @@ def test_the_formulas_give_what_the_ledger_counts(name, num_gpus):
         net = networks(width=64)[name]
     (row,) = traffic_table({name: net})
     batch_size = 16
-    for way, count in ((layer_wise, batch_size), (in_layer, batch_size), (data_parallel_step, 1)):
-        expected = row[way.__name__.removesuffix("_step")][num_gpus - 1]
+    in_five = functools.partial(layer_wise, micro_batches=5)
+    for name, way, count in (
+        ("layer_wise", layer_wise, batch_size),
+        ("layer_wise", in_five, batch_size),
+        ("in_layer", in_layer, batch_size),
+        ("data_parallel", data_parallel_step, 1),
+    ):
+        expected = row[name][num_gpus - 1]
         if expected is None:
             with pytest.raises(ValueError, match="layers can't be cut"):
                 measure(way, net, batch_size, num_gpus)
         else:
             assert measure(way, net, batch_size, num_gpus) == expected * count
-
-
-def test_micro_batches_move_the_same_bytes():
-    with torch.device("meta"):
-        net = networks(width=64)["LeNet"]
-
-    def in_five(*args):
-        return layer_wise(*args, micro_batches=5)
-
-    assert measure(in_five, net, 32, 3) == measure(layer_wise, net, 32, 3) > 0
 
 
 def test_traffic_table_is_plain_data():
@@ -173,25 +147,6 @@ def test_traffic_table_is_plain_data():
     assert lenet["layer_wise"] == [0, 8 * 800, 8 * (800 + 128), 8 * (3380 + 800 + 128), None]
     assert lenet["in_layer"][1:3] == [8 * (50 * 9 * 9 + 10 + 800), 16 * (50 * 9 * 9 + 10 + 800)]
     assert lenet["data_parallel"][1:3] == [8 * 129_068, 16 * 129_068]
-
-
-def test_resnet_18_made_of_pairs_is_resnet_18():
-    torch.manual_seed(0)
-    net = networks(width=8)["ResNet-18"]
-    torch.manual_seed(0)
-    networks_before = [
-        nn.Conv2d(1, 20, 3),
-        nn.Conv2d(20, 50, 5),
-        nn.Linear(800, 128),
-        nn.Linear(128, 10),
-        nn.Linear(784, 8),
-        nn.Linear(8, 8),
-        nn.Linear(8, 8),
-        nn.Linear(8, 10),
-    ]  # same random numbers
-    whole = traffic.resnet18()
-    X = torch.rand(3, 1, 28, 28)
-    assert len(networks_before) == 8 and torch.equal(net(X), whole(X))
 
 
 # The chapter
