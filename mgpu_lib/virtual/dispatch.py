@@ -12,7 +12,7 @@ from mgpu_lib.virtual.known import known
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
-from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, complex_numbers, copy_into, wrap
+from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, wrap
 
 PLAIN = {int, str, type(None), torch.dtype}
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
@@ -215,7 +215,7 @@ def called_by_autograd():
 
 def finish(rule, inner, inner_kwargs, gpu, key, args, kwargs):
     """Run the operation on the inner tensors and wrap what comes out; what it wrote to is the same object again."""
-    if complex_numbers and isinstance(inner[0], Tensor) and inner[0].is_complex():
+    if inner and isinstance(inner[0], Tensor) and inner[0].is_complex():
         with conjugation():
             out = gpu.run(rule.func, inner, inner_kwargs, key, rule.call)
     else:

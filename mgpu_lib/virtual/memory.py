@@ -95,6 +95,7 @@ class Ledger:
         self.sheet = capacity  # what the GPU's data sheet says, whatever the capacity is set to
         self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
         self.live, self.contexts, self.history = {}, {}, None
+        self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
         self.reset_peak()
         self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
@@ -150,8 +151,10 @@ class Ledger:
         """Take from the driver what `pool` needs; if that is too much, what nobody uses is given back first."""
         wanted = round_up(pool.allocated, SEGMENT)
         if self.reserved - pool.reserved + wanted > self.capacity:
+            self.retries += 1
             self.empty_cache()
             wanted = min(wanted, self.capacity - self.reserved + pool.reserved)
+        self.driver_allocs += 1
         pool.ever_reserved += wanted - pool.reserved
         pool.reserved = wanted
         pool.peak_reserved = max(pool.peak_reserved, wanted)
@@ -179,8 +182,12 @@ class Ledger:
     def empty_cache(self):
         with self.lock:
             before = self.reserved
+            self.syncs += 1  # with all streams, whose work might still need what is given back
             for pool in (self.small, self.large):
-                pool.reserved = min(pool.reserved, round_up(pool.allocated, SEGMENT))
+                needed = round_up(pool.allocated, SEGMENT)
+                if needed < pool.reserved:
+                    self.driver_frees += 1
+                    pool.reserved = needed
             if self.history is not None and self.reserved < before:
                 self.history.emptied()
 
@@ -191,7 +198,7 @@ class Ledger:
 
     def reset_accumulated(self):
         """Count anew what is taken and given back from now on."""
-        self.out_of_memory = 0
+        self.out_of_memory = self.retries = 0
         self.small.reset_accumulated()
         self.large.reset_accumulated()
 
@@ -208,7 +215,7 @@ class Ledger:
                 lambda stats: stats[1],
                 lambda stats: stats[2],
                 lambda stats: [-(-nbytes // SEGMENT) for nbytes in stats[2]],
-                lambda stats: (0, 0, 0, 0),  # no block is ever split, and a request is never tried twice
+                lambda stats: (0, 0, 0, 0),  # no block is ever split
             )
         )
         return {
@@ -223,8 +230,13 @@ class Ledger:
             "inactive_split_bytes": none,
             "oversize_allocations": none["all"],
             "oversize_segments": none["all"],
-            "num_alloc_retries": 0,
+            "num_alloc_retries": self.retries,
             "num_ooms": self.out_of_memory,
+            "num_oom_rejections": 0,  # of a setting that there is not
+            "num_sync_all_streams": self.syncs,
+            "num_device_alloc": self.driver_allocs,
+            "num_device_free": self.driver_frees,
+            "max_split_size": -1,  # as if nobody has set it
         }
 
 

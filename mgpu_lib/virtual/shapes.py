@@ -9,6 +9,7 @@ import torch
 from mgpu_lib.virtual.costs import is_view
 from mgpu_lib.virtual.nests import tensors_in
 
+LIMIT = 200_000  # of answers that are kept
 aten, LAST = torch.ops.aten, torch.channels_last
 _empty_strided = torch.empty_strided  # PyTorch's own, also while virtual GPUs are on
 
@@ -27,6 +28,8 @@ class Shapes:
         made = self.known.get(key)
         if made is None:
             out = laid_out(func, args, func(*args, **kwargs))
+            if len(self.known) >= LIMIT:  # a program with ever new shapes
+                self.known.clear()
             self.known[key] = shape_rule(func, args, kwargs, out)
             return out
         return made(func, args, kwargs)

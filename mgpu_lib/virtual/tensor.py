@@ -7,7 +7,7 @@ C++ sees a tensor on the CPU, so autograd just works. Python sees `cuda:i`. Ever
 import copy
 import functools
 import inspect
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import MutableMapping
 
 import torch
@@ -373,7 +373,6 @@ def wrap(inner, gpu):
     check_dense(inner)
     dtype = inner.dtype
     if dtype.is_complex:
-        complex_numbers.append(True)
         inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
@@ -396,7 +395,6 @@ def gradient_on(grad, gpu):
 
 
 SUBCLASSES = set()  # what `virtual_class` has made
-complex_numbers = deque(maxlen=1)  # whether there have been any: few programs need to look for them
 _make_wrapper = Tensor._make_wrapper_subclass
 STRIDED, CPU = torch.strided, torch.device("cpu")
 

@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ import torch.cuda.comm
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib.virtual import Setup, current, virtual_gpus
+from mgpu_lib.virtual import Setup, current, shapes, virtual_gpus
 from mgpu_lib.virtual.clock import Clock
 
 MiB = 1 << 20
@@ -346,6 +347,30 @@ def test_memory_statistics(gpus):
     assert stats("allocation") == [0, 2, 1, 2] and stats("allocated_bytes") == [0, 12 * MiB, 8 * MiB, 12 * MiB]
 
 
+def test_calls_of_the_driver_are_counted(gpus):
+    def calls():
+        found = torch.cuda.memory_stats(0)
+        return [found[f"num_{name}"] for name in ("device_alloc", "device_free", "sync_all_streams")]
+
+    kept = [torch.empty(n, dtype=torch.uint8, device="cuda:0") for n in (100, 200, 3 * MiB)]
+    assert calls() == [2, 0, 0], "one for each pool"
+    del kept[1:]
+    kept.append(torch.empty(2 * MiB, dtype=torch.uint8, device="cuda:0"))
+    assert calls() == [2, 0, 0], "the allocator still had it"
+    del kept[1]
+    torch.cuda.empty_cache()
+    assert calls() == [2, 1, 1]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_accumulated_memory_stats(0)
+    assert calls() == [2, 1, 2]
+
+
+def test_memory_statistics_have_all_counters_that_pytorch_documents(gpus):
+    stats, documented = torch.cuda.memory_stats(0), torch.cuda.memory_stats.__doc__
+    missing = set(re.findall(r'``"(\w+)"``:', documented)) - stats.keys()
+    assert missing <= {"reserved_bytes_by_private_pools"}  # of which there are none
+
+
 def test_blocks_above_a_mebibyte_have_a_pool_of_their_own(gpus):
     small, large = torch.empty(MiB // 4, device="cuda:0"), torch.empty(MiB // 4 + 1, device="cuda:0")
     stats = torch.cuda.memory_stats(0)
@@ -369,7 +394,7 @@ def test_reserved_memory_gives_way(v100s):
     del blocks
     assert torch.cuda.memory_reserved(0) == 15 * GiB
     large = torch.empty(15 * GiB, dtype=torch.uint8, device="cuda:0")
-    assert torch.cuda.memory_reserved(0) == 15 * GiB
+    assert torch.cuda.memory_reserved(0) == 15 * GiB and torch.cuda.memory_stats(0)["num_alloc_retries"] == 1
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(GiB, dtype=torch.uint8, device="cuda:0")
     del large
@@ -749,6 +774,15 @@ def test_whoever_makes_gpus_has_all_of_them(monkeypatch):
 
 
 # --- backings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_keeps_few_shapes_at_a_time(monkeypatch):
+    """A program with ever new shapes, such as batches of sentences, takes no ever growing memory."""
+    monkeypatch.setattr(shapes, "LIMIT", 10)
+    with virtual_gpus(1, backing="meta") as machine:
+        for n in (*range(50), *range(50)):
+            assert (torch.empty(n, 3, device="cuda") @ torch.empty(3, 2, device="cuda")).shape == (n, 2)
+        assert len(machine.dry.known) <= 10
 
 
 def test_meta_has_shapes_memory_and_no_values():
