@@ -1,8 +1,10 @@
 """The checks of "DataParallel in one line": typical wrong answers are explained, other right ones taken."""
 
-from answers import checks_of, test_a_wrong_answer_is_explained, test_other_right_answers  # noqa: F401
-
-from mgpu_lib.exercises import dataparallel_in_one_line
+from answers import (  # noqa: F401
+    test_a_wrong_answer_is_explained,
+    test_every_exercise_of_the_page_has_wrong_answers,
+    test_other_right_answers,
+)
 
 SIGNATURES = {
     "strip_prefix": "state",
@@ -87,7 +89,3 @@ RIGHT = [
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** (epoch // epochs))""",
     ),
 ]
-
-
-def test_every_exercise_of_the_chapter_has_wrong_answers():
-    assert {name for name, *_ in WRONG} == set(SIGNATURES) == checks_of(dataparallel_in_one_line)

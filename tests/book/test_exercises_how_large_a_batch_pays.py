@@ -3,11 +3,15 @@
 import shutil
 
 import pytest
-from answers import checks_of, function, said, test_a_wrong_answer_is_explained  # noqa: F401
+from answers import (  # noqa: F401
+    function,
+    said,
+    test_a_wrong_answer_is_explained,
+    test_every_exercise_of_the_page_has_wrong_answers,
+)
 from made_up import write_results
 
 from mgpu_lib import recorded
-from mgpu_lib.exercises import how_large_a_batch_pays
 
 SIGNATURES = {
     "critical_batch": "steps",
@@ -74,12 +78,3 @@ def results(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name, body", RIGHT)
 def test_other_right_answers(name, body, capsys):
     assert said(capsys, name, function(name, SIGNATURES[name], body)).startswith("right: ")
-
-
-def test_every_exercise_of_the_chapter_has_wrong_answers():
-    assert (
-        {name for name, *_ in WRONG}
-        == {name for name, *_ in RIGHT}
-        == set(SIGNATURES)
-        == checks_of(how_large_a_batch_pays)
-    )

@@ -1,8 +1,10 @@
 """The checks of "Meet your GPUs": typical wrong answers are explained, other right ones taken."""
 
-from answers import checks_of, test_a_wrong_answer_is_explained, test_other_right_answers  # noqa: F401
-
-from mgpu_lib.exercises import meet_your_gpus
+from answers import (  # noqa: F401
+    test_a_wrong_answer_is_explained,
+    test_every_exercise_of_the_page_has_wrong_answers,
+    test_other_right_answers,
+)
 
 SIGNATURES = {
     "emptiest_gpu": "devices",
@@ -56,7 +58,3 @@ RIGHT = [
         return int(visible.split(",")[i])""",
     ),
 ]
-
-
-def test_every_exercise_of_the_chapter_has_wrong_answers():
-    assert {name for name, *_ in WRONG} == set(SIGNATURES) == checks_of(meet_your_gpus)

@@ -1,8 +1,11 @@
 """The checks of "The parallel primitives": typical wrong answers are explained, other right ones taken."""
 
-from answers import checks_of, test_a_wrong_answer_is_explained, test_other_right_answers  # noqa: F401
-
-from mgpu_lib.exercises import the_parallel_primitives
+from answers import (  # noqa: F401
+    test_a_wrong_answer_is_explained,
+    test_every_exercise_of_the_page_has_wrong_answers,
+    test_other_right_answers,
+    variants,
+)
 
 SIGNATURES = {
     "gather_in_order": "finished, device",
@@ -10,94 +13,67 @@ SIGNATURES = {
     "broadcast_backward": "grads, device",
     "step_bytes": "k, params, buffers, inputs, outputs",
 }
+
+IN_ORDER = "return torch.cat([part.to(device) for _, part in sorted(finished, key=lambda pair: pair[0])])"
+SIZES = "return tuple(len(part) for part in torch.arange(rows).chunk(k))"
+SUMMED = "return sum(grad.to(device) for grad in grads if grad is not None)"
+IN_PLACE = """
+    total = None
+    for grad in grads:
+        if grad is not None:
+            total = grad.to(device) if total is None else total.add_(grad.to(device))
+    return total"""
+BYTES = "return (k - 1) * (2 * params + buffers + (inputs + 2 * outputs) // k)"
+
 WRONG = [
-    ("gather_in_order", "return torch.cat([p.to(device) for _, p in finished])", "in which the replicas finished"),
-    (
+    *variants(
         "gather_in_order",
-        """
-        return torch.cat([part.to(device) for _, part in sorted(finished, key=lambda pair: pair[1].device.index)])""",
-        "sorted by GPU",
+        IN_ORDER,
+        ("sorted(finished, key=lambda pair: pair[0])", "finished", "in which the replicas finished"),
+        ("pair[0]", "pair[1].device.index", "sorted by GPU"),
+        ("to(device)", "to('cuda:0')", "is on cuda:0, and was asked for on cuda:2"),
+        (".to(device)", "", "your code raises RuntimeError"),
+        ("cat([part", "stack([part[:1]", "don't stack"),
+        ("part.to", "part.detach().to", "no gradient reaches the parts"),
+        (
+            "sorted(finished, key=lambda pair: pair[0])",
+            "(finished.sort(key=lambda pair: pair[0]), finished)[1]",
+            "changed",
+        ),
     ),
-    (
-        "gather_in_order",
-        "return torch.cat([part.to('cuda:0') for _, part in sorted(finished, key=lambda p: p[0])])",
-        "is on cuda:0, and was asked for on cuda:2",
-    ),
-    (
-        "gather_in_order",
-        "return torch.cat([part for _, part in sorted(finished, key=lambda p: p[0])])",
-        "your code raises RuntimeError",
-    ),
-    (
-        "gather_in_order",
-        "return torch.stack([p[:1].to(device) for _, p in sorted(finished, key=lambda p: p[0])])",
-        "don't stack",
-    ),
-    (
-        "gather_in_order",
-        "return torch.cat([p.detach().to(device) for _, p in sorted(finished, key=lambda p: p[0])])",
-        "no gradient reaches the parts",
-    ),
-    (
-        "gather_in_order",
-        """
-        finished.sort(key=lambda pair: pair[0])
-        return torch.cat([part.to(device) for _, part in finished])""",
-        "the caller's list was changed",
-    ),
-    ("scatter_sizes", "return [len(part) for part in torch.arange(rows).tensor_split(k)]", "So tensor_split cuts"),
-    (
+    *variants(
         "scatter_sizes",
-        """
-        sizes = [len(part) for part in torch.arange(rows).chunk(k)]
-        return sizes + [0] * (k - len(sizes))""",
-        "Leave out the GPUs that get nothing",
+        SIZES,
+        ("chunk", "tensor_split", "So tensor_split cuts"),
+        (
+            "chunk(k))",
+            "chunk(k)) + (0,) * (k - len(torch.arange(rows).chunk(k)))",
+            "Leave out the GPUs",
+        ),
     ),
     ("scatter_sizes", "return [rows // k] * (k - 1) + [rows - rows // k * (k - 1)]", "scatter gives"),
     ("scatter_sizes", "return [-(-rows // k)] * k", "Together they hold"),
-    (
+    *variants(
         "broadcast_backward",
-        "return torch.stack([g.to(device) for g in grads if g is not None]).sum()",
-        "the gradient has shape (), the parameter (2,)",
+        SUMMED,
+        ("grad.to(device) for", "grad.to(device).sum() for", "the gradient has shape (), the parameter (2,)"),
+        ("not None)", "not None) / sum(grad is not None for grad in grads)", "don't average"),
+        ("return sum(", "return next(", "other replicas' rows"),
+        ("grad.to(device) for", "grad for", "your code raises RuntimeError"),
+        (" if grad is not None", "", "your code raises AttributeError"),
+        ("to(device)", "to('cuda:1')", "is on cuda:1"),
     ),
-    (
-        "broadcast_backward",
-        """
-        arrived = [grad.to(device) for grad in grads if grad is not None]
-        return sum(arrived) / len(arrived)""",
-        "don't average",
-    ),
-    ("broadcast_backward", "return next(g for g in grads if g is not None).to(device)", "other replicas' rows"),
-    ("broadcast_backward", "return sum(grads)", "your code raises RuntimeError"),
-    ("broadcast_backward", "return sum(grad.to(device) for grad in grads)", "your code raises AttributeError"),
-    (
-        "broadcast_backward",
-        """
-        total = None
-        for grad in grads:
-            if grad is not None:
-                total = grad.to(device) if total is None else total.add_(grad.to(device))
-        return total""",
-        "grads[0] was changed",
-    ),
-    ("broadcast_backward", "return sum(grad.to('cuda:1') for grad in grads if grad is not None)", "is on cuda:1"),
-    ("step_bytes", "return k * (2 * params + buffers + (inputs + 2 * outputs) // k)", "sends nothing to itself"),
-    ("step_bytes", "return (k - 1) * (params + buffers + (inputs + 2 * outputs) // k)", "gradients of the parameters"),
-    ("step_bytes", "return (k - 1) * (2 * params + 2 * buffers + (inputs + 2 * outputs) // k)", "one way"),
-    ("step_bytes", "return (k - 1) * (2 * params + buffers + (inputs + outputs) // k)", "gather's backward"),
-    ("step_bytes", "return (k - 1) * (2 * params + buffers + (2 * inputs + 2 * outputs) // k)", "need no gradient"),
-    ("step_bytes", "return (k - 1) * (2 * params + buffers + inputs + 2 * outputs)", "a k-th of the inputs"),
-    ("step_bytes", "return (k - 1) * 2 * params", "the ledger counts"),
-]
-RIGHT = [
-    (
-        "scatter_sizes",
-        """
-    def scatter_sizes(rows, k):
-        return tuple(len(part) for part in torch.arange(rows).chunk(k))""",
+    ("broadcast_backward", IN_PLACE, "grads[0] was changed"),
+    *variants(
+        "step_bytes",
+        BYTES,
+        ("(k - 1)", "k", "sends nothing to itself"),
+        ("2 * params", "params", "gradients of the parameters"),
+        ("+ buffers", "+ 2 * buffers", "one way"),
+        ("2 * outputs", "outputs", "gather's backward"),
+        ("(inputs", "(2 * inputs", "need no gradient"),
+        (" // k", "", "a k-th of the inputs"),
+        (" + buffers + (inputs + 2 * outputs) // k", "", "the ledger counts"),
     ),
 ]
-
-
-def test_every_exercise_of_the_chapter_has_wrong_answers():
-    assert {name for name, *_ in WRONG} == set(SIGNATURES) == checks_of(the_parallel_primitives)
+RIGHT = [("gather_in_order", IN_ORDER), ("scatter_sizes", SIZES), ("broadcast_backward", SUMMED), ("step_bytes", BYTES)]

@@ -241,7 +241,12 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine,
         return machine.elapsed() >= busy_until, pytest.approx(done.end - done.start)
 
     pageable, pinned = cost(ordinary, True), cost(ordinary.pin_memory(), True)
-    assert pageable == cost(ordinary, False) and pageable[0] and pinned[0] and pinned[1].expected < 0.8 * pageable[1].expected
+    assert (
+        pageable == cost(ordinary, False)
+        and pageable[0]
+        and pinned[0]
+        and pinned[1].expected < 0.8 * pageable[1].expected
+    )
     assert cost(ordinary.pin_memory(), False) == (False, pinned[1])
     if name in TO_THE_GPU:  # as a DataLoader's workers hand over their batches
         shared = cost(ordinary.clone().share_memory_(), False)
