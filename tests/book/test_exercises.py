@@ -4,11 +4,10 @@ Wrong answers, and right ones of another kind, are in one file for each module o
 """
 
 import re
-from pathlib import Path
 
 import pytest
 from answers import said
-from pages import CHAPTERS, PAGES, cells, solutions
+from pages import PAGES, cells, solutions
 
 from mgpu_lib import exercises
 from mgpu_lib.exercises.framework import exercise, expect, filled
@@ -57,34 +56,6 @@ def test_every_exercise_has_a_check_and_then_a_solution(page):
     assert [kind for kind, _ in found] == ["exercise", "check", "solution"] * (len(found) // 3)
     assert [number for _, number in found[::3]] == [number for _, number in found[2::3]]
     assert len(found) // 3 == sum(cell.source.count("**Exercise ") for cell in cells(page)), "one is of another form"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_exercise_has_a_drawing(page):
-    """A picture of its own, which lies in assets/figures, or a drawing made of text."""
-    for cell in cells(page):
-        for label, _, text in re.findall(rf"{EXERCISE}((?:>.*\n?)*)", cell.source, re.M):
-            picture = f"../assets/figures/{label}.svg"
-            if f"]({picture})\n" in f"{text}\n":
-                assert (CHAPTERS / picture).exists()
-            else:
-                assert "> ```text\n" in text, f"{label} has no drawing"
-
-
-def test_every_check_is_used_once_and_tried_with_the_solution_shown():
-    used = [name for page in PAGES for kind, name in steps(page) if kind == "check"]
-    assert sorted(used) == sorted(exercises.__all__)
-    plain_values = {"check_aliases", "check_largest"}  # a set and a number, which no function computes
-    assert {f"check_{parameters.values[0]}" for parameters in shown_solutions()} == set(used) - plain_values
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_checks_of_a_page_are_in_the_module_named_after_it(page):
-    """And so are their tests."""
-    module = re.sub(r"^\d+-", "", page).replace("-", "_")
-    checks = [name for kind, name in steps(page) if kind == "check"]
-    assert {getattr(exercises, name).__module__ for name in checks} <= {f"mgpu_lib.exercises.{module}"}
-    assert not checks or (Path(__file__).parent / f"test_exercises_{module}.py").exists()
 
 
 # What all checks share
