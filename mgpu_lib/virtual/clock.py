@@ -9,6 +9,7 @@ same program takes the same time on every computer.
 import contextlib
 import math
 import threading
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -100,13 +101,25 @@ class Clock:
         self.prices = {}  # what `price` says, by the operation and the shapes it is called with
         self.ports = {}  # what a copy occupies at an end, see Topology.way -> when that is free
         self.shared = Host("host", factor=factor)
-        self.reproducible = True  # False once the program has asked what only real time decides
+        self.reproducible = True  # False once something depends on what only real time decides
+        self.user, self.user_ident = None, None  # the thread that used the shared host last
         self.dropping = threading.Lock()
         self.forget()
 
     def host(self):
         """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
         return this_thread.host or self.shared
+
+    def used_host(self):
+        """The same, for what takes its time: when threads share it, real time decides whose call comes first."""
+        host = this_thread.host
+        if host is None:
+            host = self.shared
+            if get_ident() != self.user_ident:
+                if self.user is not None and self.user.is_alive():
+                    self.reproducible = False
+                self.user, self.user_ident = threading.current_thread(), get_ident()
+        return host
 
     def forget(self):
         """What was called until now is nobody's concern any more."""
@@ -121,7 +134,7 @@ class Clock:
 
         `key` is what its time depends on, as something that a dictionary takes.
         """
-        host = this_thread.host or self.shared
+        host = self.used_host()
         if host.off:
             return
         price, waits, tf32 = self.prices.get(key) or self.price(gpu, func, args, kwargs, out, key)
@@ -204,7 +217,7 @@ class Clock:
         self.synchronize(gpu, [current_stream_of(gpu)], gpu.machine.pcie.latency)
 
     def wait(self, gpu, time):
-        self.host().wait(gpu.index, time)
+        self.used_host().wait(gpu.index, time)
 
     def copy(self, source, target, nbytes, memory="pageable", non_blocking=False):
         """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, with a kind of `memory`.
@@ -212,7 +225,7 @@ class Clock:
         It runs in the streams of both ends. The host waits for it when one end is its own memory, unless that is
         "pinned" and the caller said `non_blocking`.
         """
-        host = self.host()
+        host = self.used_host()
         if host.off:
             return
         gpus, first = [gpu for gpu in (source, target) if gpu is not None], source or target
@@ -235,7 +248,7 @@ class Clock:
 
     def kernel(self, gpu, name, seconds):
         """A kernel of so many `seconds` in the current stream of `gpu`, which no operation of PyTorch stands for."""
-        host = self.host()
+        host = self.used_host()
         called, launched = host.spend(HOST["pointwise"][0], gpu.index)
         stream = current_stream_of(gpu)
         times = *stream.enqueue(launched, seconds), called, launched
@@ -243,7 +256,7 @@ class Clock:
 
     def collective(self, name, gpus, nbytes, seconds):
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
-        host = self.host()
+        host = self.used_host()
         called, launched = host.spend(HOST_COPY * len(gpus), gpus[0].index)
         on = [current_stream_of(gpu) for gpu in gpus]
         start = max(launched, *(stream.free for stream in on))
@@ -255,7 +268,7 @@ class Clock:
 
     def work(self, seconds, name="work"):
         """The host itself does something for so long."""
-        host = self.host()
+        host = self.used_host()
         start, host.now = host.now, host.now + seconds
         self.host_event(name, host.thread, start, host.now)
 

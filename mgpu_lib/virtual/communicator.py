@@ -258,7 +258,7 @@ class Communicator:
         known numbers in them.
         """
         self.check(what)
-        gpu, host = self.gpu, self.gpu.clock.host()
+        gpu, host = self.gpu, self.gpu.clock.used_host()
         called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
         self.issued += 1

@@ -73,7 +73,8 @@ class Prediction(NamedTuple):
     def words(self, cluster):
         """The same in words, as lines, for a run on this Cluster."""
         spec, node = self.timeline.spec, cluster.node()
-        yield f"{cluster.n_gpus} {spec.key}, {node.topology.name}: a dry run, all times are modelled"
+        gpus = f"{cluster.n_gpus} {spec.key}, {node.topology.name}"
+        yield f"{gpus}: a dry run, all times are modelled{self.timeline.caveat}"
         step = f"{1e3 * self.seconds:.3f} ms from one optimizer step to the next"
         yield f"{step}, {self.mfu:.0%} MFU, {self.exposed:.0%} in communication alone"
         for rank, peak in zip(self.ranks, self.peak_memory, strict=True):

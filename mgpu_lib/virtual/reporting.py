@@ -147,4 +147,4 @@ def account(machine, steps, name=""):
         hidden = f", {totals.hidden / totals.communication:.0%} of it behind kernels" if share else ""
         peak, owner = readable(machine.ledgers[gpu].peak), f"{name}, " if name else ""
         lines.append(f"{owner}cuda:{gpu}: at most {peak}, {share:.0%} of the time in copies and collectives{hidden}")
-    return lines
+    return [lines[0] + timeline.caveat, *lines[1:]] if lines else lines

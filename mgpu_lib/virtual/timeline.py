@@ -62,8 +62,9 @@ class Timeline:
     `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 100,000 to 200,000
     events: so many as `dropped` before them, the last of them called at `dropped_until`, are not here, and what would
     have to look at all of them raises a RuntimeError; `since` a later time nothing lacks.
-    Another run gives the same times unless the program asked what only real time decides, such as whether a collective
-    operation of several processes is done already: then `reproducible` is False.
+    Another run gives the same times unless they depend on what only real time decides: the program asked whether a
+    collective operation of several processes is done already, or several of its threads used GPUs at the same time
+    (those of DataParallel have times of their own). Then `reproducible` is False.
     """
 
     def __init__(self, events, spec, link, reproducible=True, dropped=0, dropped_until=-math.inf):
@@ -81,12 +82,16 @@ class Timeline:
         return self.events[index]
 
     def __repr__(self):
-        often = "" if self.reproducible else ", not the same in every run"
         last = f"the last {len(self):,} of {len(self) + self.dropped:,}" if self.dropped else len(self)
         return (
             f"<Timeline: {last} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
-            f"{self.link.name}{often})>"
+            f"{self.link.name}{self.caveat})>"
         )
+
+    @property
+    def caveat(self):
+        """What to add where its times are printed."""
+        return "" if self.reproducible else ", not the same in every run"
 
     @property
     def start(self):
