@@ -38,7 +38,7 @@ def shares(k, shape, dtype=torch.float32, seed=0):
     return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for _ in range(k)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     k=st.integers(1, 8),
     shape=st.one_of(st.integers(0, 40).map(lambda n: (n,)), st.sampled_from([(), (3, 5), (2, 3, 4)])),
@@ -158,7 +158,7 @@ def test_bucketed_allreduce_sums_in_place_whatever_the_size_of_a_bucket(k, bucke
             assert all(grad.cpu().equal(right) for grad, right in zip(grads, expected, strict=True))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 30), st.sampled_from([torch.float32, torch.float16])), max_size=12),
     bucket_bytes=st.integers(1, 200),

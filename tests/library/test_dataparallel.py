@@ -9,7 +9,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mgpu_lib import checkpoints
 from mgpu_lib.checkpoints import add_prefix, save_checkpoint, strip_prefix
-from mgpu_lib.models import SimpleCNN, resnet18
+from mgpu_lib.models import SimpleCNN, resnet8
 from mgpu_lib.virtual import virtual_gpus
 
 
@@ -68,7 +68,7 @@ def test_the_first_of_the_listed_gpus_gathers(machine):
 # Checkpoints
 
 
-@pytest.mark.parametrize("make", [SimpleCNN, resnet18])
+@pytest.mark.parametrize("make", [SimpleCNN, resnet8])
 def test_a_prefix_goes_and_comes_with_all_that_belongs_to_it(machine, make):
     wrapped = nn.DataParallel(fresh(make).to("cuda:0"))
     state, plain = wrapped.state_dict(), wrapped.module.state_dict()

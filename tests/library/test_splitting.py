@@ -49,7 +49,7 @@ def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro
     assert all(torch.equal(before[key], value) for key, value in whole.state_dict().items()), "net is unchanged"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(k=st.integers(1, 6), more=st.integers(0, 4), rows=st.integers(1, 12), micro_batches=st.integers(1, 8))
 def test_any_number_of_stages_and_micro_batches_equals_one_device(k, more, rows, micro_batches):
     """Stages of unequal length, micro-batches of unequal size, and some that are empty."""
@@ -59,13 +59,6 @@ def test_any_number_of_stages_and_micro_batches_equals_one_device(k, more, rows,
     with virtual_gpus(k) as machine:
         parts = layer_wise(net, X, y, machine.devices, micro_batches)
         assert largest_gap(gradients(parts), gradients([unsplit(net, X, y)])) < 1e-9
-
-
-def test_micro_batches_change_what_batch_norm_computes(nets):
-    X, y = make_batch(4)
-    with virtual_gpus(2) as machine:
-        parts = layer_wise(nets["ResNet-18"], X, y, machine.devices, micro_batches=2)
-        assert largest_gap(gradients(parts), gradients([unsplit(nets["ResNet-18"], X, y)])) > 0.01
 
 
 def test_all_forward_passes_come_before_the_first_backward(nets):
