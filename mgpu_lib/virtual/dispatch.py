@@ -5,6 +5,7 @@ import sys
 import torch
 from torch import Tensor
 
+from mgpu_lib.virtual.attention import ATTENTION, completed, without_seeds
 from mgpu_lib.virtual.collectives import collective, functional, made_of_collectives
 from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
 from mgpu_lib.virtual.gpu import count
@@ -111,6 +112,17 @@ def pack(rule, func, args, kwargs):
     return wrap(data, gpu), batch_sizes
 
 
+def attention(rule, func, args, kwargs):
+    """One of CUDA's attention kernels."""
+    made = call(rule, func, args, kwargs)
+    return completed(made, *args[:2], func.overloadpacket)
+
+
+def attention_backward(rule, func, args, kwargs):
+    return call(rule, func, without_seeds(args), kwargs)
+
+
+ATTENDING = {f.overloadpacket.__name__: attention_backward if "backward" in str(f) else attention for f in ATTENTION}
 INTERPOLATED = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
 SPECIAL = {
     "copy_": copy,
@@ -118,6 +130,7 @@ SPECIAL = {
     "_local_scalar_dense": read,
     PACK: pack,
     **dict.fromkeys(INTERPOLATED, interpolate),
+    **ATTENDING,
 }
 
 

@@ -19,7 +19,6 @@ KERNELS = {
     "native_layer_norm": "_native_layer_norm",
     "stack": "cat",
     "equal": "_equal",
-    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_efficient_attention",
 }
 # Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
 ITERATED = set("mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits allclose dist".split())
@@ -27,7 +26,6 @@ ARGUMENTS = {
     ("embedding", "indices"): "index",
     ("embedding", "weight"): "self",
     ("convolution", "input"): "self",
-    ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask"): "attn_bias",
 }
 
 

@@ -29,3 +29,11 @@ def fused_rms_norm_backward(grad, x, shape, scale, weight, wanted):
 
 def dims(shape):
     return list(range(-len(shape), 0))
+
+
+RMS_NORM = {
+    torch.ops.aten._fused_rms_norm.default: fused_rms_norm,
+    torch.ops.aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
+}
+for operation, function in RMS_NORM.items():
+    function.overloadpacket = operation.overloadpacket  # by which its time is told

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import attention, batch_norm
+from mgpu_lib.virtual import attention, batch_norm, rms_norm
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
@@ -17,7 +17,7 @@ MIXING |= {
 }  # in place of biases that there aren't, C++ makes zeros there
 
 STRICT = set("cat stack nll_loss_forward embedding index_select gather addmm mm bmm".split())  # take no scalars
-FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM
+FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM | rms_norm.RMS_NORM
 
 
 class Rule(NamedTuple):
@@ -52,7 +52,7 @@ def is_composite(func):
     Some, as silu_backward, are so for other devices, and have a kernel of their own where CPUs and CUDA have one.
     """
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
-    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU")
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and func not in FOR_CUDA_ONLY
 
 
 def with_generator(func):

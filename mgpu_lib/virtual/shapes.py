@@ -53,9 +53,9 @@ def last(tensor):
 
 def shape_rule(func, args, kwargs, out):
     """How to get a result like `out` from the next such call: without asking PyTorch, if that is possible."""
-    if not isinstance(func, torch._ops.OpOverload) or is_view(func):
+    if not hasattr(func, "overloadpacket") or is_view(func):
         return dry_call
-    if func._schema.is_mutable:
+    if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
         return mutation(func, args, out)
     made = [out] if isinstance(out, torch.Tensor) else out
     if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, torch.Tensor) for t in made):

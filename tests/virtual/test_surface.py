@@ -477,14 +477,9 @@ def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
 
 def test_what_only_cuda_has_is_refused_in_words(gpus):
     """And not in those of the CPU, on which the values are computed."""
-    x = torch.ones(1, 2, 8, 16, device="cuda:1")
-    for call in (
-        lambda: torch.ops.aten._fused_dropout(x, 0.5),
-        lambda: torch.ops.aten._scaled_dot_product_flash_attention(x, x, x),
-    ):
-        with pytest.raises(NotImplementedError, match="one of CUDA's own operations") as error:
-            call()
-        assert "'CPU' backend" not in str(error.value)
+    with pytest.raises(NotImplementedError, match="one of CUDA's own operations") as error:
+        torch.ops.aten._fused_dropout(torch.ones(2, device="cuda:1"), 0.5)
+    assert "'CPU' backend" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:virtual GPUs don't compile")

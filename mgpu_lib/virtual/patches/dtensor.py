@@ -6,6 +6,7 @@ import sys
 import torch
 from torch import Tensor
 
+from mgpu_lib.virtual.attention import EFFICIENT, MATH, backend, dispatched
 from mgpu_lib.virtual.patches.factories import WRAPPERS
 from mgpu_lib.virtual.patches.functions import SHARED_OUT
 from mgpu_lib.virtual.patches.methods import Method
@@ -46,12 +47,12 @@ def make_of_parts(make, x, *args, **kwargs):
 
 def attention_of_parts(query, key, value, mask, is_causal, scale):
     """F.scaled_dot_product_attention of DTensors, by a kernel of CUDA's: DTensor knows how to share it out."""
+    kind = backend(query, key, value, mask, is_causal, False, current().spec.capability)
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    return kernel(query, key, value, mask, torch.is_grad_enabled(), 0.0, is_causal, scale=scale)[0]
+    return dispatched(EFFICIENT if kind == MATH else kind, query, key, value, mask, is_causal, scale)
 
 
 def tracker(original):

@@ -18,7 +18,7 @@ from mgpu_lib.virtual.errors import check_generator
 from mgpu_lib.virtual.gpu import VirtualGenerator
 from mgpu_lib.virtual.patches.methods import Method
 from mgpu_lib.virtual.running import current, find
-from mgpu_lib.virtual.tensor import Base, VirtualTensor, host_memory, inner_of, move, pinned, wrap
+from mgpu_lib.virtual.tensor import Base, VirtualTensor, host_memory, inner_of, move, pinned, unseen, wrap
 from mgpu_lib.virtual.unknown import Unknown
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
@@ -134,7 +134,7 @@ def on_gpu(gpu, original, args, kwargs, random):
         return original(*args, **kwargs)
     generator = kwargs.pop("generator", None)
     if gpu.backing.type == "cpu":  # asks for the size first: too large a tensor must not fill the real memory
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError), unseen():
             gpu.ledger.check(original(*args, **{**kwargs, "device": "meta"}).nbytes)
     if random:
         kwargs["generator"] = generator or gpu.generator

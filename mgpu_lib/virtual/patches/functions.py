@@ -4,15 +4,18 @@ It would make others there, or complain in the name of a kernel that runs on the
 """
 
 import functools
+from math import inf
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mgpu_lib.virtual import attention as kernels
 from mgpu_lib.virtual.errors import check_lengths, check_query, check_recurrent
+from mgpu_lib.virtual.patches.autocast import KEYS as AUTOCAST
 from mgpu_lib.virtual.patches.autocast import cast
 from mgpu_lib.virtual.rms_norm import fused_rms_norm, fused_rms_norm_backward
-from mgpu_lib.virtual.tensor import VirtualTensor, inner_of, wrap
+from mgpu_lib.virtual.tensor import VirtualTensor, inner_of, unseen, wrap
 
 # The originals, taken before anything is patched.
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
@@ -51,7 +54,8 @@ def of_inner(original):
         if not isinstance(x, VirtualTensor):
             return original(x, *args, **kwargs)
         inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
-        return wrap(x.gpu.run(original, *inner), x.gpu)
+        with unseen():
+            return wrap(x.gpu.run(original, *inner), x.gpu)
 
     return call
 
@@ -115,30 +119,36 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """F.scaled_dot_product_attention; where is_causal stands for a mask, it is made here, and not in C++."""
+    """F.scaled_dot_product_attention, by the kernel that CUDA would choose (see `mgpu_lib.virtual.attention`)."""
     check_query(query, key, value)
     if type(query) in SHARED_OUT and not dropout_p and not enable_gqa:
         return SHARED_OUT[type(query)](query, key, value, attn_mask, is_causal, scale)
-    if isinstance(query, VirtualTensor) and 0 in query.shape[:-1]:
+    fits = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
+    if not isinstance(query, VirtualTensor) or not fits or (attn_mask is not None and is_causal):
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if 0 in query.shape[:-1]:
         return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
-    if (
-        is_causal
-        and attn_mask is None
-        and isinstance(query, VirtualTensor)
-        and not by_one_kernel(query, key, value, dropout_p, scale, enable_gqa)
-    ):
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        is_causal = False
-    return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value, attn_mask = (cast(t, dtype) for t in (query, key, value, attn_mask))
+    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def by_one_kernel(query, key, value, dropout_p, scale, enable_gqa):
-    """Whether C++ will call one kernel for this causal attention, whose forms decide, and not single operations."""
-    forms = [
-        torch.empty_strided((1, *x.shape[1:]), x.stride(), dtype=x.dtype, device="cpu", requires_grad=x.requires_grad)
-        for x in (query, key, value)
-    ]
-    return torch._fused_sdp_choice(*forms, None, dropout_p, True, scale=scale, enable_gqa=enable_gqa) != 0
+def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
+    """The same for virtual tensors that autocast has done with."""
+    kind = kernels.backend(query, key, value, mask, is_causal, gqa, query.gpu.spec.capability)
+    fused = kind != kernels.MATH and kernels.can_be_made(value, query, mask, dropout_p)
+    if is_causal and not fused:  # made here, and not in C++
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype is torch.bool:
+        of_type = {"dtype": query.dtype, "device": "cpu"}
+        mask = torch.where(mask, torch.scalar_tensor(0.0, **of_type), torch.scalar_tensor(-inf, **of_type))
+    if fused:
+        return kernels.dispatched(kind, query, key, value, mask, is_causal, scale)
+    math = aten._scaled_dot_product_attention_math
+    return math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=gqa)[0]
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
@@ -150,15 +160,15 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 
 
 class RMSNorm(torch.autograd.Function):
-    """CUDA's two kernels, which PyTorch doesn't have for the CPU."""
+    """CUDA's two kernels. To C++ these are tensors on the CPU, for which it would make the first of others."""
 
     @staticmethod
     def forward(ctx, x, shape, weight, eps):
-        given = inner_of(x), shape, inner_of(weight), eps
-        out, scale = x.gpu.run(aten._fused_rms_norm.default, given, {}, call=fused_rms_norm)
-        ctx.save_for_backward(x, weight, wrap(scale, x.gpu))
+        with torch._C._AutoDispatchBelowAutograd():
+            out, scale = aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
         ctx.options = shape, eps
-        return wrap(out, x.gpu)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
@@ -167,10 +177,7 @@ class RMSNorm(torch.autograd.Function):
             scale = fused_rms_norm(x, shape, weight, eps)[1]
             of_x, of_weight = fused_rms_norm_backward(grad, x, shape, scale, weight, wanted)
         else:
-            given = inner_of(grad), inner_of(x), shape, scale.inner, inner_of(weight), wanted
-            call = fused_rms_norm_backward
-            made = x.gpu.run(aten._fused_rms_norm_backward.default, given, {}, call=call)
-            of_x, of_weight = (None if t is None else wrap(t, x.gpu) for t in made)
+            of_x, of_weight = aten._fused_rms_norm_backward(grad, x, shape, scale, weight, wanted)
         return of_x, None, of_weight, None
 
 
