@@ -60,6 +60,55 @@ LIVE = """async ([source, state, sends]) => {
     window.show = () => widget.render({ model, el: document.body.appendChild(document.createElement("div")) });
     window.leave = show();
 }"""
+# All menus, radio buttons and sliders (of a slider five stops) are set to all their values, also those that are hidden
+# or disabled, in three orders. Found are [what was done, what the figure shows, what one made with its values shows].
+FORCE = """async ([source, state]) => {
+    const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const make = (values, el) => {
+        const heard = new EventTarget();
+        el.leave = widget.render({ el, model: {
+            get: (key) => values[key],
+            set(key, value) {
+                if (values[key] === value) return;
+                values[key] = value;
+                heard.dispatchEvent(new Event(`change:${key}`));
+            },
+            on: (name, f) => heard.addEventListener(name, f),
+            off() {},
+            save_changes() {},
+        } });
+        return el;
+    };
+    const frame = () => new Promise(requestAnimationFrame);
+    const all = (el) => [...el.querySelectorAll("select, input")];
+    const shown = (el, words) => [words, el.querySelector("form").textContent,
+        ...all(el).map((e) => (e.type === "radio" ? e.checked : `${e.value} ${e.max} ${e.disabled}`))].join(" | ");
+    const values = { ...state }, figure = make(values, document.body.appendChild(document.createElement("div")));
+    await frame(), await frame();
+    const differences = [], done = [];
+    const check = () => {
+        const again = make({ ...values }, document.createElement("div"));
+        const now = shown(figure, figure.querySelector(".mgpu-picture").ariaLabel);
+        const wanted = shown(again, again.querySelector("[role=status]").textContent);
+        again.leave();
+        if (now !== wanted && differences.length < 3) differences.push([done.slice(-4).join(), now, wanted]);
+    };
+    const steps = all(figure).flatMap((control) => {
+        const put = (value, kind) => () => {
+            if (control.type === "radio") return control.click();
+            control.value = value;
+            done.push(`${control.labels[0].textContent.slice(0, 12)}=${value}`);
+            control.dispatchEvent(new Event(kind));
+        };
+        if (control.localName === "select") return [...control.options].map(({ value }) => put(value, "change"));
+        if (control.type === "radio") return [put()];
+        return [0, 0.25, 0.5, 0.75, 1].map((part) => put(Math.round(part * control.max), "input"));
+    });
+    for (const stride of [1, 7, 11]) {
+        for (const i of steps.keys()) steps[(i * stride) % steps.length](), check();
+    }
+    return [steps.length, differences];
+}"""
 SAY = """async ([source, state, changes]) => {
     const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
     return changes.map((values) => {

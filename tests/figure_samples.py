@@ -376,7 +376,7 @@ SAMPLES = {
             "ZeRO stage": ("1", "3"),
             "Activations": ("false", "true"),
         },
-        largest=75_000,
+        largest=120_000,
     ),
     "TuningExplorer": Sample(
         explorer,

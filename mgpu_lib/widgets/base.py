@@ -54,9 +54,10 @@ for (const el of document.querySelectorAll('[data-mgpu="{uid}"]:not([data-ready]
 }})();</script>"""
 
 
-def module(name):
+def module(name, **made):
     """One ES module of the file `name` and of all that it imports, each file once and after those that it imports.
 
+    `made`: {name without .js: text} of files that aren't in this folder.
     A file imports with `import { a, b } from "./other.js";` and exports with `export` before a declaration. ValueError
     for other ways to do either, for files that import each other in a circle, and for a name that is declared at the
     top of two files: they share one scope.
@@ -68,7 +69,7 @@ def module(name):
             raise ValueError(f"{' → '.join([*importers, name])}: files import each other in a circle")
         if name in texts:
             return
-        text = (HERE / name).read_text(encoding="utf-8")
+        text = made.get(name.removesuffix(".js")) or (HERE / name).read_text(encoding="utf-8")
         for other in IMPORT.findall(text):
             add(other, (*importers, name))
         texts[name] = EXPORTED.sub("", IMPORT.sub("", text))

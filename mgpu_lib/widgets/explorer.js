@@ -2,7 +2,7 @@
 
 import { BATCH_NORM, explorerSentence, nearestRatio, netName, netOf, ratesOf } from "./cells.js";
 import { curveLegend, drawCurves } from "./curves.js";
-import { figure, menu, named, slider, valuesOf } from "./figure.js";
+import { figure, menu, named, slider, translated, valuesOf } from "./figure.js";
 import { heatMap } from "./heatmap.js";
 import { same, trainButton } from "./trainbutton.js";
 
@@ -21,34 +21,17 @@ function chosen(model, data) {
 }
 
 // The model, with all values written back that another one has changed.
-const keeping = (model, state) => ({
-  get: (key) => state()[key],
-  set(key, value) {
+function keeping(model, state) {
+  const set = (key, value) => {
     model.set(key, value);
     for (const [name, now] of Object.entries(state())) model.set(name, now);
-  },
-  save_changes: () => model.save_changes(),
-});
+  };
+  return translated(model, (key) => state()[key], set);
+}
 
 // A menu's values are words; these are numbers, and true or false.
-const worded = (kept, parse) => ({
-  get: (key) => String(kept.get(key)),
-  set: (key, value) => kept.set(key, parse(value)),
-  save_changes: kept.save_changes,
-});
-
-// A menu in which only what was recorded with the other choices can be chosen: `there(value)` says what.
-function narrowed([element, show], there, value) {
-  const select = element.querySelector("select");
-  return [
-    element,
-    () => {
-      show();
-      for (const option of select.options) option.disabled = !there(option.value);
-      select.value = value();
-    },
-  ];
-}
+const worded = (kept, parse, get = (key) => String(kept.get(key))) =>
+  translated(kept, get, (key, value) => kept.set(key, parse(value)));
 
 function explorerMenus(data, kept, state) {
   const networks = [...new Set(Object.keys(data.nets).map((name) => name.replace(BATCH_NORM, "")))],
@@ -58,24 +41,14 @@ function explorerMenus(data, kept, state) {
     menus.push(menu(kept, "network", "Network", named(networks)));
   }
   if (Object.keys(data.nets).some((name) => name.endsWith(BATCH_NORM))) {
-    const truth = worded(kept, (word) => word === "true");
-    menus.push(
-      narrowed(
-        menu(truth, "batch_norm", "Batch norm", { false: "without", true: "with" }),
-        (word) => state().network + (word === "true" ? BATCH_NORM : "") in data.nets,
-        () => netName(data, state()).endsWith(BATCH_NORM),
-      ),
-    );
+    const shown = () => netName(data, state()).endsWith(BATCH_NORM),
+      truth = worded(kept, (word) => word === "true", shown),
+      recorded = (word) => state().network + (word === "true" ? BATCH_NORM : "") in data.nets;
+    menus.push(menu(truth, "batch_norm", "Batch norm", { false: "without", true: "with" }, recorded));
   }
   if (Object.keys(budgets).length > 1) {
     const names = { epochs: "equal epochs", steps: "equal steps" };
-    menus.push(
-      narrowed(
-        menu(kept, "budget", "Compare at", names),
-        (name) => name in netOf(data, state()).budgets,
-        () => state().budget,
-      ),
-    );
+    menus.push(menu(kept, "budget", "Compare at", names, (name) => name in netOf(data, state()).budgets));
   }
   const counts = Object.fromEntries(data.counts.map((k) => [k, k === 1 ? "1 GPU" : `${k} GPUs`]));
   return [...menus, menu(worded(kept, Number), "num_gpus", "Number of GPUs", counts)];

@@ -19,6 +19,13 @@ export function choose(model, key, value) {
   model.save_changes();
 }
 
+// The model as a control sees it that shows and sets a value in other words.
+export const translated = (model, get, set = (key, value) => model.set(key, value)) => ({
+  get,
+  set,
+  save_changes: () => model.save_changes(),
+});
+
 // Each control returns [element, show]; `show` brings the element up to date with the model.
 export function slider(model, key, label, values, describe) {
   const input = html("input", { type: "range", min: 0, max: values.length - 1, step: 1, ...KEYS_ARE_MINE });
@@ -50,16 +57,21 @@ export function marked([element, show], values, mark, also = () => {}) {
   ];
 }
 
-export function menu(model, key, label, names) {
+// `possible(value)` says what goes together with the other choices. Whatever else is chosen is put back: some browsers
+// let a reader choose an option that is disabled or hidden.
+export function menu(model, key, label, names, possible = () => true) {
   const options = Object.entries(names).map(([value, name]) => html("option", { value }, name));
   const select = html("select", KEYS_ARE_MINE, ...options);
-  select.addEventListener("change", () => choose(model, key, select.value));
-  return [
-    html("label", { class: "mgpu-menu" }, html("span", {}, label), select),
-    () => {
-      select.value = model.get(key);
-    },
-  ];
+  const show = () => {
+    for (const option of options) option.disabled = !possible(option.value);
+    select.value = model.get(key);
+  };
+  select.addEventListener("change", () => {
+    const offered = select.value in names && possible(select.value);
+    if (offered && select.value !== String(model.get(key))) choose(model, key, select.value);
+    else show();
+  });
+  return [html("label", { class: "mgpu-menu" }, html("span", {}, label), select), show];
 }
 
 // A menu whose options are called what they are.

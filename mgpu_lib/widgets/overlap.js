@@ -14,6 +14,7 @@ import {
   svg,
   swatch,
   textWidth,
+  translated,
   valuesOf,
 } from "./figure.js";
 import { TICKS, duration, timeScale } from "./time.js";
@@ -213,25 +214,19 @@ function overlapLegend() {
 }
 
 // The model with names in the place of a control's values: `names` is {name: value}.
-const byName = (model, names) => ({
-  get: (key) => nameOf(names, model.get(key)),
-  set: (key, name) => model.set(key, names[name]),
-  save_changes: () => model.save_changes(),
-});
+const byName = (model, names) =>
+  translated(
+    model,
+    (key) => nameOf(names, model.get(key)),
+    (key, name) => model.set(key, names[name]),
+  );
 
 // Within one node there is nothing to choose.
-function betweenMenu(model, data) {
-  const [element, show] = menu(model, "between", "Between nodes", { "": "only one node", ...named(data.between) });
-  const select = element.querySelector("select");
-  return [
-    element,
-    () => {
-      show();
-      select.disabled = !severalNodes(data, { num_gpus: model.get("num_gpus") });
-      select.options[0].hidden = !select.disabled;
-      if (select.disabled) select.value = "";
-    },
-  ];
+function betweenMenu(model, data, at) {
+  const several = () => severalNodes(data, at()),
+    shown = translated(model, (key) => (several() ? model.get(key) : "")),
+    names = { "": "only one node", ...named(data.between) };
+  return menu(shown, "between", "Between nodes", names, (value) => several() === (value !== ""));
 }
 
 export function render({ model, el }) {
@@ -260,7 +255,7 @@ export function render({ model, el }) {
       menu(model, "network", "Network", named(data.networks)),
       menu(byName(model, data.hosts), "host", "Host", HOSTS),
       menu(model, "link", "In a node", data.links),
-      betweenMenu(model, data),
+      betweenMenu(model, data, at),
       slider(model, "num_gpus", "Number of GPUs", data.counts, gpus),
       marked(bucket, names, mark),
     ],

@@ -1,8 +1,9 @@
 // The planner: what each GPU of a large training run holds, where the time of a step goes, and how to split it better.
 
 import { button, figure, html, menu, named, percent, size, slider, sum, svg, swatch, textWidth } from "./figure.js";
-import { together, valuesOf } from "./figure.js";
-import { ROOM, bestPlan, constants, fault, parameters, plan, runOf } from "./plan.js";
+import { together, translated, valuesOf } from "./figure.js";
+// What planner.py makes of mgpu_lib/plan_formulas.py.
+import { Plan, ROOM, TrainingRun, fault, parameters, planned, sizes_of } from "./plan_formulas.js";
 
 const MODELS = {
   "Llama 3 8B": { layers: 32, width: 4096, heads: 32 },
@@ -86,23 +87,48 @@ function faultAdvice(data, at) {
 }
 
 // How to make a run fit that does not.
-function memoryAdvice(data, at, { total }) {
-  const planned = (other) => (fault(runOf(other)) === null ? planOf(data, other) : null),
+function memoryAdvice(data, at, { held }) {
+  const possible = (other) => (fault(runOf(other)) === null ? planOf(data, other) : null),
     names = ["zero", "recompute", "micro_batch", "tensor", "pipeline"],
-    fitting = remedies(data, at, names, (other) => planned(other)?.fits);
+    fitting = remedies(data, at, names, (other) => possible(other)?.fits);
   if (fitting.length) return `It would fit with ${changed(fitting)}.`;
   const all = names.flatMap((name) => data.choices[name].map((value) => [name, value])),
-    needed = ([name, value]) => planned({ ...at, [name]: value })?.total ?? Infinity,
+    needed = ([name, value]) => possible({ ...at, [name]: value })?.held ?? Infinity,
     least = all.reduce((best, other) => (needed(other) < needed(best) ? other : best)),
-    closest = needed(least) < total ? ` It comes closest with ${changed([least])}: ${size(needed(least))}.` : "";
+    closest = needed(least) < held ? ` It comes closest with ${changed([least])}: ${size(needed(least))}.` : "";
   return `No single change of the split makes it fit, though several may.${closest}`;
 }
 
+const runOf = ({ layers, width, heads, batch_tokens, seq_len, ...split }) =>
+  TrainingRun({ sizes: sizes_of(layers, width, heads), batch: Math.floor(batch_tokens / seq_len), seq_len, ...split });
+const ratesOf = (data, { gpu, network }) => ({
+  ...data.kernels[gpu],
+  collectives: data.collectives[data.nodes[gpu]][network],
+});
+
 // Times below a nanosecond are what rounding leaves of nothing.
 function planOf(data, at) {
-  const made = plan(runOf(at), constants(data, at.gpu, at.network)),
+  const made = planned(runOf(at), ratesOf(data, at)),
     times = Object.entries(made.seconds).map(([part, time]) => [part, time < 1e-9 ? 0 : time]);
-  return { ...made, seconds: Object.fromEntries(times) };
+  return Plan({ ...made, seconds: Object.fromEntries(times) });
+}
+
+// All splits of a run that there can be.
+function splits(data, at) {
+  let all = [at];
+  for (const name of SPLIT) {
+    all = all.flatMap((other) => data.choices[name].map((value) => ({ ...other, [name]: value })));
+  }
+  return all.filter((other) => fault(runOf(other)) === null);
+}
+
+// The values of the fastest plan that fits (null if none does), how many splits there can be, and how many of them fit.
+function bestSplit(data, at) {
+  const tried = splits(data, at).map((values) => [values, planOf(data, values)]),
+    fitting = tried.filter(([, { fits }]) => fits),
+    steps = fitting.map(([, { step }]) => step),
+    best = fitting[steps.indexOf(Math.min(...steps))]?.[0] ?? null;
+  return { best, tried: tried.length, fitting: fitting.length };
 }
 
 function searchWords({ best, tried, fitting }) {
@@ -124,22 +150,22 @@ function plannerSentence(data, at) {
     wrong = fault(runOf(at));
   if (wrong) return `${start}: there is no such run. ${wrong}. ${faultAdvice(data, at)}`;
   const made = planOf(data, at);
-  if (!made.fits && made.total <= made.capacity) {
+  if (!made.fits && made.held <= made.capacity) {
     return (
-      `${start} may not fit: it needs ${size(made.total)} of ${size(made.capacity)}, and real runs typically held ` +
+      `${start} may not fit: it needs ${size(made.held)} of ${size(made.capacity)}, and real runs typically held ` +
       `${(1 / ROOM).toFixed(1)} times what is counted here. ${memoryAdvice(data, at, made)}`
     );
   }
   if (!made.fits) {
     const [most, bytes] = Object.entries(made.memory).reduce((a, b) => (b[1] > a[1] ? b : a));
     return (
-      `${start} does not fit: it needs ${size(made.total)}, ${size(made.total - made.capacity)} more than one ${at.gpu} ` +
+      `${start} does not fit: it needs ${size(made.held)}, ${size(made.held - made.capacity)} more than one ${at.gpu} ` +
       `has. ${KINDS[most][0]} take most of it, ${size(bytes)}. ${memoryAdvice(data, at, made)}`
     );
   }
   const [part, time] = costliest(made);
   return (
-    `${start} fits, with ${size(made.total)} of ${size(made.capacity)}. A step takes ${seconds(made.step)}, modelled, ` +
+    `${start} fits, with ${size(made.held)} of ${size(made.capacity)}. A step takes ${seconds(made.step)}, modelled, ` +
     `at ${percent(made.mfu, 1)} MFU; ${written(at.tokens / 1e12)} trillion tokens take ${days(made, at)} days. What ` +
     `costs most beside computing is ${COSTS[part]}: ${percent(time, made.step)} of the step.`
   );
@@ -152,7 +178,7 @@ const COSTS = {
   bubble: "the pipeline’s bubble",
   update: "the optimizer’s update",
 };
-const trainingSeconds = (made, at) => at.tokens / (made.tokensPerSecond * at.n_gpus);
+const trainingSeconds = (made, at) => at.tokens / (made.tokens_per_second * at.n_gpus);
 const days = (made, at) => written(trainingSeconds(made, at) / DAY);
 
 // The picture
@@ -207,18 +233,18 @@ function planBar(picture, prefix, { parts, names, scale, y, number, between = ()
 }
 
 function drawMemoryBar(picture, width, prefix, made, gpu, top) {
-  const longest = Math.max(made.total, made.capacity),
+  const longest = Math.max(made.held, made.capacity),
     scale = (bytes) => 1 + ((width - 2) * bytes) / longest,
     end = scale(made.capacity),
-    used = scale(made.total),
-    times = made.total / made.capacity,
-    inside = made.total <= made.capacity,
+    used = scale(made.held),
+    times = made.held / made.capacity,
+    inside = made.held <= made.capacity,
     than = inside
       ? `of ${size(made.capacity)}`
       : `${times < 10 ? times.toFixed(1) : written(times)} × what it holds`,
-    free = `${size(made.capacity - made.total)} free`,
+    free = `${size(made.capacity - made.held)} free`,
     y = top + 24;
-  const heading = `Memory of a GPU: ${size(made.total)}${inside ? " " : ", "}${than}`;
+  const heading = `Memory of a GPU: ${size(made.held)}${inside ? " " : ", "}${than}`;
   const over = () => {
     const room = { x: end, y, width: used - end, height: BAR_HEIGHT, fill: filled(prefix, "over"), class: "mgpu-over" };
     if (!inside) picture.append(svg("rect", room));
@@ -291,7 +317,7 @@ function factsOf(data, at) {
     shown = (value) => (made ? value() : "–"),
     hours = () => (trainingSeconds(made, at) * at.n_gpus) / 3600;
   return {
-    "tokens/s per GPU": shown(() => written(made.tokensPerSecond)),
+    "tokens/s per GPU": shown(() => written(made.tokens_per_second)),
     MFU: shown(() => percent(made.mfu, 1)),
     "a step": shown(() => seconds(made.step)),
     [`for ${short(at.tokens)} tokens`]: shown(() => `${days(made, at)} days`),
@@ -340,24 +366,19 @@ function tables(prefix, data, at) {
 // The controls
 
 // The model with a menu's words in the place of numbers and truths.
-const parsed = (model) => ({ ...forwarding(model), set: (key, word) => model.set(key, JSON.parse(word)) });
-const forwarding = (model) => ({ get: (key) => model.get(key), save_changes: () => model.save_changes() });
+const parsed = (model) =>
+  translated(
+    model,
+    (key) => model.get(key),
+    (key, word) => model.set(key, JSON.parse(word)),
+  );
 
 function modelMenu(model, at) {
-  const names = {
-    get: () => modelName(at()),
-    set: (_, name) => Object.entries(MODELS[name] ?? {}).forEach(([key, value]) => model.set(key, value)),
-    save_changes: () => model.save_changes(),
-  };
-  const [element, show] = menu(names, "model", "Model", named([...Object.keys(MODELS), OWN])),
-    own = element.querySelector("option:last-child");
-  return [
-    element,
-    () => {
-      show();
-      own.disabled = modelName(at()) !== OWN; // it is reached by moving a slider
-    },
-  ];
+  const set = (_, name) => Object.entries(MODELS[name] ?? {}).forEach(([key, value]) => model.set(key, value)),
+    names = translated(model, () => modelName(at()), set);
+  // "your own" is reached by moving a slider.
+  const possible = (name) => name !== OWN || modelName(at()) === OWN;
+  return menu(names, "model", "Model", named([...Object.keys(MODELS), OWN]), possible);
 }
 
 // A value that follows from others.
@@ -415,9 +436,8 @@ function searcher(model, data, at, heard) {
   let found;
   const state = () => JSON.stringify(at());
   const search = () => {
-    const { gpu, network } = at(),
-      result = bestPlan(runOf(at()), constants(data, gpu, network), data.choices);
-    if (result.best) SPLIT.forEach((name) => model.set(name, result.best.run[name]));
+    const result = bestSplit(data, at());
+    if (result.best) SPLIT.forEach((name) => model.set(name, result.best[name]));
     model.save_changes();
     found = { result, state: state() };
     heard(); // also where all values stay as they were

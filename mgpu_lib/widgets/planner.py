@@ -1,13 +1,15 @@
 """The planner: what a large training run takes, for any way to split it over thousands of GPUs."""
 
+import inspect
+
 import traitlets
 
-from mgpu_lib import planning
+from mgpu_lib import plan_formulas, planning
 from mgpu_lib.plan_rates import NODES, constants
 from mgpu_lib.widgets.base import CSS, HERE, InteractiveFigure, module
+from mgpu_lib.widgets.javascript import javascript
 
-DIGITS = 6  # of the rates in the page
-EXACT = "peak", "memory"
+FORMULAS = javascript(inspect.getsource(plan_formulas))
 TOKENS = (1e11, 3e11, 1e12, 3e12, 1.5e13)  # to train on, as offered
 OFFERED = planning.CHOICES | {"tokens": TOKENS}
 SPLIT = "tensor", "pipeline", "zero", "micro_batch", "recompute"
@@ -21,7 +23,7 @@ class Planner(InteractiveFigure):
     Raises TraitError for others. Values that don't go together are no error: the figure says what is wrong.
     """
 
-    _esm = module("planner.js")
+    _esm = module("planner.js", plan_formulas=FORMULAS)
     _css = CSS + (HERE / "planner.css").read_text(encoding="utf-8")
     controls = (*JOB, *SPLIT, "tokens")
     layers = traitlets.Int(80).tag(sync=True)
@@ -62,32 +64,15 @@ class Planner(InteractiveFigure):
 
 
 def planner_data():
-    """What the formulas know, for the page: OFFERED, and `plan_rates.constants` with six digits.
+    """What the formulas know, for the page: OFFERED, and `plan_rates.constants`.
 
-    "nodes" {GPU: the machine it comes in}; "kernels" {GPU: {name: rate}}; "groups" the names of all groups of GPUs;
-    "collectives" {machine: {network: lines}}, each line [microseconds, picoseconds per byte]: two of messages, within
-    a node and between nodes, then of each group one of an all-gather and one of an all-reduce.
+    "nodes" {GPU: the machine it comes in}; "kernels" {GPU: its constants}; "collectives" {machine: {network: those of
+    groups of GPUs}}.
     """
     kernels, collectives = {}, {}
     for gpu, node in NODES.items():
-        rates = constants(gpu, OFFERED["network"][0])
-        kernels[gpu] = {
-            name: value if name in EXACT else rounded(value) for name, value in rates.items() if name != "collectives"
-        }
-        collectives[node] = {network: lines(constants(gpu, network)["collectives"]) for network in OFFERED["network"]}
-    groups = [name for name in rates["collectives"] if name != "send"]
+        rates = {network: dict(constants(gpu, network)) for network in OFFERED["network"]}
+        collectives[node] = {network: known.pop("collectives") for network, known in rates.items()}
+        kernels[gpu] = rates[OFFERED["network"][0]]
     choices = {name: list(values) for name, values in OFFERED.items()}
-    return {"choices": choices, "nodes": NODES, "kernels": kernels, "groups": groups, "collectives": collectives}
-
-
-def lines(collectives):
-    """All [seconds, seconds per byte] of `plan_rates.groups`, in the order of its names and in the page's units."""
-    found = [collectives["send"]["near"], collectives["send"]["far"]]
-    for name, group in collectives.items():
-        found += [] if name == "send" else [group["gather"], group["reduce"]]
-    return [[rounded(1e6 * begin), rounded(1e12 * each)] for begin, each in found]
-
-
-def rounded(number):
-    number = float(f"{number:.{DIGITS}g}")
-    return int(number) if number.is_integer() else number
+    return {"choices": choices, "nodes": NODES, "kernels": kernels, "collectives": collectives}

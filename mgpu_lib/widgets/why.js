@@ -1,7 +1,8 @@
 // A training step on one GPU and on several, on one scale of time: what each GPU does, and what the step waits for.
 // The cells are those of experiments/why_slower.py; `row` there says how a GPU's step is written.
 
-import { figure, legend, marked, menu, named, percent, slider, svg, swatch, textWidth, valuesOf } from "./figure.js";
+import { figure, legend, marked, menu, named, percent, slider, svg, swatch, textWidth } from "./figure.js";
+import { translated, valuesOf } from "./figure.js";
 import { duration, timeScale } from "./time.js";
 
 const STATES = {
@@ -163,17 +164,10 @@ function whyLegend() {
 }
 
 // PCIe is always there; NVLink is not.
-function linkMenu(model, { links }, state) {
-  const [element, show] = menu(model, "link", "Link", { nvlink: "NVLink", pcie: "PCIe" });
-  const select = element.querySelector("select");
-  return [
-    element,
-    () => {
-      show();
-      for (const option of select.options) option.disabled = !(option.value in links[model.get("gpu")]);
-      select.value = linkOf({ links }, state());
-    },
-  ];
+function linkMenu(model, data, at) {
+  const names = { nvlink: "NVLink", pcie: "PCIe" },
+    shown = translated(model, () => linkOf(data, at()));
+  return menu(shown, "link", "Link", names, (value) => value in data.links[at().gpu]);
 }
 
 export function render({ model, el }) {

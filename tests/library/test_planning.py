@@ -4,7 +4,7 @@ import pytest
 
 import mgpu_lib as mgpu
 from experiments import planner_validation
-from mgpu_lib import planning
+from mgpu_lib import plan_formulas, planning
 from mgpu_lib.planning import TrainingRun, best_plan, plan
 
 SMALL = {"vocab": 32_000, "width": 2048, "layers": 4, "heads": 16, "kv_heads": 8, "inner": 7168}
@@ -44,7 +44,7 @@ def test_two_short_steps_say_how_long_a_long_one_takes():
 def test_a_model_has_the_parameters_and_flops_of_the_network():
     with mgpu.virtual_gpus(1, backing="meta"):
         net = mgpu.Transformer(**SMALL)
-        assert planning.parameters(SMALL) == sum(p.numel() for p in net.parameters())
+        assert plan_formulas.parameters(SMALL) == sum(p.numel() for p in net.parameters())
     found = run(zero=0, n_gpus=8)
     program = planner_validation.planned_runs.program(found, found.micro_batches, {})
     assert plan(found).flops / 8 == pytest.approx(mgpu.dry_run(program, 8).flops, rel=1e-6)
@@ -59,12 +59,12 @@ def test_the_models_of_llama_3():
 
 def test_a_plan_leaves_the_room_that_real_runs_have_needed():
     errors = mgpu.recorded.study("run_validation")["summary"]["memory"]["both"]["all"]
-    assert 1 + errors["typically"] == pytest.approx(planning.ROOM, abs=0.03)
+    assert 1 + errors["typically"] == pytest.approx(plan_formulas.ROOM, abs=0.03)
     words = {"": True, ", with little room": False, ", too much": False}
     for (word, fits), recompute, n_gpus in zip(words.items(), (True, False, False), (512, 512, 64), strict=True):
         made = plan(planning.run_of(80, 8192, 64, 2**23, 8192, n_gpus=n_gpus, tensor=8, zero=1, recompute=recompute))
         assert made.fits == fits and f" of 79.1 GiB on a GPU{word}, " in repr(made)
-        assert made.fits == (made.held <= planning.ROOM * made.capacity)
+        assert made.fits == (made.held <= plan_formulas.ROOM * made.capacity)
 
 
 def test_the_best_plan_is_the_fastest_that_fits():
@@ -101,6 +101,8 @@ def test_a_split_that_there_can_not_be_is_named(split, words):
 def test_what_a_plan_says():
     made = plan(run(zero=3))
     assert repr(made).endswith("% MFU (modelled)>") and "too much" not in repr(made)
-    assert list(made.memory) == list(planning.PARTS_OF_MEMORY) and list(made.seconds) == list(planning.PARTS_OF_STEP)
+    assert list(made.memory) == list(plan_formulas.PARTS_OF_MEMORY) and list(made.seconds) == list(
+        plan_formulas.PARTS_OF_STEP
+    )
     assert made.tokens_per_second == pytest.approx(3 * 4096 / made.step)
     assert ", too much" in repr(plan(TrainingRun(mgpu.LLAMA["70B"], n_gpus=8, zero=0, batch=8)))
