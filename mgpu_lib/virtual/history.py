@@ -1,24 +1,33 @@
-"""The history of memory: what was taken and given back on a GPU while it is recorded, when, and by which lines.
+"""The history of memory and snapshots of it: what PyTorch's memory viewers read.
 
-It may keep no tensor alive: of a stack it keeps files, line numbers and the names of functions.
+A snapshot has the blocks that are in use, with the lines that took them, and while a history is recorded the trace of
+what was taken and given back. The viewers draw memory over time from it, and add it up by lines. Where blocks lie isn't
+imitated: the viewers count a segment's blocks from its beginning, so each block is a segment of its own, and what a
+pool keeps for later is one more. Their pictures of segments therefore say nothing about a real GPU.
+
+A history may keep no tensor alive: of a stack it keeps files, line numbers and the names of functions.
 """
 
+import functools
 import os
 import sys
 from collections import deque
 from typing import NamedTuple
 
-from mgpu_lib.virtual.memory import BLOCK, round_up
+from mgpu_lib.virtual.memory import BLOCK, SMALL, round_up
 
 OURS = os.path.dirname(__file__) + os.sep
 CONTEXTS = None, "state", "alloc", "all"  # what gets a stack: nothing; blocks; what takes them, too; what frees, too
-TAKEN, RELEASED, EMPTIED, OUT_OF_MEMORY, LOOKED_AT = "taken", "released", "emptied", "out of memory", "looked at"
-ACTIONS = {  # what PyTorch calls each, one entry of a trace after the other
-    TAKEN: ("alloc",),
-    RELEASED: ("free_requested", "free_completed"),  # at once: no block waits for a stream
-    EMPTIED: (),  # seen only by what becomes of the addresses
-    OUT_OF_MEMORY: ("oom",),
-    LOOKED_AT: ("snapshot",),
+STATE, ALLOC, ALL = 1, 2, 3
+SETTINGS = {  # of PyTorch's allocator, as they are if nobody sets them
+    "PYTORCH_CUDA_ALLOC_CONF": "",
+    "max_split_size": -1,
+    "garbage_collection_threshold": 0.0,
+    "expandable_segments": False,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "roundup_power2_divisions": {},
 }
 
 
@@ -29,121 +38,48 @@ class Settings(NamedTuple):
     entries: int
     skipped: frozenset
 
-    def actions(self, kind):
-        return tuple(action for action in ACTIONS[kind] if action not in self.skipped)
 
+class Entry(NamedTuple):
+    """One of a trace. `address` is that of the block, or the bytes left if memory ran out; `time` in microseconds."""
 
-class Context(NamedTuple):
-    """Where a block was taken, as a stack or None, and the number of the stream that was current."""
-
+    action: str
+    address: int
+    nbytes: int
     stack: tuple | None
     stream: int
-
-
-class Operation:
-    """Something that happened to a ledger, and the `actions` that stand for it in a trace.
-
-    address   of the block; what the driver has left, if memory ran out
-    nbytes    that were asked for; what is allocated, if the ledger was looked at
-    reserved  of the small and of the large pool, when it was over
-    time      in microseconds
-    """
-
-    __slots__ = "actions", "address", "kind", "nbytes", "reserved", "stack", "stream", "time"
-
-    def __init__(self, kind, actions, address, nbytes, context, time, reserved):
-        self.kind, self.actions, self.address, self.nbytes = kind, actions, address, nbytes
-        self.stack, self.stream = context
-        self.time, self.reserved = time, reserved
+    time: int
 
 
 class History:
-    """What happens to the memory of `gpu` (a `gpu.VirtualGPU`), as Settings say; `before` is a History to go on with.
-
-    A block may be released at any moment, even here: by garbage collection, which may run wherever Python makes an
-    object. So an operation is made first, and then entered by what makes none. A block that is taken is entered when
-    the pool has counted it, one that is released before, so that a pool never seems to hold more than it has reserved.
-    """
+    """What happens to the memory of `gpu` (a `gpu.VirtualGPU`), as Settings say; `before`: a History to go on with."""
 
     def __init__(self, gpu, settings, before=None):
-        self.gpu, self.ledger, self.settings = gpu, gpu.ledger, settings
-        self.operations = deque(before.operations if before else (), settings.entries)
-        self.stacks = before.stacks if before else {}
-        self.complete = before.complete if before else True  # whether it has all blocks that came and went
-        self.first = before.first if before else self.reserved()
-        self.count = before.count if before else 0  # of operations ever; the oldest may be gone
-        self.actions = {kind: settings.actions(kind) for kind in ACTIONS}
-        self.complete = self.complete and all(self.actions[kind] for kind in (TAKEN, RELEASED))
-        self.depth = CONTEXTS.index(settings.context)
+        self.gpu, self.settings, self.depth = gpu, settings, CONTEXTS.index(settings.context)
+        self.entries = deque(before.entries if before else (), settings.entries)
+        self.stacks = {}
 
-    def reserved(self):
-        """Bytes that the small and the large pool have."""
-        return self.ledger.small.reserved, self.ledger.large.reserved
+    def taken(self, address, nbytes):
+        stack, stream = self.stack(STATE), self.gpu.stream_number()
+        self.gpu.ledger.origins[address] = stack, stream
+        self.enter("alloc", address, nbytes, stack if self.depth >= ALLOC else None, stream)
 
-    @property
-    def start(self):
-        """What they had when the oldest of the operations began, or was over if the one before it is gone."""
-        return self.first if self.count == len(self.operations) else self.operations[0].reserved
+    def released(self, address, nbytes, stack, stream):
+        """`stack` and `stream` are those that took the block; without those of releases they stand for them."""
+        shown = self.stack(ALL) or (stack if self.depth >= ALLOC else None)
+        for action in ("free_requested", "free_completed"):  # at once: no block waits for a stream
+            self.enter(action, address, nbytes, shown, stream)
 
-    def taken(self, pool, nbytes):
-        """Enter a block of `nbytes` that `pool` has counted, in the ledger, too, and return its address."""
-        context, size = self.context("state"), round_up(nbytes, BLOCK)
-        shown = context if self.depth >= CONTEXTS.index("alloc") else context._replace(stack=None)
-        operation = self.operation(TAKEN, None, nbytes, shown)
-        address = operation.address = pool.next  # blocks are entered in the order of their addresses:
-        pool.next = address + size  # nothing may come in between
-        if operation.actions:
-            self.operations.append(operation)
-            self.count += 1
-        self.ledger.live[address] = nbytes
-        self.ledger.contexts[address] = context
-        return address
+    def out_of_memory(self, nbytes, free):
+        self.enter("oom", free, nbytes, self.stack(ALLOC), self.gpu.stream_number())
 
-    def released(self, address):
-        """Enter a release. Its stack is the one of the release or, if those aren't recorded, of the block."""
-        context = self.ledger.contexts.pop(address, NOWHERE)
-        if self.depth == CONTEXTS.index("all"):
-            context = context._replace(stack=self.stack())
-        elif self.depth < CONTEXTS.index("alloc"):
-            context = context._replace(stack=None)
-        operation = self.operation(RELEASED, address, self.ledger.live[address], context)
-        if operation.actions:
-            self.enter(operation)
+    def enter(self, action, *values):
+        if action not in self.settings.skipped:
+            self.entries.append(Entry(action, *values, self.gpu.microseconds()))
 
-    def emptied(self):
-        """Enter that reserved memory was given back to the driver."""
-        operation = self.operation(EMPTIED, 0, 0, self.context("all"))
-        if self.complete:
-            self.enter(operation)
-
-    def out_of_memory(self, nbytes):
-        """Enter that `nbytes` didn't fit."""
-        free = self.ledger.capacity - self.ledger.allocated
-        operation = self.operation(OUT_OF_MEMORY, free, round_up(nbytes, BLOCK), self.context("alloc"))
-        if operation.actions:
-            self.enter(operation)
-
-    def looked_at(self, allocated):
-        """Enter that a snapshot was taken."""
-        operation = self.operation(LOOKED_AT, 0, allocated, NOWHERE)
-        if operation.actions:
-            self.enter(operation)
-
-    def operation(self, kind, address, nbytes, context):
-        return Operation(kind, self.actions[kind], address, nbytes, context, self.gpu.microseconds(), self.reserved())
-
-    def enter(self, operation):
-        """Add an operation; the oldest one goes if there are too many."""
-        self.operations.append(operation)
-        self.count += 1
-
-    def context(self, needed):
-        """The Context of what is being done, with a stack if at least `needed` is recorded."""
-        stack = self.stack() if self.depth >= CONTEXTS.index(needed) else None
-        return Context(stack, self.gpu.stream_number())
-
-    def stack(self):
+    def stack(self, depth):
         """The calls that led here, the innermost first, without those of this package: (file, line, function)."""
+        if self.depth < depth:
+            return None
         calls, frame = [], sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -154,26 +90,91 @@ class History:
         return self.stacks.setdefault(stack, stack)  # a loop comes to the same lines again and again
 
 
-NOWHERE = Context(None, 0)
-
-
 def record(gpus, settings, anew=False):
     """Record what happens to the memory of `gpus` from now on, and forget what has been recorded if it starts `anew`.
 
-    `settings` are Settings, or None: recording ends, and what was recorded is forgotten. Blocks keep their contexts.
+    `settings` are Settings, or None: recording ends, and its trace is forgotten. Blocks keep their stacks.
     """
     for gpu in gpus:
-        ledger = gpu.ledger
-        with ledger.lock:
-            for address in list(ledger.contexts):
-                if address not in ledger.live:  # it died while nothing was recorded
-                    ledger.contexts.pop(address, None)
-            before = None if anew else ledger.history
-            ledger.history = settings and History(gpu, settings, before)
+        with gpu.ledger.lock:
+            gpu.ledger.history = settings and History(gpu, settings, None if anew else gpu.ledger.history)
 
 
 def forget_history(gpus):
     """Leave nothing of what was recorded."""
     record(gpus, None)
     for gpu in gpus:
-        gpu.ledger.contexts.clear()
+        gpu.ledger.origins.clear()
+
+
+def snapshot(ledgers, traces=True):
+    """What torch.cuda.memory._snapshot() returns, of all GPUs with these ledgers; without `traces` those are empty."""
+    frames = functools.cache(frames_of)  # what many entries share is one list, so that a file gets it once
+    described = [description(ledger, frames) for ledger in ledgers]
+    return {
+        "segments": [segment for segments, _ in described for segment in segments],
+        "device_traces": [trace if traces else [] for _, trace in described],
+        "allocator_settings": dict(SETTINGS),
+        "external_annotations": [],
+    }
+
+
+def frames_of(stack):
+    return [dict(zip(("filename", "line", "name"), call, strict=True)) for call in stack or ()]
+
+
+def description(ledger, frames):
+    """(segments, trace) of one GPU: lists of dictionaries."""
+    with ledger.lock:  # the entries last: garbage collection, even here, may release blocks
+        live, origins = dict(ledger.live), dict(ledger.origins)
+        entries = list(ledger.history.entries) if ledger.history else []
+    gone = {entry.address for entry in entries if entry.action == "free_completed"}
+    segments = []
+    for name, pool in (("small", ledger.small), ("large", ledger.large)):
+        in_use = {a: n for a, n in live.items() if pool_of(n) == name and a not in gone}
+        for address, nbytes in in_use.items():
+            stack, _ = origins.get(address, (None, 0))
+            segments.append(segment(ledger.index, name, address, round_up(nbytes, BLOCK), nbytes, frames(stack)))
+        rest = pool.reserved - sum(round_up(nbytes, BLOCK) for nbytes in in_use.values())
+        if rest > 0:
+            segments.append(segment(ledger.index, name, pool.next, rest, 0, frames(None)))
+    return segments, [described(entry, frames) for entry in entries]
+
+
+def pool_of(nbytes):
+    return "small" if round_up(nbytes, BLOCK) <= SMALL else "large"
+
+
+def segment(index, name, address, size, requested, frames):
+    """A segment of the pool `name` with one block: in use if something was `requested`, kept for later if not."""
+    state, used = ("active_allocated", size) if requested else ("inactive", 0)
+    block = {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+    return {
+        "device": index,
+        "address": address,
+        "total_size": size,
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": requested,
+        "stream": 0,
+        "segment_type": name,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [block],
+    }
+
+
+def described(entry, frames):
+    """An entry of a trace in PyTorch's form. Without a stack it has no frames, as there."""
+    made = {
+        "action": entry.action,
+        "device_free" if entry.action == "oom" else "addr": entry.address,
+        "size": entry.nbytes,
+        "stream": entry.stream,
+        "time_us": entry.time,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": (0, 0),
+    }
+    return made if entry.stack is None else {**made, "frames": frames(entry.stack)}

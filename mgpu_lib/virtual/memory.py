@@ -81,8 +81,8 @@ class Ledger:
     """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`.
 
     This process may take `fraction` of the capacity. `live` has the bytes that were asked for of all blocks there are,
-    by address; `contexts` what a history has noted of some when they were taken. `history` is a `history.History` while
-    one is recorded, and None otherwise.
+    by address; `origins` the stack and the stream that took a block, if a history was recorded then. `history` is a
+    `history.History` while one is recorded, and None otherwise.
     """
 
     allocated, blocks, reserved = (
@@ -94,7 +94,7 @@ class Ledger:
         self.index, self.capacity, self.fraction = index, capacity, 1.0
         self.sheet = capacity  # what the GPU's data sheet says, whatever the capacity is set to
         self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
-        self.live, self.contexts, self.history = {}, {}, None
+        self.live, self.origins, self.history = {}, {}, None
         self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
         self.reset_peak()
         self.reset_accumulated()
@@ -128,24 +128,26 @@ class Ledger:
                 self.peak = now
             if pool.allocated > pool.reserved:
                 self.reserve(pool)
-            if self.history is not None:
-                return self.history.taken(pool, nbytes)
             address = pool.next
             pool.next = address + size
             self.live[address] = nbytes
+            if self.history is not None:
+                self.history.taken(address, nbytes)
         return address
 
     def release(self, address):
         """Give back the block at an address that `take` has returned."""
         if address:
             with self.lock:
-                if self.history is not None:
-                    self.history.released(address)
                 nbytes = self.live.pop(address)
                 size = -(-nbytes // BLOCK) * BLOCK
                 pool = self.small if size <= SMALL else self.large
                 pool.allocated -= size
                 pool.blocks -= 1
+                if self.origins or self.history is not None:
+                    origin = self.origins.pop(address, (None, 0))
+                    if self.history is not None:
+                        self.history.released(address, nbytes, *origin)
 
     def reserve(self, pool):
         """Take from the driver what `pool` needs; if that is too much, what nobody uses is given back first."""
@@ -165,7 +167,7 @@ class Ledger:
         if self.allocated + nbytes > self.fraction * self.capacity:
             self.out_of_memory += 1
             if self.history is not None:
-                self.history.out_of_memory(nbytes)
+                self.history.out_of_memory(nbytes, self.capacity - self.allocated)
             raise torch.OutOfMemoryError(self.complaint(nbytes))
 
     def complaint(self, nbytes):
@@ -181,15 +183,12 @@ class Ledger:
 
     def empty_cache(self):
         with self.lock:
-            before = self.reserved
             self.syncs += 1  # with all streams, whose work might still need what is given back
             for pool in (self.small, self.large):
                 needed = round_up(pool.allocated, SEGMENT)
                 if needed < pool.reserved:
                     self.driver_frees += 1
                     pool.reserved = needed
-            if self.history is not None and self.reserved < before:
-                self.history.emptied()
 
     def reset_peak(self):
         self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved
