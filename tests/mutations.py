@@ -232,8 +232,8 @@ FAULTS = [
     Fault(
         "a convolution's backward pass always makes both gradients",
         "mgpu_lib/virtual/costs.py",
-        "return sum(mask[:2]) * flop_registry",
-        "return 2 * flop_registry",
+        "return sum(mask[:2]) * registered_flops",
+        "return 2 * registered_flops",
         "virtual/test_costs.py virtual/test_clock.py",
     ),
     Fault(
@@ -302,8 +302,8 @@ FAULTS = [
     Fault(
         "what is loaded comes to the current GPU",
         "mgpu_lib/virtual/patches/checkpoint.py",
-        "storage.loaded_to = find(location)",
-        'storage.loaded_to = find("cuda")',
+        "gpu, held = find(location), storage",
+        'gpu, held = find("cuda"), storage',
         "virtual/test_tensors.py virtual/test_files.py virtual/test_surface.py",
     ),
     Fault(
