@@ -61,7 +61,8 @@ def checks_of(module):
 
 
 def program_of(name, body, module):
-    return body if f"{name}(" in body or "import " + name in body else function(name, module.SIGNATURES[name], body)
+    whole = f"def {name}(" in body or f"import {name}" in body
+    return body if whole else function(name, module.SIGNATURES[name], body)
 
 
 def test_a_wrong_answer_is_explained(wrong_answer, request, capsys):

@@ -39,22 +39,7 @@ WRONG = [
     ("physical", "return visible.split(',').index(str(i))", "numbers what it sees from 0 on"),
 ]
 RIGHT = [
-    (
-        "strays",
-        """
-    def strays(net, device):
-        return [name for name, tensor in net.state_dict().items() if tensor.device != device]""",
-    ),
-    (
-        "emptiest_gpu",
-        """
-    def emptiest_gpu(devices):
-        return max(devices, key=lambda device: torch.cuda.mem_get_info(device)[0])""",
-    ),
-    (
-        "physical",
-        """
-    def physical(i, visible):
-        return int(visible.split(",")[i])""",
-    ),
+    ("strays", "return [name for name, tensor in net.state_dict().items() if tensor.device != device]"),
+    ("emptiest_gpu", "return max(devices, key=lambda device: torch.cuda.mem_get_info(device)[0])"),
+    ("physical", "return int(visible.split(',')[i])"),
 ]

@@ -2,9 +2,11 @@
 
 import pytest
 from answers import (  # noqa: F401
+    function,
     test_a_wrong_answer_is_explained,
     test_every_exercise_of_the_page_has_wrong_answers,
     test_other_right_answers,
+    variants,
 )
 
 from mgpu_lib import exercises
@@ -12,55 +14,35 @@ from mgpu_lib import exercises
 SIGNATURES = {
     "to_device": "nest, device",
 }
+NEST = """
+    if isinstance(nest, torch.Tensor):
+        return nest.to(device)
+    if isinstance(nest, dict):
+        return {key: to_device(value, device) for key, value in nest.items()}
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(to_device(value, device) for value in nest)
+    return nest"""
 WRONG = [
     ("to_device", "return [x.to(device) for x in nest]", "can't use your answer: AttributeError"),
-    ("to_device", "return nest.to(device).clone() if isinstance(nest, torch.Tensor) else nest", "needs no copy"),
     ("to_device", "return nest.to(device) if isinstance(nest, torch.Tensor) else nest", "the caller's list"),
-    (
+    *variants(
         "to_device",
-        """
-        if isinstance(nest, torch.Tensor):
-            return nest.to(device)
-        if isinstance(nest, (list, tuple)):
-            return [to_device(part, device) for part in nest]
-        return nest""",
-        "a tuple came back as list",
-    ),
-    (
-        "to_device",
-        """
-        if isinstance(nest, torch.Tensor):
-            return nest.to(device)
-        return [to_device(part, device) for part in nest] if hasattr(nest, '__iter__') else nest""",
-        "your code raises",
-    ),
-    (
-        "to_device",
-        """
-        if isinstance(nest, torch.Tensor):
-            return nest.to(device)
-        if isinstance(nest, (list, tuple)):
-            return type(nest)(x.to(device) if isinstance(x, torch.Tensor) else x for x in nest)
-        if isinstance(nest, dict):
-            return {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in nest.items()}
-        return nest""",
-        "was not moved",
+        NEST,
+        ("return nest.to(device)", "return nest.to(device).clone()", "needs no copy"),
+        ("type(nest)(to_device(value, device) for value in nest)", "[to_device(x, device) for x in nest]", "as list"),
+        (
+            "(list, tuple)):\n        return type(nest)(",
+            "(list, tuple, str)):\n        return list(",
+            "your code raises",
+        ),
+        (
+            "(to_device(value, device) for",
+            "(value.to(device) if isinstance(value, torch.Tensor) else value for",
+            "moved",
+        ),
     ),
 ]
-RIGHT = [
-    (
-        "to_device",
-        """
-    def to_device(nest, device):
-        if isinstance(nest, torch.Tensor):
-            return nest.to(device)
-        if isinstance(nest, dict):
-            return {key: to_device(value, device) for key, value in nest.items()}
-        if isinstance(nest, (list, tuple)):
-            return type(nest)(to_device(value, device) for value in nest)
-        return nest""",
-    ),
-]
+RIGHT = [("to_device", function("to_device", "nest, device", NEST))]
 
 
 @pytest.mark.parametrize(
