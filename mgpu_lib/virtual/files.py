@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import secrets
+import stat
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +18,7 @@ def replacing(path):
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")  # no link can lie there already
     try:
         yield new
         if path.exists():
@@ -35,7 +38,7 @@ def locked(path, seconds=60.0):
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
     while True:
-        with beside.open("w") as lock:
+        with open(beside, "w", opener=without_links) as lock:
             if taken(lock, beside):
                 try:
                     yield
@@ -47,6 +50,10 @@ def locked(path, seconds=60.0):
         time.sleep(0.01)
 
 
+def without_links(path, flags):
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def taken(lock, beside):
     """Whether this process has got the open file `lock`, and it is still the one that lies there."""
     import fcntl  # not on Windows
@@ -56,3 +63,15 @@ def taken(lock, beside):
         return os.path.samestat(os.fstat(lock.fileno()), beside.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
+
+
+def private_folder(name):
+    """The folder `name`-<user> among the computer's temporary files, which this user alone can enter; PermissionError
+    if something else lies there."""
+    path = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise PermissionError(f"{path} is not a folder that only you can enter: remove it")
+    return path

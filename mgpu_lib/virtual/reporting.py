@@ -7,16 +7,16 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mgpu_lib.virtual.files import locked, replacing
+from mgpu_lib.virtual.files import locked, private_folder, replacing
 from mgpu_lib.virtual.memory import readable
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.timeline import Totals
@@ -73,9 +73,14 @@ def number_in(name):
     return int(name.rpartition(" ")[2] or 0)
 
 
+def attempt(setup):
+    """What tells this run from others, and from those before torchrun started its processes again."""
+    return f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+
+
 def add_trace(setup, name, timeline):
     """Add this process to the file of the run's trace. A file of another run is replaced."""
-    path, run = Path(setup.trace), f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    path, run = Path(setup.trace), attempt(setup)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
     with locked(path):
         there, lines = read_trace(path)
@@ -104,24 +109,45 @@ def add_account(setup, name, machine, steps, failed, inherited):
     """Say what the GPUs did, when the last of this computer's ranks ends.
 
     One that fails says at once what there is to say, because the others may be ended with it. Processes that are no
-    ranks leave it to the one that started them.
+    ranks leave it to the one that started them. Where they can't come together each says its own.
     """
-    key = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode()
-    path = Path(tempfile.gettempdir(), f"mgpu-{hashlib.sha256(key).hexdigest()[:16]}.json")
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks))
+    mine = {name: account(machine, steps, name)} if name or machine.timeline.events else {}
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
+    helps = inherited and machine.rank is None
+    try:
+        said = together(setup, mine, 0 if failed else math.inf if helps else ranks)
+    except OSError as error:
+        print(f"--account: {error}", file=sys.stderr)
+        said = mine
+    if said:
+        print(in_words(machine, said), file=sys.stderr, flush=True)
+
+
+def together(setup, mine, needed):
+    """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
+    none, and mine is left, too."""
+    key, run = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(setup)
+    path = private_folder("mgpu") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     with locked(path):
-        there = json.loads(path.read_text()) if path.exists() else {}
-        if name in there:  # left by an earlier run, which was ended
+        there = read_accounts(path, run)
+        if there.keys() & mine.keys():  # left by an earlier run, which was ended
             there = {}
-        if name or machine.timeline.events:
-            there[name] = account(machine, steps, name)
-        helps = inherited and machine.rank is None
-        if failed or not (helps or (name and len(there) < ranks)):
-            if there:
-                print(in_words(machine, there), file=sys.stderr, flush=True)
+        there |= mine
+        if len(there) >= needed:
             path.unlink(missing_ok=True)
-        else:
-            path.write_text(json.dumps(there))
+            return there
+        with replacing(path) as new:
+            new.write_text(json.dumps({"run": run, "accounts": there}))
+        return {}
+
+
+def read_accounts(path, run):
+    """The accounts {name: lines} that processes of this `run` have left at `path`; none if there is anything else."""
+    try:
+        there = json.loads(path.read_text(errors="replace"))
+        return {name: list(map(str, lines)) for name, lines in there["accounts"].items() if there["run"] == run}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def in_words(machine, accounts):

@@ -1,6 +1,5 @@
 """Files are whole at every moment: one writer for all of them."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -43,10 +42,9 @@ def test_permissions_stay_and_folders_are_made(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_two_programs_do_not_write_into_one_file(tmp_path, monkeypatch):
+def test_two_programs_do_not_write_into_one_file(tmp_path):
     with replacing(tmp_path / "found.json") as mine:
         mine.write_text("mine")
-        monkeypatch.setattr(os, "getpid", lambda: 1)
         with replacing(tmp_path / "found.json") as theirs:
             theirs.write_text("theirs")
         assert mine.read_text() == "mine" and (tmp_path / "found.json").read_text() == "theirs"
@@ -67,6 +65,13 @@ def test_only_one_at_a_time_has_the_lock(tmp_path):
             pass
     with pytest.raises(ZeroDivisionError), locked(path):
         1 / 0  # noqa: B018
+    theirs = path.with_name("theirs")
+    theirs.write_text("theirs")
+    path.with_name("file.lock").symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic links"), locked(path):
+        pass
+    assert theirs.read_text() == "theirs"
+    theirs.unlink(), path.with_name("file.lock").unlink()
     with locked(path):
         assert [p.name for p in sorted(path.parent.iterdir())] == ["file", "file.lock"]
     assert [p.name for p in path.parent.iterdir()] == ["file"]

@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import torchrun
 
 from mgpu_lib.virtual import current, handed_down, inheriting, virtual_gpus
 from mgpu_lib.virtual.inheriting import STARTUP, VARIABLE, Setup, inherit
+from mgpu_lib.virtual.reporting import reporting
 
 PROGRAMS = Path(__file__).parent / "programs"
 SETUP = Setup(3, {"gpu": "T4"})
@@ -82,6 +85,56 @@ def test_each_rank_may_hide_all_gpus_but_its_own():
 def test_a_rank_that_fails_says_what_it_did():
     failing = torchrun(2, PROGRAMS / "ddp_steps.py", "fail", options=["--account"], check=False)
     assert failing.returncode == 1 and "rank 1, cuda:1: at most" in failing.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where accounts are left, on a computer with two ranks."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    return tmp_path / f"mgpu-{os.getuid()}"
+
+
+def ends(monkeypatch, rank, attempt=0):
+    """Rank `rank` ends, when it has held 1 MiB in torchrun's first attempt, 2 in its second, ..."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+    with virtual_gpus(2) as machine, reporting(machine, Setup(2, {}, account=True, run="a run")):
+        torch.ones(2**18 * (attempt + 1), device=f"cuda:{rank}")
+
+
+def test_ranks_that_torchrun_starts_again_report_what_they_did_then(folder, monkeypatch, capsys):
+    ends(monkeypatch, 0)  # and rank 1 is killed
+    ends(monkeypatch, 1, attempt=1)
+    assert not capsys.readouterr().err and folder.stat().st_mode & 0o777 == 0o700
+    ends(monkeypatch, 0, attempt=1)
+    said = capsys.readouterr().err
+    assert said.startswith("2 processes, ") and all(f"rank {r}, cuda:{r}: at most 2.00 MiB" in said for r in range(2))
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("planted", ["garbage", "[1]", '{"run": "a run 0", "accounts": 3}', None])
+def test_what_others_leave_where_accounts_lie_does_no_harm(folder, monkeypatch, capsys, planted):
+    theirs = folder.with_name("theirs")
+    theirs.write_text("theirs")
+    ends(monkeypatch, 0)
+    [left] = folder.iterdir()
+    left.unlink()
+    left.write_text(planted) if planted else left.symlink_to(theirs)
+    for rank in range(2):
+        ends(monkeypatch, rank)
+    assert capsys.readouterr().err.startswith("2 processes, ") and theirs.read_text() == "theirs"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_not_used(folder, monkeypatch, capsys):
+    theirs = folder.with_name("theirs")
+    theirs.mkdir()
+    folder.symlink_to(theirs)
+    ends(monkeypatch, 1)
+    said = capsys.readouterr().err
+    assert "not a folder that only you can enter" in said and "rank 1, cuda:1: at most 1.00 MiB" in said
+    assert list(theirs.iterdir()) == []
 
 
 SAYS = "import sys; print(*[name in sys.modules for name in ('torch', 'mgpu_lib', 'beside')], sys.path.count({!r}))"
