@@ -5,6 +5,7 @@ import subprocess
 
 import torch
 
+from mgpu_lib import loopback
 from mgpu_lib.table import Table
 from mgpu_lib.virtual import current, virtual_gpus
 
@@ -62,9 +63,10 @@ def enough_real_gpus(n):
 
 
 def environment_for(n):
-    """The environment of processes that need `n` GPUs: CUDA_VISIBLE_DEVICES is about real ones, and kept for those."""
+    """The environment of ranks that need `n` GPUs: CUDA_VISIBLE_DEVICES is about real ones, and kept for those."""
     real = enough_real_gpus(n)
-    return {name: value for name, value in os.environ.items() if real or name != "CUDA_VISIBLE_DEVICES"}
+    inherited = {name: value for name, value in os.environ.items() if real or name != "CUDA_VISIBLE_DEVICES"}
+    return loopback.ENVIRONMENT | inherited
 
 
 def gpu_table():

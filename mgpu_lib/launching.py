@@ -1,5 +1,6 @@
 """Running a script in many processes from a notebook: torchrun, with what its ranks print in order."""
 
+import contextlib
 import os
 import re
 import signal
@@ -9,11 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from mgpu_lib import loopback
 from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.virtual import find_gpu
 
 LIBRARY = Path(__file__).parent
-TORCHRUN = sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3"
+TORCHRUN = sys.executable, str(LIBRARY / "loopback.py")
+OPTIONS = "--standalone", "--local-addr", loopback.HOST, "--redirects", "3"
 ENDING = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
 EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")  # in what torchrun says of a failure
 FRAME = re.compile(r' *File "(.+?)", line \d+')
@@ -45,9 +48,9 @@ def launch(script, ranks, *arguments, gpu="A100-80", seconds=300):
         raise FileNotFoundError(f"launch({str(script)!r}): there is no such file in {os.getcwd()}")
     virtual = [] if enough_real_gpus(ranks) else ["-m", "mgpu_lib.virtual", "--gpu", find_gpu(gpu).key]
     with tempfile.TemporaryDirectory() as folder:
-        options = "--nproc-per-node", str(ranks), "--log-dir", folder
-        command = [*TORCHRUN, *options, *virtual, str(script), *map(str, arguments)]
-        status, said = ended(command, environment_for(ranks), folder, seconds)
+        options = *OPTIONS, "--nproc-per-node", str(ranks), "--log-dir", folder
+        command = [*options, *virtual, str(script), *map(str, arguments)]
+        status, said = torchrun(command, environment_for(ranks), folder, seconds)
         outputs = [output_of(Path(folder), rank, script.resolve().parent) for rank in range(ranks)]
     print_by_rank([(output.stdout, output.stderr) for output in outputs])
     if status is None:
@@ -63,11 +66,15 @@ def print_by_rank(outputs):
             print("".join(f"[rank{rank}]: {line}\n" for line in text.splitlines()), end="", file=stream, flush=True)
 
 
-def ended(command, environment, folder, seconds):
-    """The exit status of `command` (None: it took too long), and what it said. None of its processes is left."""
-    with Path(folder, "torchrun.log").open("w+") as log:
+def torchrun(arguments, environment, folder, seconds):
+    """The exit status of torchrun (None: it took too long), and what it said. None of its processes is left, also
+    where this one is killed."""
+    here, there = os.pipe()
+    with Path(folder, "torchrun.log").open("w+") as log, open(there, "wb"):
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+        command = [*TORCHRUN, str(here), *arguments]
+        process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[here], **streams)
+        os.close(here)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -79,14 +86,26 @@ def ended(command, environment, folder, seconds):
 
 
 def end(process):
-    """Have torchrun end its ranks, and itself."""
+    """Have torchrun end its ranks, and itself: by force if it takes too long, or is interrupted at it."""
     if process.poll() is None:
+        ranks = children(process.pid)
         process.terminate()
         try:
             process.wait(ENDING)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            pass
+        finally:
+            if process.poll() is None:
+                for group in ranks:  # which each of them leads
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(group, signal.SIGKILL)
+                process.kill()
+                process.wait()
+
+
+def children(pid):
+    """The processes that process `pid` has started; Linux says so."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
 def output_of(folder, rank, home):

@@ -1,6 +1,7 @@
 """What each process of `ranks.Ranks` does: it runs the code that it is sent, and sends back what came of it.
 
-Run as a script, with the number of the file descriptor that leads to the notebook. When that is gone, so is this.
+Run as a script, with the number of the file descriptor that leads to the notebook. When that is gone, so is this, and
+what it has started. Rank 0 gets the number of another one, the socket at which the ranks meet.
 """
 
 import ast
@@ -12,6 +13,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -41,18 +43,17 @@ def executed(code, names):
 
 
 def listen(connection, cells):
-    """Pass on what is sent, also while a cell runs; end the process when nobody is there any more."""
+    """Pass on what is sent, also while a cell runs; end the process group when nobody is there any more."""
     try:
         while True:
             cells.put(connection.recv())
     except (EOFError, OSError):
-        os._exit(0)
+        os.killpg(0, signal.SIGKILL)
 
 
-def serve(descriptor):
-    connection, cells = Connection(descriptor), queue.SimpleQueue()
+def serve(connection):
+    cells = queue.SimpleQueue()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the notebook was started to ignore it
-    sys.path[0] = ""  # the folder of the notebook, not of this file
     names = vars(sys.modules["__main__"])
     threading.Thread(target=listen, args=(connection, cells), daemon=True).start()
     while True:
@@ -61,4 +62,10 @@ def serve(descriptor):
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is a cell to interrupt
+    from loopback import stay_inside
+
+    sys.path[0] = ""  # the folder of the notebook, not of this file
+    descriptor, *places = map(int, sys.argv[1:])
+    stay_inside(*(socket.socket(fileno=place) for place in places))
+    serve(Connection(descriptor))

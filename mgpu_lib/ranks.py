@@ -6,10 +6,11 @@ that takes a while a bar with the seconds: a stored notebook could not be tested
 
 import atexit
 import contextlib
+import os
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -17,9 +18,12 @@ from pathlib import Path
 
 from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.launching import anywhere, own_frames, print_by_rank
+from mgpu_lib.loopback import HOST, listening
+from mgpu_lib.rank_process import CELL, OWN_FILE
 from mgpu_lib.virtual import Setup, find_gpu, handed_down
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
+LAST = 20  # lines that are shown of what a process said which has died
 GRACE = 5.0  # seconds that the other ranks have when one has failed: they may wait for it
 
 
@@ -60,10 +64,9 @@ class Ranks:
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"start_ranks({n!r}): the number of ranks must be a whole number, at least 1")
         given = handed_down(Setup(n, {"gpu": find_gpu(gpu).key}))
-        with contextlib.nullcontext() if enough_real_gpus(n) else given:
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with contextlib.nullcontext() if enough_real_gpus(n) else given, listening() as place:
             started = [start(rank, n, place) for rank in range(n)]
-        self.processes, self.connections = zip(*started, strict=True)
+        self.processes, self.connections, self.said = zip(*started, strict=True)
         atexit.register(self.stop)
 
     def run(self, code, seconds=300):
@@ -75,7 +78,8 @@ class Ranks:
         if self.connections[0].closed:
             raise RuntimeError("these ranks have been stopped: start_ranks() makes new ones")
         for connection in self.connections:
-            connection.send(code)
+            with contextlib.suppress(OSError):  # of a rank that has died: `collect` hears of it, too
+                connection.send(code)
         answers = {}
         try:
             self.collect(answers, time.monotonic() + seconds)
@@ -103,43 +107,44 @@ class Ranks:
                 try:
                     answers[rank] = connection.recv()
                 except (EOFError, OSError):
-                    answers[rank] = (
-                        "",
-                        "",
-                        f"its process has ended, with exit status {self.processes[rank].wait(GRACE)}",
-                    )
+                    answers[rank] = "", "", self.ending(rank)
                 if answers[rank][2] and not all_of_them:
                     deadline = min(deadline, time.monotonic() + GRACE)
 
+    def ending(self, rank):
+        """How the process of a rank has ended, and its last words."""
+        status = self.processes[rank].wait(GRACE)
+        how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
+        self.said[rank].seek(0)
+        words = [line for line in self.said[rank].read().splitlines() if not line.startswith("Extension modules:")]
+        return "\n".join([f"its process has ended, with {how}", *words[-LAST:]])
+
     def stop(self):
-        """End the processes."""
+        """End the processes, and what they have started."""
         atexit.unregister(self.stop)
-        for process, connection in zip(self.processes, self.connections, strict=True):
+        for process, connection, said in zip(self.processes, self.connections, self.said, strict=True):
             connection.close()
-            process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # of macOS where all have ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            said.close()
 
 
 def start(rank, n, place):
-    """(process, connection) of a new rank."""
+    """(process, connection, file of what it says that is no cell's) of a new rank. They meet at `place`, a socket."""
     here, there = Pipe()
+    said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (until the rank is stopped)
     who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
-    environment = (
-        {"OMP_NUM_THREADS": "1"} | environment_for(n) | place | {name: str(value) for name, value in who.items()}
-    )
-    command = [sys.executable, str(PROGRAM), str(there.fileno())]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], start_new_session=True, **quiet)
+    who |= {"MASTER_ADDR": HOST, "MASTER_PORT": place.getsockname()[1]}
+    environment = {"OMP_NUM_THREADS": "1"} | environment_for(n) | {name: str(value) for name, value in who.items()}
+    given = [there.fileno(), place.fileno()][: 1 if rank else 2]
+    command = [sys.executable, "-X", "faulthandler", str(PROGRAM), *map(str, given)]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+    process = subprocess.Popen(command, env=environment, pass_fds=given, start_new_session=True, **streams)
     there.close()
-    return process, here
+    return process, here, said
 
 
 def here(error):
     """A traceback as it is on every computer."""
-    return "\n".join(anywhere(line, Path.cwd()) for line in error.splitlines())
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    return "\n".join(anywhere(OWN_FILE.sub(CELL, line), Path.cwd()) for line in error.splitlines())

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def torchrun(n, program, *arguments, options=(), check=True, seconds=240):
+def torchrun(n, program, *arguments, options=(), check=True, seconds=2400):
     """Run `program`, a path, on `n` ranks with as many virtual GPUs; a CompletedProcess with its text."""
     launcher = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)
     command = [sys.executable, *launcher, "-m", "mgpu_lib.virtual", *options, str(program), *map(str, arguments)]
@@ -22,7 +22,7 @@ def wanted(request, name):
     return [item.callspec.params[name] for item in items if hasattr(item, "callspec") and name in item.callspec.params]
 
 
-def passed(request, program, n=4, seconds=240):
+def passed(request, program, n=4, seconds=2400):
     """The names of the checks of `program` that passed on `n` ranks, of those that the tests of this file want.
 
     What stands behind a name in the same line, such as a number of ranks, belongs to it.

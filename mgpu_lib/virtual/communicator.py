@@ -340,6 +340,7 @@ class Communicator:
         if self.thread is not None:
             self.queue.put(None)
             self.thread.join(seconds)
+        self.members = self.members._replace(store=None)  # so that the next group of these ranks gets another store
 
     # What goes wrong
 

@@ -1,8 +1,12 @@
 """mgpu.launch: torchrun from a notebook, with everything in order, and nothing left behind."""
 
-import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import mgpu_lib as mgpu
@@ -35,11 +39,11 @@ torch.cuda.synchronize()
 """
 HANGS = """
 import os, pathlib, signal, time
-rank = os.environ["RANK"]
-pathlib.Path(__file__).with_name(f"pid {rank}").write_text(str(os.getpid()))
-print("rank", rank, "starts", flush=True)
-if rank == "1":
-    time.sleep(600)
+import torch.distributed as dist
+pass
+dist.init_process_group("gloo")
+pathlib.Path(__file__).with_name("is there " + os.environ["RANK"]).touch()
+time.sleep(6000)
 """
 ERROR = """\
 rank 1 failed
@@ -83,15 +87,57 @@ def test_an_error_is_the_programs_own(script, capsys):
     assert capsys.readouterr() == ("[rank0]: rank 0 starts\n[rank1]: rank 1 starts\n", "")
 
 
+def processes(script):
+    """Those that run the script, or start it."""
+    return [process for process in psutil.process_iter() if str(script) in " ".join(cmdline(process))]
+
+
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []
+
+
+def await_that(condition, seconds=600):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
-def test_what_hangs_is_ended(script, capsys):
+def test_what_takes_too_long_is_ended(script):
     script.write_text(HANGS)
-    with pytest.raises(TimeoutError, match=r"script\.py was still running on 2 ranks after 45 s, and was ended"):
-        mgpu.launch(script, 2, seconds=45)
-    assert capsys.readouterr().out == "[rank0]: rank 0 starts\n[rank1]: rank 1 starts\n"
-    for path in script.parent.glob("pid *"):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+    with pytest.raises(TimeoutError, match=r"script\.py was still running on 2 ranks after 8 s, and was ended"):
+        mgpu.launch(script, 2, seconds=8)
+    assert not processes(script)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(script, how):
+    script.write_text(HANGS)
+    code = f"import mgpu_lib; mgpu_lib.launch({str(script)!r}, 2)"
+    notebook = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    await_that(lambda: len([*script.parent.glob("is there *")]) == 2)
+    everybody = notebook, *processes(script)
+    found = [psutil.Process(process.pid).net_connections() for process in everybody]
+    assert {c.laddr.ip for each in found for c in each if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    notebook.send_signal(how)
+    assert notebook.wait(600) != 0
+    await_that(lambda: not processes(script))
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_does_not_end_are_ended(script, monkeypatch):
+    script.write_text(HANGS.replace("pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await_that(lambda: len([*script.parent.glob("is there *")]) == 2)
+    monkeypatch.setattr(launching, "ENDING", 0.1)
+    launching.end(process)
+    await_that(lambda: not processes(script))
 
 
 @pytest.mark.slow
