@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mgpu_lib.virtual.cluster import Cluster
@@ -294,8 +295,7 @@ def explained(rank, counts):
     try:
         yield
     except torch.OutOfMemoryError as error:
-        doing = doing_what(error.__traceback__)
-        doing = "the set-up" if not counts.steps and doing == "the forward pass" else doing
+        doing = doing_what(error.__traceback__, counts.steps)
         place = f"{doing} of step {counts.steps}" if counts.steps else doing
         before = f" It held {readable(counts.held)} when that began." if counts.steps else ""
         advice = f"What would help: {ADVICE[doing]}"
@@ -309,6 +309,7 @@ def explained(rank, counts):
         ) from error
 
 
+OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 ADVICE = {
     "the set-up": "more GPUs to shard the parameters over, and to shard each layer as soon as it is made",
     "the forward pass": "a smaller micro-batch, activation checkpointing, or splitting the layers",
@@ -317,9 +318,12 @@ ADVICE = {
 }
 
 
-def doing_what(frames):
-    """What a step was doing when an error was raised, a key of ADVICE, by the functions that were at work."""
-    names = {(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(frames)}
-    if any(f"{os.sep}optim{os.sep}" in path for path, _ in names):
+def doing_what(frames, steps):
+    """What a rank that has begun so many `steps` was doing when an error was raised, a key of ADVICE, by the functions
+    that were at work. (A script's first step isn't counted: nobody knows where it begins.)"""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(frames)]
+    if any(code.co_filename.startswith(OPTIMIZERS) for code in codes):
         return "the optimizer's step"
-    return "the backward pass" if "_engine_run_backward" in {name for _, name in names} else "the forward pass"
+    if any(code.co_name == "_engine_run_backward" for code in codes):
+        return "the backward pass"
+    return "the forward pass" if steps or nn.Module._call_impl.__code__ in codes else "the set-up"

@@ -93,6 +93,7 @@ def dry(options):
         sys.exit(f"dry run: {error}")
     if options.trace:
         made.timeline.to_chrome_trace(options.trace)
+    print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
     print("\n".join(made.words(options.cluster)), flush=True)
 
 

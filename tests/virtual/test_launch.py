@@ -156,10 +156,11 @@ def test_a_dry_run_ends_when_it_knows_what_a_step_takes(folder):
     options = "--dry-run", "--gpus", "64", "--gpu", "A100-80", "--per-node", "8", "--rank", "3", "--trace", "trace.json"
     done = launched(folder, *options, "script.py", "--epochs", "3")
     assert done.returncode == 0, done.stderr
-    *printed, first, second, third = done.stdout.splitlines()
+    *printed, before, first, second, third = done.stdout.splitlines()
     assert printed == [f"rank 3, step {step}: loss ?" for step in range(len(printed))] and 1 < len(printed) < 9
     assert first == "64 A100-80, DGX A100 (NVLink 3, 12 links, InfiniBand HDR): a dry run, all times are modelled"
     assert "ms from one optimizer step to the next, " in second and third.startswith("rank 3: at most ")
+    assert before == "(What the program has printed of its own speed is that of this computer, without GPUs.)"
     step = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert (
         sum(event["name"] == "addmm" and event["cat"] == "matmul" for event in step) == 2
@@ -226,6 +227,25 @@ def test_a_script_that_can_not_be_run_without_values_hears_why(folder, script, w
         launch.main(["--dry-run", "--gpus", "4", "script.py"])
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (10**10, "rank 0, in the set-up: CUDA out of memory.* more GPUs"),
+        (2 * 10**9, "rank 0, in the forward pass: CUDA out of memory.* a smaller micro-batch"),
+    ],
+)
+def test_a_script_without_room_for_its_first_step_hears_where(folder, rows, words, monkeypatch):
+    (folder / "script.py").write_text(
+        f"import torch\nX = torch.zeros({rows}, 8, device='cuda')\n"
+        "net = torch.nn.Linear(8, 8).cuda()\nnet(X).sum().backward()\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(torch.OutOfMemoryError, match=words):
+        launch.main(["--dry-run", "--gpus", "4", "script.py"])
+
+
 def test_a_script_whose_ranks_send_to_each_other_is_run_as_all_of_them(folder, monkeypatch, capsys):
     (folder / "script.py").write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -246,5 +266,5 @@ def test_a_script_whose_ranks_send_to_each_other_is_run_as_all_of_them(folder, m
     monkeypatch.setattr(sys, "path", sys.path[:])
     main = sys.modules["__main__"]
     launch.main(["--dry-run", "--gpus", "3", "--gpu", "A100-80", "script.py"])
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["rank 0", "rank 1", "rank 2"]
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[3:]] == ["rank 0", "rank 1", "rank 2"]
     assert sys.modules["__main__"] is main
