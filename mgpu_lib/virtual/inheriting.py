@@ -4,20 +4,19 @@ They find them in one environment variable, MGPU_VIRTUAL_GPUS, which `handed_dow
 `startup`, first on PYTHONPATH. Python, as it starts, runs the `sitecustomize` in there, and that calls `inherit` as
 soon as the process has imported torch. Without the variable it does nothing: whoever takes it from the environment of
 a process keeps the virtual GPUs from it. (Nor do they reach a Python that ignores its environment, -E or -I.)
+
+GPUs that a program has made itself reach only the processes that multiprocessing spawns: see `patches.sharing`.
 """
 
 import atexit
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
+from mgpu_lib.virtual.environment import VARIABLE, naming
 from mgpu_lib.virtual.machine import Machine
 from mgpu_lib.virtual.reporting import reporting
-
-VARIABLE = "MGPU_VIRTUAL_GPUS"
-STARTUP = Path(__file__).with_name("startup")
 
 
 class Setup(NamedTuple):
@@ -28,39 +27,19 @@ class Setup(NamedTuple):
     trace: str | None = None  # the file that gets the timelines
     account: bool = False  # whether they say in words what the GPUs did
     run: str = ""  # tells this run from others
+    found: bool = True  # see Machine
 
     def make(self):
         """The machine, which is off; ValueError if there can't be such a one."""
         gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4)) if self.gpus is None else self.gpus
         machine = Machine(gpus, **self.machine)
-        machine.found = True
+        machine.found = self.found
         return machine
 
 
-@contextlib.contextmanager
 def handed_down(setup):
     """Inside, each process that is started has virtual GPUs as the Setup says, unless it gets another environment."""
-    path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
-    with environment({VARIABLE: json.dumps(setup._asdict()), "PYTHONPATH": path}):
-        yield
-
-
-@contextlib.contextmanager
-def environment(variables):
-    """Inside, the environment has these `variables`, None: not; afterwards their values are what they were."""
-    before = {name: os.environ.get(name) for name in variables}
-    update_environment(variables)
-    try:
-        yield
-    finally:
-        update_environment(before)
-
-
-def update_environment(variables):
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    return naming(setup._asdict())
 
 
 def inherit():

@@ -52,6 +52,7 @@ class Machine:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
             raise ValueError(f"host={host!r}: how long a call takes must be a number above 0; 1 for a server of 2020")
+        self.options = {"gpu": gpu, "link": link, "backing": str(backing), "network": network, "host": host}
         self.spec = find_gpu(gpu)
         self.topology = find_topology(link, self.spec, network)
         self.link, self.pcie = self.topology.link, self.topology.pcie

@@ -12,7 +12,8 @@ import torch
 from ranks import torchrun
 
 from mgpu_lib.virtual import current, handed_down, inheriting, virtual_gpus
-from mgpu_lib.virtual.inheriting import STARTUP, VARIABLE, Setup, inherit
+from mgpu_lib.virtual.environment import STARTUP, VARIABLE
+from mgpu_lib.virtual.inheriting import Setup, inherit
 from mgpu_lib.virtual.reporting import reporting
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -22,7 +23,7 @@ SETUP = Setup(3, {"gpu": "T4"})
 def launched(*arguments, **options):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mgpu_lib.virtual", *map(str, arguments)]
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 240, **options}
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 2400, **options}
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     return done
@@ -40,6 +41,34 @@ def test_processes_of_every_kind_have_the_gpus(tmp_path):
     assert "2 processes, 4 virtual T4, PCIe 3.0 x16 (all times are modelled)\nrank 0, cuda:0: at most" in done.stderr
     assert {f"rank {r}, cuda:{r} (virtual T4)" for r in range(2)} <= names_in(tmp_path / "trace.json")
     assert not list(tmp_path.glob("*.lock"))
+
+
+MAKES_ITS_OWN = """
+import subprocess, sys
+import torch
+import torch.multiprocessing as mp
+from mgpu_lib.virtual import virtual_gpus
+
+def work(rank, received):
+    print(rank, torch.cuda.get_device_name(1), received.add_(rank + 1).device, torch.cuda.device_count(), flush=True)
+
+if __name__ == "__main__":
+    with virtual_gpus(2, gpu="T4"):
+        x = torch.zeros(2, device="cuda:1")
+        for _ in range(2):
+            mp.spawn(work, (x,))
+        print(x.tolist(), flush=True)
+        count = "import torch; print(torch.cuda.device_count())"
+        subprocess.run([sys.executable, "-c", count], check=True)
+"""
+
+
+def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
+    (tmp_path / "script.py").write_text(MAKES_ITS_OWN)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # no real ones
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.stdout == "0 Tesla T4 (virtual) cuda:1 2\n" * 2 + "[2.0, 2.0]\n0\n", done.stderr
 
 
 def check_reports(done, trace):
@@ -148,7 +177,7 @@ def test_a_process_that_imports_no_torch_is_as_it_was(tmp_path, value):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
     environment |= {VARIABLE: value} if value else {}
     command = [sys.executable, "-c", SAYS.format(str(STARTUP))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout == "False False True 0\n" and not done.stderr
 
 

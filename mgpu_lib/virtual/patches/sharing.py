@@ -1,4 +1,5 @@
-"""Tensors that go to another process through multiprocessing's queues and pipes: CUDA's shared memory (IPC)."""
+"""multiprocessing: processes that it spawns have the GPUs, too, and tensors go to them through queues and pipes, as by
+CUDA's shared memory (IPC)."""
 
 from multiprocessing.reduction import ForkingPickler
 
@@ -6,20 +7,40 @@ import torch
 from torch.nn.parameter import Parameter
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from mgpu_lib.virtual.environment import naming
 from mgpu_lib.virtual.memory import Block
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.tensor import VirtualTensor, notes_of, plain_class, virtual_class, wrap
+
+try:
+    from multiprocessing import popen_spawn_posix
+except ImportError:  # Windows
+    popen_spawn_posix = None
+else:
+    _launch = popen_spawn_posix.Popen._launch
 
 
 def patches():
     """(owner, name, replacement), for patches.install."""
     yield ForkingPickler, "reducer_override", reducer_override
+    if popen_spawn_posix is not None:
+        yield popen_spawn_posix.Popen, "_launch", launch
 
 
 def register_collate(stack):
     """A worker of a DataLoader makes a batch of tensors on GPUs; PyTorch would put it into memory of the CPU."""
     default_collate_fn_map[VirtualTensor] = lambda batch, *, collate_fn_map=None: torch.stack(batch)
     stack.callback(default_collate_fn_map.pop, VirtualTensor)
+
+
+def launch(self, process):
+    """Under the start method "spawn". GPUs that a program finds are named in its environment; those that it has made
+    itself are named for this process."""
+    machine = current()
+    if machine.found:
+        return _launch(self, process)
+    with naming({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
+        return _launch(self, process)
 
 
 def reducer_override(self, value):
