@@ -47,16 +47,22 @@ MAKES_ITS_OWN = """
 import subprocess, sys
 import torch
 import torch.multiprocessing as mp
+from multiprocessing.reduction import ForkingPickler
 from mgpu_lib.virtual import virtual_gpus
 
 def work(rank, received):
     print(rank, torch.cuda.get_device_name(1), received.add_(rank + 1).device, torch.cuda.device_count(), flush=True)
+    ForkingPickler.dumps((received.clone(), torch.empty(0, device="cuda")))
+    for sent_on in received, received[:1], torch.nn.Parameter(received):
+        try:
+            ForkingPickler.dumps(sent_on)
+        except RuntimeError as error:
+            print(error, flush=True)
 
 if __name__ == "__main__":
     with virtual_gpus(2, gpu="T4"):
         x = torch.zeros(2, device="cuda:1")
-        for _ in range(2):
-            mp.spawn(work, (x,))
+        mp.spawn(work, (x,))
         print(x.tolist(), flush=True)
         count = "import torch; print(torch.cuda.device_count())"
         subprocess.run([sys.executable, "-c", count], check=True)
@@ -68,7 +74,11 @@ def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # no real ones
     command = [sys.executable, tmp_path / "script.py"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
-    assert done.stdout == "0 Tesla T4 (virtual) cuda:1 2\n" * 2 + "[2.0, 2.0]\n0\n", done.stderr
+    refused = (
+        "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider "
+        "cloning before sending.\n"
+    )
+    assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{3 * refused}[1.0, 1.0]\n0\n", done.stderr
 
 
 def check_reports(done, trace):

@@ -53,8 +53,19 @@ def reducer_override(self, value):
             "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor before "
             "serializing (e.g., putting it on the queue)."
         )
+    if isinstance(getattr(value.inner.untyped_storage(), "block", None), Received):
+        raise RuntimeError(
+            "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider "
+            "cloning before sending."
+        )
     kind = Parameter if isinstance(value, Parameter) else plain_class(type(value))
     return received, (value.inner.detach(), value.gpu.index, kind, notes_of(value), value.requires_grad)
+
+
+class Received(Block):
+    """What a tensor from another process takes: it is entered there, where it was made."""
+
+    __slots__ = ()
 
 
 def received(inner, index, kind, notes, requires_grad):
@@ -65,7 +76,7 @@ def received(inner, index, kind, notes, requires_grad):
             "started with python -m mgpu_lib.virtual all processes have them"
         )
     gpu = current().gpu(index)
-    inner.untyped_storage().block = Block(gpu.ledger, 0)  # entered where it was made
+    inner.untyped_storage().block = Received(gpu.ledger, 0)
     made = wrap(inner, gpu)
     if kind is Parameter:
         made = Parameter(made, requires_grad)
