@@ -2,7 +2,7 @@
 
 import importlib
 
-from mgpu_lib.data import batches, load_fashion_mnist
+from mgpu_lib.data import batches, load_fashion_mnist, note_other_data
 from mgpu_lib.devices import gpu_table, try_all_gpus, try_gpu, use_gpus
 from mgpu_lib.footprint import footprint
 from mgpu_lib.launching import launch
@@ -39,6 +39,7 @@ __all__ = [
     "lenet_params",
     "load_fashion_mnist",
     "max_divergence",
+    "note_other_data",
     "predict",
     "resnet18",
     "sgd",

@@ -51,6 +51,16 @@ def load_fashion_mnist():
     return data
 
 
+def note_other_data(data, images=60_000):
+    """Say beside an output that it comes from other data than the text speaks of: those of the stored run.
+
+    That run had all of Fashion-MNIST, of which the cell used no more than the first `images` of training.
+    """
+    if not data.name.startswith("Fashion-MNIST") or len(data.X_train) < images:
+        which = data.name.partition(", in place of")[0]  # why was said when it was loaded
+        print(f"(Your run, on {which}. The text speaks of the stored run, on all of Fashion-MNIST.)")
+
+
 def whole_data(check=lambda: None):
     """All of Fashion-MNIST, whatever MGPU_FULL says; or the digits, where `load_fashion_mnist` would take those.
 

@@ -6,7 +6,6 @@ from functools import cache
 from urllib.parse import unquote
 
 import nbformat
-import pytest
 import test_plain_markdown as plain
 import yaml
 from markdown_it import MarkdownIt
@@ -17,7 +16,6 @@ CHAPTERS = [name for name in plain.PAGES if name.startswith("chapters/")]
 ENTRY = re.compile(r'^<a id="(?P<key>[^"]+)"></a>\*\*(?P<term>.+?)\*\* · (?P<chinese>.+)\\\n(?P<text>.+)$', re.M)
 ENTRIES = {entry["term"]: entry for entry in ENTRY.finditer(TEXT)}
 LINK = re.compile(r"\]\(([^)\s]*)#([^)\s]+)\)")
-terms = pytest.mark.parametrize("term", ENTRIES)
 
 
 def bare(term):
@@ -45,31 +43,21 @@ def test_each_term_stands_below_its_letter():
         assert firsts == {letter}
 
 
-@terms
-def test_each_term_has_a_chinese_equivalent_and_an_explanation(term):
-    assert re.search(r"[\u4e00-\u9fff]", ENTRIES[term]["chinese"])
-    assert len(LINK.sub("]", ENTRIES[term]["text"]).split()) >= 10
+def test_each_term_has_a_chinese_equivalent_and_an_explanation():
+    assert [term for term, entry in ENTRIES.items() if not re.search(r"[\u4e00-\u9fff]", entry["chinese"])] == []
+    assert [term for term, entry in ENTRIES.items() if len(LINK.sub("]", entry["text"]).split()) < 10] == []
 
 
-@terms
-def test_each_term_leads_to_the_section_that_introduces_it(term):
-    places = LINK.findall(ENTRIES[term]["text"])
-    assert any(page in CHAPTERS for page, _ in places), "no link to a section of a chapter"
-    for page, anchor in places:
-        assert page in ("", *CHAPTERS), f"{page}: no such chapter"
-        assert anchor in plain.anchors(page or NAME), f"{page} has no such heading or anchor: {anchor}"
+def test_each_term_leads_to_a_section_that_introduces_it():
+    """tests/book/test_plain_markdown.py looks whether such links lead somewhere."""
+    places = {term: [page for page, _ in LINK.findall(entry["text"])] for term, entry in ENTRIES.items()}
+    assert [term for term, pages in places.items() if not set(pages) & set(CHAPTERS)] == []
 
 
-@cache
-def used():
-    """The text of all chapters, in lower case."""
-    return "\n".join(text for name in CHAPTERS for text in plain.markdown(name)).casefold()
-
-
-@terms
-def test_each_term_occurs_in_a_chapter(term):
-    spelled = re.escape(bare(term)).replace(r"\ ", r"[\s_-]+").replace(r"\-", r"[\s_-]?")
-    assert re.search(rf"(?<![a-z]){spelled}(?![a-z](?<!s))", used()), "no chapter uses this word"
+def test_each_term_occurs_in_a_chapter():
+    used = "\n".join(text for name in CHAPTERS for text in plain.markdown(name)).casefold()
+    spelled = {term: re.escape(bare(term)).replace(r"\ ", r"[\s_-]+").replace(r"\-", r"[\s_-]?") for term in ENTRIES}
+    assert [term for term in ENTRIES if not re.search(rf"(?<![a-z]){spelled[term]}(?![a-z](?<!s))", used)] == []
 
 
 # Where a term is explained, and where it stands before that
@@ -137,36 +125,35 @@ def linked(tokens):
     return [(OTHERS.sub("…", text), address) for text, address in found if "references.md" not in (address or "")]
 
 
-@terms
-def test_each_section_that_a_term_leads_to_speaks_of_it(term):
-    for page, anchor in LINK.findall(ENTRIES[term]["text"]):
-        if page:
-            assert spelling(term).search(read(page)[0][anchor]), f"not a word of it in {page}#{anchor}"
+def test_each_section_that_a_term_leads_to_speaks_of_it():
+    places = [(term, *place) for term, entry in ENTRIES.items() for place in LINK.findall(entry["text"]) if place[0]]
+    assert [place for place in places if not spelling(place[0]).search(read(place[1])[0][place[2]])] == []
 
 
-@pytest.mark.parametrize("term", [term for term in ENTRIES if bare(term) not in KNOWN | EVERYDAY])
-def test_the_first_page_with_a_term_explains_it_or_links_to_it(term):
+def unexplained(term):
+    """Where the first page that uses `term` neither explains it nor links to what does, or None."""
     explained = {page for page, _ in LINK.findall(ENTRIES[term]["text"]) if page}
     link = f"../{NAME}#{ENTRIES[term]['key']}"
     for name in READING:
         if name in explained:
-            return
+            return None
         for text, address in read(name)[1]:
             found = spelling(term).search(text)
             if address == link or (found and f"chapters/{address}".partition("#")[0] in explained):
-                return
-            assert not found, f"{name} uses it unexplained and without a link: …{text[: found.end()][-80:]}…"
+                return None
+            if found:
+                return f"{name}: …{text[: found.end()][-80:]}…"
+    return None
 
 
-@cache
-def targets():
-    """All entries that some page links to."""
-    pages = [name for name in plain.PAGES if name != NAME]
-    found = [LINK.findall(text) for name in pages for text in plain.markdown(name)]
-    return {anchor for links in found for page, anchor in links if page.endswith(NAME)}
+def test_the_first_page_with_a_term_explains_it_or_links_to_it():
+    places = {term: unexplained(term) for term in ENTRIES if bare(term) not in KNOWN | EVERYDAY}
+    assert {term: place for term, place in places.items() if place} == {}
 
 
-@terms
-def test_a_page_links_to_each_term_or_has_it_in_a_heading(term):
-    headings = [anchor.replace("-", " ") for page, anchor in LINK.findall(ENTRIES[term]["text"]) if page]
-    assert ENTRIES[term]["key"] in targets() or any(spelling(term).search(text) for text in headings)
+def test_a_page_links_to_each_term_or_has_it_in_a_heading():
+    links = [LINK.findall(text) for name in plain.PAGES if name != NAME for text in plain.markdown(name)]
+    targets = {anchor for found in links for page, anchor in found if page.endswith(NAME)}
+    for term, entry in ENTRIES.items():
+        headings = [anchor.replace("-", " ") for page, anchor in LINK.findall(entry["text"]) if page]
+        assert entry["key"] in targets or any(spelling(term).search(text) for text in headings), term

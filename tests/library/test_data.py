@@ -189,6 +189,16 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch, capsys):
     assert found == "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 
 
+@pytest.mark.parametrize("rows, images, noted", [(60_000, 60_000, False), (6_000, 60_000, True), (6_000, 1280, False)])
+def test_other_data_than_the_text_speaks_of_are_noted(capsys, rows, images, noted):
+    data.note_other_data(load_digits(), 100)
+    assert capsys.readouterr().out.startswith(
+        "(Your run, on scikit-learn's handwritten digits, 1,500 training images. "
+    )
+    data.note_other_data(data.Data("Fashion-MNIST, some", *4 * [range(rows)]), images)
+    assert bool(capsys.readouterr().out) == noted
+
+
 def test_the_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("MGPU_DATA", "~/images")
     assert data.data_folder() == Path.home() / "images"
