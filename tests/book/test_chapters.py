@@ -108,15 +108,12 @@ SHIPPED = '@torch.no_grad()\ndef twice(x):\n    """Shipped."""\n    return 2 * x
 @pytest.mark.parametrize(
     ("source", "tag", "fault"),
     [
-        (SHIPPED, "library", ""),
         (
             '@torch.no_grad()\ndef twice(x):\n    """Another docstring."""\n    return (2 *\n            x)',
             "library",
             "",
         ),
-        ("%matplotlib inline\n!nvidia-smi\nvalue = twice(3)", "other", ""),
-        ("def twice_wrong(x):\n    return 3 * x", "other", ""),
-        (SHIPPED.replace("2 *", "3 *"), "library", "twice isn't mgpu_lib's"),
+        ("%matplotlib inline\n!nvidia-smi\nvalue = twice(3)\ndef twice_wrong(x):\n    return 3 * x", "other", ""),
         (SHIPPED.replace("2 *", "3 *"), "other", "twice isn't mgpu_lib's"),
         (SHIPPED.replace("@torch.no_grad()\n", ""), "library", "twice isn't mgpu_lib's"),
         (SHIPPED.replace("twice", "two_times"), "library", "no public two_times"),
@@ -126,10 +123,6 @@ def test_a_difference_is_found(source, tag, fault):
     cell = nbformat.v4.new_code_cell(source, id="sample", metadata={"tags": [tag]})
     found = list(differences(nbformat.v4.new_notebook(cells=[cell]), functions(SHIPPED)))
     assert len(found) == bool(fault) and fault in "".join(found)
-
-
-def test_all_public_functions_are_compared():
-    assert {"get_params", "allreduce", "lenet", "try_gpu", "train"} <= library().keys()
 
 
 # The form of a chapter. tests/book/test_house.py looks at how notebooks are stored.
@@ -162,12 +155,9 @@ def wrong_numbers(text):
 
 @pytest.mark.parametrize("path", [*CHAPTERS, ROOT / "index.md"], ids=lambda path: path.stem)
 def test_a_link_to_a_chapter_says_its_number(path):
+    assert wrong_numbers("[chapter 3](02-tensors.ipynb), [chapter 11](11-splitting.ipynb)") == [("3", "02")]
     text = path.read_text(encoding="utf-8") if path.suffix == ".md" else "\n".join(markdown(read(path)))
     assert wrong_numbers(text) == []
-
-
-def test_a_wrong_number_is_found():
-    assert wrong_numbers("{doc}`Chapter 3, Tensors <02-tensors>` and [chapter 11](11-splitting.ipynb)") == [("3", "02")]
 
 
 @chapters

@@ -54,12 +54,6 @@ def test_requirements_hold_what_the_library_declares():
     assert declared <= {str(requirement) for requirement in requirements("requirements.txt")}
 
 
-def test_tests_run_with_virtual_gpus_and_embedded_data():
-    assert os.environ["MGPU_VIRTUAL"] == "1"
-    assert os.environ["MGPU_DATA"] == "digits"
-    assert "MGPU_FULL" not in os.environ
-
-
 @pytest.mark.slow
 def test_a_kernel_in_chapters_finds_the_library_of_this_checkout(tmp_path):
     program = "import mgpu_lib; print(mgpu_lib.__file__)"

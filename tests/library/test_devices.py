@@ -21,18 +21,14 @@ def off(monkeypatch):
 
 
 @pytest.fixture
-def no_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-
-
-@pytest.fixture
 def three_real(monkeypatch):
     monkeypatch.delenv("MGPU_VIRTUAL", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"Real {i}")
 
 
-def test_try_gpu_says_when_it_falls_back(no_gpus, capsys):
+def test_try_gpu_says_when_it_falls_back(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert devices.try_gpu(2) == torch.device("cpu")
     assert capsys.readouterr().out == "There is no GPU 2 (0 in all): falling back to the CPU.\n"
     assert devices.try_all_gpus() == [torch.device("cpu")]
@@ -70,12 +66,9 @@ def test_use_gpus_again_keeps_what_is_there():
     assert len(mgpu.use_gpus(2)) == 2 and torch.cuda.device_count() == 3
     mgpu.use_gpus(2, gpu="T4")
     assert torch.cuda.get_device_name() == "Tesla T4 (virtual)" and torch.cuda.device_count() == 2
-
-
-def test_use_gpus_inside_a_machine_of_ones_own():
+    mgpu.current_machine().stop()
     with mgpu.virtual_gpus(2, gpu="A100-40") as machine:
-        assert len(mgpu.use_gpus(3)) == 3 and mgpu.current_machine() is machine
-    assert mgpu.current_machine() is None
+        assert len(mgpu.use_gpus(3)) == 3 and mgpu.current_machine() is machine, "one of our own stays"
 
 
 @pytest.mark.parametrize("n", [0, -2, 1.5, "2"])
