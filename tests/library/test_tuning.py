@@ -223,6 +223,8 @@ def test_the_grid_is_the_one_asked_for():
         lrs = grid.learning_rates(batch_size)
         assert len(lrs) == 9 and all(2 < later / lr < 3 for lr, later in itertools.pairwise(lrs))
         assert lrs[0] >= grid.learning_rates(1)[0] and lrs[-1] <= grid.learning_rates(4096)[-1]
+    with pytest.raises(ValueError, match="MGPU_DATA=digits"):  # it is about Fashion-MNIST
+        grid.fashion_mnist()
 
 
 @pytest.fixture
