@@ -251,3 +251,15 @@ def test_models_that_cannot_be_trained():
         mgpu.predict(nn.Linear(4, 4), torch.empty(2**30, 4, device="meta"), gpu="T4")
     tokens = torch.zeros(4, 16, dtype=torch.long, device="meta")
     assert mgpu.predict(nn.Embedding(100, 32), tokens).seconds > 0, "outputs (N, tokens, width), of which the mean"
+
+
+def test_channels_last_stays_channels_last_in_a_dry_run():
+    """As on the CPU and on real GPUs; PyTorch's own meta tensors forget it."""
+    with mgpu.virtual_gpus(1, backing="meta"):
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to_empty(device="cuda:0")
+        net.to(memory_format=torch.channels_last)
+        X = torch.empty(2, 3, 9, 9, device="cuda:0").contiguous(memory_format=torch.channels_last).requires_grad_()
+        for _ in range(2):  # PyTorch is asked once, the second time the answer is known
+            Y = net(X)
+            Y.sum().backward()
+            assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (Y, X.grad, net[0].weight.grad))
