@@ -209,6 +209,7 @@ class Clock:
 
     def synchronize(self, gpu, waited_for, latency=0.0):
         """The host waits until these streams of `gpu` have done what they were given."""
+        gpu.machine.report()
         until = max((stream.free for stream in waited_for), default=0.0)
         self.wait(gpu, max(until, self.host().time(gpu.index)) + latency)
 

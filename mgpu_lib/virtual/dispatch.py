@@ -7,13 +7,13 @@ from torch import Tensor
 
 from mgpu_lib.virtual.attention import ATTENTION, completed, without_seeds
 from mgpu_lib.virtual.collectives import collective, functional, made_of_collectives
-from mgpu_lib.virtual.errors import check_devices, check_generator, no_bytes
+from mgpu_lib.virtual.errors import check_devices, check_generator, check_mask, no_bytes
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import known
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
-from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, wrap
+from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, transfer, wrap
 
 PLAIN = {int, str, type(None), torch.dtype}
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
@@ -81,6 +81,21 @@ def copy(rule, func, args, kwargs):
     return copy_into(*args, **kwargs)
 
 
+def with_value(rule, func, args, kwargs):
+    """An operation that writes a value: a single number may come from any device (TensorAdvancedIndexing.cpp)."""
+    value = args[2] if len(args) > 3 and type(args[3]) is bool else args[-1]  # index_put_ has another one behind it
+    if isinstance(value, VirtualTensor) and not value.dim():
+        home = getattr(args[0], "gpu", None)
+        if value.gpu is not home:
+            return func(*(transfer(a, home) if a is value else a for a in args), **kwargs)
+    return call(rule, func, args, kwargs)
+
+
+def masked_fill(rule, func, args, kwargs):
+    check_mask(*args)
+    return with_value(rule, func, args, kwargs)
+
+
 def copy_each(rule, func, args, kwargs):
     """_foreach_copy_, which copies tensor by tensor where several devices are involved."""
     targets, sources, *options = args
@@ -123,10 +138,13 @@ def attention_backward(rule, func, args, kwargs):
 
 
 ATTENDING = {f.overloadpacket.__name__: attention_backward if "backward" in str(f) else attention for f in ATTENTION}
+WITH_VALUE = "index_put index_put_ _index_put_impl_ index_fill index_fill_ fill fill_".split()
 INTERPOLATED = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
 SPECIAL = {
     "copy_": copy,
     "_foreach_copy_": copy_each,
+    **dict.fromkeys(WITH_VALUE, with_value),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
     "_local_scalar_dense": read,
     PACK: pack,
     **dict.fromkeys(INTERPOLATED, interpolate),

@@ -1,6 +1,9 @@
 """PyTorch's own words for what goes wrong on real GPUs."""
 
+import functools
+import re
 import weakref
+from pathlib import Path
 
 import torch
 
@@ -15,10 +18,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 KERNELS = {
     "convolution": "_cudnn_convolution",
     "embedding": "_index_select",
-    "native_batch_norm": "_native_batch_norm",
-    "native_layer_norm": "_native_layer_norm",
     "stack": "cat",
-    "equal": "_equal",
 }
 # Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
 ITERATED = set("mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits allclose dist".split())
@@ -94,7 +94,7 @@ def check_devices(func, args, kwargs, gpu, misplaced):
         return []
     name = func.overloadpacket.__name__
     if name in INDEXING:
-        check_indices(args[0], args[1], misplaced)
+        check_indices(args[0], args[1], args[2:3])
         return misplaced
     if (torch.Tag.pointwise in func.tags and name != "equal") or name in ITERATED:
         raise RuntimeError(
@@ -110,7 +110,7 @@ def check_devices(func, args, kwargs, gpu, misplaced):
     raise RuntimeError(
         f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
         f"{other.device}, different from other tensors on {common} (when checking argument in method "
-        f"wrapper_CUDA_{KERNELS.get(name, name)})"
+        f"{wrapper(func)})"
     )
 
 
@@ -123,16 +123,47 @@ def is_scalar_operand(func, args, kwargs, tensor):
     return not any(tensor is out for name in written for out in tensors_in([given.get(name)]))
 
 
-def check_indices(indexed, indices, misplaced):
-    """Indices may lie on the CPU, or where the indexed tensor lies."""
-    if indexed.device.type == "cpu" or any(t.device.type != "cpu" for t in misplaced):
+def check_indices(indexed, indices, values):
+    """Indices may lie on the CPU, or where the indexed tensor lies; values only there."""
+    if any(t.device.type != "cpu" and t.device != indexed.device for t in tensors_in(indices)):
         raise RuntimeError(
             f"indices should be either on cpu or on the same device as the indexed tensor ({indexed.device})"
         )
-    if not all(any(t is i for i in indices) for t in misplaced):  # the values to put there
+    for value in values:
+        if value.device != indexed.device and (value.dim() or value.device.type != "cpu"):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{indexed.device} and {value.device}!"
+            )
+
+
+def check_mask(tensor, mask, value):
+    """What masked_fill says. (aten/src/ATen/native/cuda/Indexing.cu, masked_fill__cuda)"""
+    if tensor.device.type == "cpu" and isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        raise RuntimeError("masked_fill_: Expected inputs to be on same device")
+    if tensor.device != mask.device:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {indexed.device} and cpu!"
+            f"expected self and mask to be on the same device, but got mask on {mask.device} and self on "
+            f"{tensor.device}"
         )
+
+
+@functools.cache
+def structured():
+    """The operations that PyTorch generates the checks of in another way, by its own list."""
+    path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
+    entries = re.findall(r"^- func: ([\w.]+)\(.*\n((?:[ #].*\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name for name, options in entries if "\n  structured" in "\n" + options}
+
+
+def wrapper(func):
+    """The function around CUDA's kernel, as PyTorch names it where it checks devices."""
+    name, overload = func.overloadpacket.__name__, func._overloadname.replace("default", "")
+    if name in KERNELS:
+        return f"wrapper_CUDA_{KERNELS[name]}"
+    if func._schema.name.split("::")[1] + (overload and f".{overload}") in structured():
+        return f"wrapper_CUDA_{name}" + (overload and f"_{overload}")
+    return f"wrapper_CUDA_{overload}_{name}"
 
 
 def different_types(X, weight, bias):

@@ -5,8 +5,9 @@ from operator import attrgetter
 
 import torch
 
+from mgpu_lib.virtual.asserts import asserted, is_assert
 from mgpu_lib.virtual.clock import current_stream_of, name_of
-from mgpu_lib.virtual.errors import GENERATORS, bad_fork, cuda_only, no_values
+from mgpu_lib.virtual.errors import GENERATORS, cuda_only, no_values
 from mgpu_lib.virtual.known import carry
 from mgpu_lib.virtual.memory import Ledger
 from mgpu_lib.virtual.shapes import key_of
@@ -55,16 +56,18 @@ class VirtualGPU:
         `func`, with less around it.
         """
         machine = self.machine
-        if machine.forked:
-            raise bad_fork()
+        if machine.refuses is not None:
+            raise machine.refuses()
         key = key or key_of(func, args, kwargs)
         try:
             out = (call or func)(*args, **kwargs) if machine.dry is None else machine.dry(func, args, kwargs, key)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             better = self.explained(error, func)
-            if better is None:
+            if better is not None:
+                raise better from error
+            if not is_assert(func, error):
                 raise
-            raise better from error
+            out = asserted(machine, func, args, kwargs, error)
         machine.clock.book(self, func, args, kwargs, out, key)
         if machine.meeting is not None:
             carry(func, args, kwargs, out)
@@ -76,6 +79,11 @@ class VirtualGPU:
             return no_values(str(getattr(func, "overloadpacket", func.__name__)))
         if isinstance(error, NotImplementedError) and "Could not run 'aten::" in str(error):
             return cuda_only(func)
+        if str(error) == "ZeroDivisionError":
+            return RuntimeError(
+                "ZeroDivisionError: whole numbers were divided by zero. A real GPU says nothing, and gives an "
+                "arbitrary number; virtual GPUs compute on the CPU, where this is an error."
+            )
         if asked := re.search(r"DefaultCPUAllocator.* tried to allocate (\d+) bytes", str(error), re.DOTALL):
             self.ledger.check(int(asked[1]))  # perhaps the virtual GPU has no room, either
             return RuntimeError(
@@ -112,7 +120,8 @@ def count(nbytes, source, target, memory="pageable", non_blocking=False):
     """Enter a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
     if source is not target:
         machine = (target or source).machine
-        if machine.forked:
-            raise bad_fork()
+        if machine.refuses is not None:
+            raise machine.refuses()
+        machine.report()
         machine.traffic[name_of(source), name_of(target)] += nbytes
         machine.clock.copy(source, target, nbytes, memory, non_blocking)

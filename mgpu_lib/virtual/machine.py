@@ -1,5 +1,6 @@
 """The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
 
+import functools
 import itertools
 import os
 import threading
@@ -8,6 +9,7 @@ from collections import Counter
 import torch
 
 from mgpu_lib.virtual import dispatch, history, patches  # noqa: F401  (dispatch: operations find their way to it)
+from mgpu_lib.virtual.asserts import device_side_assert
 from mgpu_lib.virtual.clock import Clock
 from mgpu_lib.virtual.errors import bad_fork
 from mgpu_lib.virtual.gpu import VirtualGPU
@@ -68,6 +70,8 @@ class Machine:
         self.found = False
         self.visible, self.settled = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
+        self.asserted = None  # what a kernel has found wrong, see `asserts`, and the host may not know yet
+        self.refuses = None  # what makes the error of every further use: of a fork, or after such an assert
         self.installed, self.seen = [], []
         self.grow(n)
 
@@ -125,8 +129,8 @@ class Machine:
                 f"CUDA error: invalid device ordinal\nThere are {len(self.seen)} (virtual) GPUs, cuda:0 to "
                 f"cuda:{len(self.seen) - 1}; cuda:{index} is not one of them.{self.hidden()}"
             )
-        if self.forked:
-            raise bad_fork()
+        if self.refuses is not None:
+            raise self.refuses()
         return self.seen[index]
 
     def use(self):
@@ -140,6 +144,12 @@ class Machine:
         if len(self.seen) == len(self.installed):
             return ""
         return f"\n{VISIBLE}={self.visible!r} shows {len(self.seen)} of {len(self.installed)}."
+
+    def report(self):
+        """What the host hears when it waits for a GPU: torch.AcceleratorError after an assert, from now on always."""
+        if self.asserted is not None:
+            self.refuses = functools.partial(device_side_assert, self.asserted)
+            raise self.refuses()
 
     def bytes_moved(self, source=None, target=None):
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
@@ -200,6 +210,7 @@ class Machine:
         if current() is not self:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
+        self.asserted, self.refuses = None, bad_fork if self.forked else None
         history.forget_history(self.installed)
         if not RUNNING:
             patches.remove()
@@ -223,6 +234,7 @@ def visible(n):
 def mark_fork():
     for machine in RUNNING:
         machine.forked = machine.used
+        machine.refuses = bad_fork if machine.used else None
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

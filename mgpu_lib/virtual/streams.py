@@ -137,6 +137,7 @@ class CudaEvent:
 
     def synchronize(self):
         if self.stream is not None:
+            self.stream.gpu.machine.report()
             self.stream.gpu.clock.wait(self.stream.gpu, self.time)
 
     def elapsed_time(self, end_event):

@@ -299,6 +299,10 @@ class VirtualTensor(Tensor):
         return torch._tensor._rebuild_from_type_v2, (function, plain_class(type(self)), arguments, notes_of(self))
 
 
+# As real tensors are called in errors and by repr(type(x)).
+VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+
+
 class VirtualSubclass(VirtualTensor):
     """What virtual tensors of subclasses have in common: super().__torch_function__ there is torch.Tensor's."""
 

@@ -238,6 +238,15 @@ def test_a_transformer_with_padding(gpus, training):
     torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
 
 
+def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus):
+    net, X = nn.LSTM(3, 4, batch_first=True).cuda(), torch.ones(4, 2, 3, device="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(X)
+    with pytest.warns(UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory. This"):
+        nn.DataParallel(net)(X)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
 @pytest.mark.parametrize("packed", [False, True])
 def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):

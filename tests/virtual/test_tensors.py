@@ -365,6 +365,52 @@ def test_the_first_tensor_is_the_measure(gpus):
         torch.nn.Embedding(3, 2, device="cuda:0")(torch.tensor([1]))
 
 
+@pytest.mark.parametrize("home", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("origin", ["cpu", "cuda:0", "cuda:1"])
+def test_what_writes_a_value_takes_a_single_number_from_anywhere(gpus, home, origin):
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp and Fill.cpp; masked_fill_ is not for tensors on the CPU."""
+    seven, first = torch.tensor(7.0, device=origin), torch.tensor([0], device=home)
+    writes = [
+        lambda x: x.__setitem__(x == 0, seven),
+        lambda x: x.__setitem__([0, 1, 2], seven),
+        lambda x: x.__setitem__(slice(None), seven),
+        lambda x: x.index_put_((torch.arange(3, device=home),), seven),
+        lambda x: [x.index_fill_(0, first + i, seven) for i in range(3)],
+        lambda x: x.fill_(seven),
+    ]
+    if home != "cpu":
+        writes.append(lambda x: x.masked_fill_(x == 0, seven))
+    for write in writes:
+        x = torch.zeros(3, device=home)
+        write(x)
+        assert x.tolist() == [7, 7, 7] and x.device == torch.device(home)
+
+
+def test_other_values_must_be_where_the_tensor_is(gpus):
+    x, y = torch.zeros(3), torch.zeros(3, device="cuda:0")
+    for wrong, words in (
+        (lambda: x.masked_fill_(x == 0, y[0]), "masked_fill_: Expected inputs to be on same device"),
+        (
+            lambda: y.masked_fill_(x == 0, 1.0),
+            "expected self and mask to be on the same device, but got mask on cpu and",
+        ),
+        (lambda: x.index_put_((torch.tensor([0]),), y[:1]), "found at least two devices, cpu and cuda:0!"),
+        (lambda: x.index_put_((torch.tensor([0]).cuda(),), x[:1]), r"indices should be either on cpu or .*\(cpu\)"),
+        (lambda: y.index_select(0, torch.tensor([0])), r"method wrapper_CUDA__index_select\)"),
+        (lambda: y.scatter_(0, torch.tensor([0]), y), r"method wrapper_CUDA_scatter__src\)"),
+        (lambda: torch.bucketize(y, x), r"method wrapper_CUDA_Tensor_bucketize\)"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            wrong()
+
+
+def test_a_tensor_is_called_a_tensor(gpus):
+    x = torch.ones(2, device="cuda")
+    assert repr(type(x)) == repr(torch.Tensor)
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \*: 'numpy.ndarray' and 'Tensor'"):
+        np.ones(2) * x
+
+
 def test_indices_may_lie_on_the_cpu_but_not_on_another_gpu(gpus):
     x, picked = torch.arange(4.0, device="cuda:0"), torch.tensor([2, 3])
     assert x[picked].tolist() == x[picked.cuda(0)].tolist() == [2, 3]

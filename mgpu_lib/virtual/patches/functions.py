@@ -4,10 +4,11 @@ It would make others there, or complain in the name of a kernel that runs on the
 """
 
 import functools
+import warnings
 from math import inf
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mgpu_lib.virtual import attention as kernels
@@ -22,6 +23,10 @@ _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_att
 _ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
 _pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
 _rms_norm, aten = torch.rms_norm, torch.ops.aten
+SCATTERED = (  # cuDNN copies such weights together at each call
+    "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
+    "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."
+)
 SHARED_OUT = {}  # {class of tensors that are shared out among processes: their attention}
 
 
@@ -69,6 +74,8 @@ def recurrent(original):
     def call(input, *args):
         hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
         check_recurrent(input, hidden, weights)
+        if isinstance(input, VirtualTensor) and not all(isinstance(w, nn.Parameter) for w in weights):
+            warnings.warn(SCATTERED, stacklevel=2)  # those of a replica, or computed anew; parameters lie together
         return lower(input, *args)
 
     return call
