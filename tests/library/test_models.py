@@ -16,6 +16,8 @@ def test_lenet_params_are_eight_plain_leaves():
     assert [tuple(p.shape) for p in params] == [shape for pair in zip(weights, biases) for shape in pair]
     assert sum(p.numel() for p in params) == 129_068
     assert all(p.is_leaf and not p.requires_grad and p.dtype == torch.float32 for p in params)
+    for weight, inputs in zip(params[::2], (9, 500, 800, 128)):
+        assert weight.std().item() == pytest.approx((2 / inputs) ** 0.5, rel=0.1), "He et al.'s"
 
 
 def test_the_seed_decides_the_values_and_the_global_state_stays():
