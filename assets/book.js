@@ -13,3 +13,9 @@ document.addEventListener("DOMContentLoaded", () => {
     element.append(formula);
   }
 });
+
+// The theme names what opens a hidden cell, and its search button, by other words than those that stand there.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const element of document.querySelectorAll("details > summary[aria-label], .search-button-field[aria-label]"))
+    element.removeAttribute("aria-label");
+});

@@ -77,8 +77,9 @@ function showCell(element, net, now, batch, lr, best) {
   if (lr === best) looks.push("mgpu-best");
   if (chosen) looks.push("mgpu-here");
   element.className = looks.join(" ");
-  element.firstChild.textContent = gone ? "×" : `${rounded(cell, 100)}${cell.diverged.length ? "×" : ""}`;
-  const label = cellWords(net, now, batch, lr, lr === best);
+  const shown = gone ? "×" : `${rounded(cell, 100)}${cell.diverged.length ? "×" : ""}`,
+    label = `${shown}: ${cellWords(net, now, batch, lr, lr === best)}`; // begins with what is seen, for those who say it
+  element.firstChild.textContent = shown;
   build(element, { "aria-label": label, "aria-selected": chosen, tabindex: chosen ? 0 : -1 }, []);
 }
 

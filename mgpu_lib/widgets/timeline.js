@@ -51,15 +51,15 @@ function startSlider(view) {
 }
 
 function zoomButtons({ level, levels, zoomTo, show }) {
-  const press = (label, name, act, idle) => button(label, act, idle, { "aria-label": name });
+  const press = (label, what, act, idle) => button(label, act, idle, { "aria-label": `${label}: ${what}` });
   const wider = () => zoomTo(level() - 1),
     closer = () => zoomTo(level() + 1),
     all = () => show({ zoom: 0, start: 0 }),
     widest = () => level() === 0;
   const buttons = [
-    press("− Wider", "Zoom out: a wider window", wider, widest),
-    press("+ Closer", "Zoom in: a closer look", closer, () => level() === levels),
-    press("Show all", "Show all", all, widest),
+    press("− Wider", "zoom out", wider, widest),
+    press("+ Closer", "zoom in", closer, () => level() === levels),
+    button("Show all", all, widest),
   ];
   return together(html("span", { class: "mgpu-buttons" }, ...buttons.map(([element]) => element)), buttons);
 }

@@ -139,6 +139,9 @@ def test_every_control_has_a_name_its_own_keys_and_a_visible_focus(page, write, 
     for control in controls.all():
         assert control.evaluate("e => (e.labels[0] ?? e).textContent.trim()")
         assert control.get_attribute("data-lm-suppress-shortcuts") == "true"
+    renamed = """() => [...document.querySelectorAll(".mgpu [aria-label]:not([role=grid], [role=img])")]
+        .filter((e) => !e.ariaLabel.startsWith(e.textContent.trim())).map((e) => e.ariaLabel)"""
+    assert page.evaluate(renamed) == [], "a name begins with the words that are seen"
     # By keyboard alone: every control in the order of the page, and of radio buttons the one that is checked.
     order = f"[...document.querySelectorAll({FOCUSABLE!r})].filter((e) => e.type !== 'radio' || e.checked)"
     for n in range(page.evaluate(f"{order}.length")):
