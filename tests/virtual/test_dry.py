@@ -650,3 +650,18 @@ def test_what_pytorch_computes_to_see_a_shape_takes_no_memory_and_no_time():
 
     mgpu.dry_run(program, 64)
     assert sizes["added"] <= 2 * 4_000_256 and sizes["events"] == ["add", "relu"]
+
+
+def test_numbers_of_other_classes_of_tensors_can_be_read_and_are_unknown():
+    from torch.distributed._functional_collectives import all_reduce
+    from torch.distributed.tensor import DTensor, Replicate
+
+    read = []
+
+    def program():
+        mesh, x = dist.init_device_mesh("cuda", (8,)), torch.ones(1, device="cuda")
+        read.extend([all_reduce(x, "sum", mesh).item(), DTensor.from_local(x, mesh, [Replicate()]).item()])
+        return linear()()
+
+    mgpu.dry_run(program, 8)
+    assert [str(number) for number in read] == ["?", "?"]
