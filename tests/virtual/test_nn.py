@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from oracle import check_same_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import comm
@@ -36,43 +37,30 @@ def batch(n=10):
 
 
 OPTIMIZERS = {
-    "SGD": torch.optim.SGD,
-    "SGD momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
-    "Adam": torch.optim.Adam,
-    "AdamW": torch.optim.AdamW,
-    "AdamW amsgrad": lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True),
-    "Adam fused": lambda p, lr: torch.optim.Adam(p, lr, fused=True),
+    **{name: getattr(torch.optim, name) for name in "SGD Adam AdamW RMSprop Adagrad Adadelta Adamax NAdam".split()},
+    **{name: getattr(torch.optim, name) for name in "RAdam Rprop ASGD".split()},
+    "SGD momentum": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "AdamW amsgrad": partial(torch.optim.AdamW, amsgrad=True),
+    "Adam fused": partial(torch.optim.Adam, fused=True),
     "Adam capturable": lambda p, lr: torch.optim.Adam(p := [*p], lr, capturable=p[0].is_cuda),
-    "RMSprop": torch.optim.RMSprop,
-    "Adagrad": torch.optim.Adagrad,
-    "Adadelta": torch.optim.Adadelta,
-    "Adamax": torch.optim.Adamax,
-    "NAdam": torch.optim.NAdam,
-    "RAdam": torch.optim.RAdam,
-    "Rprop": torch.optim.Rprop,
-    "ASGD": torch.optim.ASGD,
-    "SGD for loop": lambda p, lr: torch.optim.SGD(p, lr, foreach=False),
+    "SGD for loop": partial(torch.optim.SGD, foreach=False),
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_steps_equal_those_on_the_cpu(gpus, name):
-    plain = small_net().requires_grad_()
-    plain[0].bias.requires_grad_(
-        False
-    )  # before batch norm its gradient is rounding noise, which some optimizers blow up
-    nets = [plain, copy.deepcopy(plain).to("cuda:1")]
-    for net in nets:
-        X, y = (t.to(next(net.parameters()).device) for t in batch())
+    def train(device):
+        net, (X, y) = small_net().to(device), (t.to(device) for t in batch())
+        net[0].bias.requires_grad_(False)  # before batch norm its gradient is rounding noise; some blow it up
         optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01)
         for _ in range(3):
             optimizer.zero_grad()
             F.cross_entropy(net(X), y).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
-    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert b.get_device() == 1
-        torch.testing.assert_close(b.cpu(), a)
+        return list(net.parameters())
+
+    check_same_on_a_gpu(train)
 
 
 def test_optimizers_take_their_foreach_path(gpus, monkeypatch):
@@ -107,18 +95,6 @@ def test_an_optimizer_over_two_gpus(gpus):
     assert all(not torch.equal(a, b) and a.device == b.device for a, b in zip(before, after, strict=True))
 
 
-def test_optimizer_state_left_behind_on_the_cpu(gpus):
-    net = nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(net.parameters())
-    for device in ("cpu", "cuda:0"):
-        net.to(device)
-        net(torch.ones(1, 2, device=device)).sum().backward()
-        if device == "cpu":
-            optimizer.step()
-    with pytest.raises(RuntimeError, match="must be on the same device"):
-        optimizer.step()
-
-
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -130,7 +106,8 @@ class Attention(nn.Module):
 
 
 LAYERS = {
-    "batch norm": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)),
+    "a network": (lambda: small_net(), (10, 1, 8, 8)),
+    "a deep copy": (lambda: copy.deepcopy(small_net().cuda()), (10, 1, 8, 8)),
     "layer norm": (lambda: nn.LayerNorm(6), (4, 6)),
     "RNN": (lambda: nn.RNN(6, 5, num_layers=2, batch_first=True), (2, 4, 6)),
     "LSTM": (lambda: nn.LSTM(6, 5, bidirectional=True), (4, 2, 6)),
@@ -145,37 +122,75 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_equal_those_on_the_cpu(gpus, name):
-    make, shape = LAYERS[name]
-    torch.manual_seed(0)
-    plain = make()
-    layer = copy.deepcopy(plain).to("cuda:2")
-    X = torch.randn(shape)
-    outs, grads = [], []
-    for net, x in ((plain, X.clone()), (layer, X.to("cuda:2"))):
-        out = net(x.requires_grad_())
-        out = out[0] if isinstance(out, tuple) else out
-        out.square().sum().backward()
-        outs.append(out.detach().cpu())
-        grads.append([g.cpu() for g in (x.grad, *(p.grad for p in net.parameters()))])
-    torch.testing.assert_close(outs[0], outs[1])
-    torch.testing.assert_close(grads[0], grads[1])
-    for a, b in zip(plain.buffers(), layer.buffers(), strict=True):
-        torch.testing.assert_close(b.cpu(), a)
+def with_gradients(net, *inputs):
+    """What a network gives, its gradients, and what it keeps from the batch."""
+    out = net(*[x.requires_grad_() for x in inputs])
+    out = out[0] if isinstance(out, tuple) else out
+    out.square().sum().backward()
+    return out, [t.grad for t in (*inputs, *net.parameters())], list(net.buffers())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"is_causal": True, "dropout_p": 0.5}, {"dropout_p": 0.5}]
-)
-def test_scaled_dot_product_attention(gpus, options):
+def packed(device):
+    lstm, X = nn.LSTM(3, 4, batch_first=True).to(device), torch.randn(2, 5, 3).to(device)
+    rows = nn.utils.rnn.pack_padded_sequence(X, torch.tensor([5, 3]), batch_first=True)
+    out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(rows)[0], batch_first=True)
+    return out, sizes.tolist()
+
+
+def padded(batch_first, side, device):
+    parts = [torch.randn(n, 3, requires_grad=True) for n in (2, 4, 1)]
+    options = {"batch_first": batch_first, "padding_value": 7.0, "padding_side": side}
+    out = nn.utils.rnn.pad_sequence([part.to(device) for part in parts], **options)
+    return out, [grad.tolist() for grad in torch.autograd.grad(out.sum(), parts)]
+
+
+def embedded(device):
+    table, ids = nn.Embedding(10, 4).to(device), torch.tensor([[1, 2], [2, 9]], device=device)
+    return F.one_hot(ids, 10), torch.autograd.grad(table(ids).sum(), table.weight)
+
+
+def attended(is_causal, device):
+    q = torch.randn(2, 2, 4, 8).to(device).requires_grad_()
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+    return out, torch.autograd.grad(out.sum(), q)
+
+
+def normed_twice(device):
+    x, w = (torch.randn(*shape, dtype=torch.float64).to(device).requires_grad_() for shape in ((2, 8), (8,)))
+    first = torch.autograd.grad(F.rms_norm(x, (8,), w).pow(3).sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(first.pow(2).sum(), (x, w))
+
+
+def recomputed(device):
+    net, X = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to(device), torch.ones(3, 4).to(device)
+    torch.manual_seed(1)
+    out = torch.utils.checkpoint.checkpoint(net, X, use_reentrant=False)
+    found = torch.autograd.grad(out.sum(), net.parameters())
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, torch.autograd.grad(net(X).sum(), net.parameters()))
+    return found
+
+
+PROGRAMS = {
+    **{name: partial(lambda make, shape, d: with_gradients(make().to(d), torch.randn(shape).to(d)), *layer)
+       for name, layer in LAYERS.items()},
+    **{f"padded {first} {side}": partial(padded, first, side) for first in (False, True) for side in ("left", "right")},
+    **{f"attention, causal: {causal}": partial(attended, causal) for causal in (False, True)},
+    **{"packed": packed, "embedding": embedded, "RMS norm, twice": normed_twice, "recomputation": recomputed},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_give_the_same_as_on_the_cpu(gpus, name):
+    check_same_on_a_gpu(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_with_dropout(gpus, is_causal):
     q = torch.randn(2, 2, 4, 8, device="cuda:1", requires_grad=True)
-    out = F.scaled_dot_product_attention(q, q, q, **options)
-    out.sum().backward()
-    assert out.device == q.grad.device == q.device
-    assert out.dtype == torch.float32
-    if "dropout_p" not in options:
-        torch.testing.assert_close(out.cpu(), F.scaled_dot_product_attention(q.cpu(), q.cpu(), q.cpu(), **options))
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal, dropout_p=0.5)
+    (grad,) = torch.autograd.grad(out.sum(), q)
+    assert out.device == grad.device == q.device and out.dtype == torch.float32
 
 
 def test_causal_attention_holds_no_mask(gpus):
@@ -190,41 +205,10 @@ def test_causal_attention_holds_no_mask(gpus):
     assert held[True] == held[False] < 512 * 512
 
 
-def test_packed_sequences(gpus):
-    lstm, X, lengths = (
-        nn.LSTM(3, 4, batch_first=True).to("cuda:1"),
-        torch.randn(2, 5, 3, device="cuda:1"),
-        torch.tensor([5, 3]),
-    )
-    packed = nn.utils.rnn.pack_padded_sequence(X, lengths, batch_first=True)
-    out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
-    assert out.get_device() == 1 and sizes.tolist() == [5, 3]
-
-
 def test_the_first_of_padded_sequences_decides(gpus):
     whole, part = torch.tensor([1], device="cuda:1"), torch.ones(2, device="cuda:0")
     padded = nn.utils.rnn.pad_sequence([whole, part], batch_first=True)
     assert padded.dtype == torch.int64 and padded.get_device() == 1 and padded.tolist() == [[1, 0], [1, 1]]
-
-
-def test_the_lengths_of_sequences_belong_on_the_cpu(gpus):
-    """In the words of aten/src/ATen/native/PackedSequence.cpp."""
-    X, lengths = torch.randn(2, 5, 3), torch.tensor([5, 3], device="cuda:1")
-    words = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor"
-    for rows in (X, X.cuda(1)):
-        with pytest.raises(RuntimeError, match=f"^{words}$"):
-            nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True)
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_sequences(gpus, batch_first, side):
-    parts = [torch.randn(n, 3, requires_grad=True) for n in (2, 4, 1)]
-    options = {"batch_first": batch_first, "padding_value": 7.0, "padding_side": side}
-    padded = nn.utils.rnn.pad_sequence([part.cuda(1) for part in parts], **options)
-    assert padded.get_device() == 1 and torch.equal(padded.cpu(), nn.utils.rnn.pad_sequence(parts, **options))
-    padded.sum().backward()
-    assert all(part.grad.tolist() == torch.ones_like(part).tolist() for part in parts)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -266,54 +250,6 @@ def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
     words = "Input and hidden tensors are not at the same device, found input tensor at cuda:1 and hidden tensor at cpu"
     with pytest.raises(RuntimeError, match=f"^{words}$"):
         run("cuda:1", "cuda:1", hidden)
-
-
-@pytest.mark.parametrize(
-    "devices", [["cuda:1", "cpu", "cuda:1"], ["cuda:0", "cuda:0", "cuda:1"], ["cpu", "cuda:0", "cpu"]]
-)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_says_what_is_elsewhere(gpus, devices, is_causal):
-    query, key, value = (torch.ones(1, 2, 4, 8, device=device) for device in devices)
-    words = (
-        "Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
-        "and value.device: {} instead."
-    ).format(*devices)
-    with pytest.raises(RuntimeError, match=f"^{words}$"):
-        F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    with pytest.raises(RuntimeError, match="same dtype"):  # comes first
-        F.scaled_dot_product_attention(query.double(), key, value)
-
-
-def test_no_error_names_a_kernel_of_the_cpu(gpus):
-    X = torch.ones(1, 2, 4, 8, device="cuda:0")
-    mask = torch.ones(4, 4, dtype=torch.bool)
-    with pytest.raises(RuntimeError, match=r"got attn_bias is on cpu.* wrapper_CUDA__scaled_dot_product_efficient_att"):
-        F.scaled_dot_product_attention(X, X, X, attn_mask=mask)
-    with pytest.raises(RuntimeError, match=r"got tensors is on cpu, different from .* cuda:0 .* wrapper_CUDA_cat\)"):
-        torch.stack([X, X.cpu()])  # which calls cat
-
-
-def test_reduce_add_takes_gpus_and_equal_sizes_only(gpus):
-    on_gpu, on_cpu, longer = torch.ones(2, device="cuda:0"), torch.ones(2), torch.ones(3, device="cuda:1")
-    words = "reduce_add expects all inputs to be on GPUs, but input 1 is on CPU"
-    with pytest.raises(AssertionError, match=words):
-        comm.reduce_add([on_gpu, on_cpu], 0)
-    with pytest.raises(AssertionError, match=words):
-        comm.reduce_add_coalesced([[on_gpu], [on_cpu]], 0)
-    with pytest.raises(AssertionError, match="input 0 is on CPU"):
-        comm.reduce_add([on_cpu, on_cpu])
-    with pytest.raises(ValueError, match="input 1 has invalid size: got 3, but expected 2"):
-        comm.reduce_add([on_gpu, longer], 0)
-    with pytest.raises(RuntimeError, match="destination to be on the same GPU with one of the tensors"):
-        comm.reduce_add([on_gpu, on_gpu], 1)
-    assert comm.reduce_add([on_gpu, on_gpu.cuda(1)], 1).tolist() == [2, 2]
-
-
-def test_embeddings_and_one_hot(gpus):
-    table, ids = nn.Embedding(10, 4).to("cuda:1"), torch.tensor([[1, 2], [2, 9]], device="cuda:1")
-    table(ids).sum().backward()
-    assert table.weight.grad[2].tolist() == [2] * 4
-    assert F.one_hot(ids, 10).device == ids.device and torch.equal(F.one_hot(ids, 10).cpu(), F.one_hot(ids.cpu(), 10))
 
 
 def test_dropout(gpus):
@@ -389,32 +325,19 @@ def test_modules_that_move_in_several_threads(gpus):
     assert not wrong and not torch.__future__.get_swap_module_params_on_conversion()
 
 
-def test_gradients_move_with_their_module(gpus):
-    net = nn.Linear(2, 1)
-    net(torch.ones(1, 2)).sum().backward()
-    net.to("cuda:1")
-    assert net.weight.grad.device == net.weight.device == torch.device("cuda", 1) and net.weight.grad.tolist() == [
-        [1, 1]
-    ]
-
-
-def test_what_people_note_on_a_parameter_stays_when_its_module_moves(gpus):
-    net = nn.Linear(2, 1)
-    net.weight.decays = False
+def test_what_belongs_to_a_parameter_stays_when_its_module_moves(gpus):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[0].weight.decays = False
+    net(torch.ones(1, 3)).sum().backward()
+    gradient = net[0].weight.grad.tolist()
     for device in ("cuda:0", "cuda:1", "cpu"):
-        net.to(device)
-        assert net.weight.decays is False
-    assert vars(net.weight) == {"decays": False}
-    net.weight.data = net.weight.data.cuda()
-    assert net.weight.decays is False and isinstance(net.weight, nn.Parameter)
-
-
-def test_a_module_moved_between_forward_and_backward(gpus):
-    net = nn.Linear(2, 1).to("cuda:0")
-    loss = net(torch.ones(1, 2, device="cuda:0")).sum()
-    net.to("cuda:1")
-    with pytest.raises(RuntimeError, match="before its parameters moved"):
-        loss.backward()
+        weight = net.to(device)[0].weight
+        assert weight is net[1].weight and weight.decays is False
+        assert weight.grad.device == weight.device == torch.device(device) and weight.grad.tolist() == gradient
+    assert vars(weight) == {"decays": False}
+    weight.data = weight.data.cuda()
+    assert weight.decays is False and isinstance(weight, nn.Parameter)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -430,13 +353,6 @@ def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
         net.to(device)
     assert net.double().weight is weight and weight.dtype == torch.float64 and weight.device == torch.device(device)
     assert weight.grad.dtype == torch.float64
-
-
-def test_tied_parameters_stay_tied(gpus):
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    net[1].weight = net[0].weight
-    net.to("cuda:1")
-    assert net[1].weight is net[0].weight and net[0].weight.get_device() == 1
 
 
 def test_modules_made_on_a_gpu(gpus):
@@ -463,14 +379,6 @@ def test_lazy_modules(gpus, make):
     assert net[0].weight is optimizer_sees and net[0].weight.grad is not None and type(net[0]) is nn.Linear
 
 
-def test_deepcopy_of_a_module(gpus):
-    net = small_net().to("cuda:1")
-    twin = copy.deepcopy(net)
-    X = batch()[0].to("cuda:1")
-    assert torch.equal(net.eval()(X), twin.eval()(X)) and all(p.get_device() == 1 for p in twin.parameters())
-    assert all(a is not b for a, b in zip(net.parameters(), twin.parameters(), strict=True))
-
-
 # --- nn.parallel ------------------------------------------------------------------------------------------------------
 
 
@@ -483,40 +391,24 @@ def test_scatter_and_gather_nested(gpus):
     whole = nn.parallel.gather([p["x"] for p in parts], 2)
     assert whole.tolist() == list(range(9)) and whole.get_device() == 2
     assert nn.parallel.gather([p["pair"][0] for p in parts], "cpu").device == torch.device("cpu")
+    assert comm.reduce_add([p["pair"][0] for p in parts], 1).tolist() == 3 * [[3, 3]]
     nested = nn.parallel.gather([{"a": [p["x"]]} for p in parts], 0)
     assert nested["a"][0].tolist() == list(range(9))
-
-
-def test_gradients_flow_through_scatter_and_gather(gpus):
-    x = torch.arange(5.0, device="cuda:0", requires_grad=True)
-    parts = nn.parallel.scatter(x, [0, 1])
-    nn.parallel.gather([p * (i + 1) for i, p in enumerate(parts)], 0).sum().backward()
-    assert x.grad.tolist() == [1, 1, 1, 2, 2]
-
-
-def test_replicas_send_their_gradients_to_the_original(gpus):
-    net = nn.Linear(2, 1, bias=False).to("cuda:0")
-    replicas = nn.parallel.replicate(net, [0, 1, 2])
-    outs = nn.parallel.parallel_apply(replicas, [torch.ones(1, 2, device=f"cuda:{i}") for i in range(3)])
-    assert [o.get_device() for o in outs] == [0, 1, 2]
-    nn.parallel.gather(outs, 0).sum().backward()
-    assert net.weight.grad.tolist() == [[3, 3]]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 16])
 def test_data_parallel_equals_one_device(gpus, k, n):
     plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    net = nn.DataParallel(copy.deepcopy(plain).to("cuda:0"), device_ids=list(range(k)))
-    X, y = batch(n)
-    expected = plain(X)
+    net, (X, y) = nn.DataParallel(copy.deepcopy(plain).to("cuda:0"), device_ids=list(range(k))), batch(n)
+    moved = X.to("cuda:0").requires_grad_()
+    expected, out = plain(X.requires_grad_()), net(moved)
     F.cross_entropy(expected, y).backward()
-    out = net(X.to("cuda:0"))
     F.cross_entropy(out, y.to("cuda:0")).backward()
     torch.testing.assert_close(out.cpu(), expected)
-    for a, b in zip(plain.parameters(), net.parameters(), strict=True):
+    for a, b in zip([X, *plain.parameters()], [moved, *net.parameters()], strict=True):
         torch.testing.assert_close(b.grad.cpu(), a.grad, atol=1e-5, rtol=1e-5)
-    again = nn.parallel.data_parallel(net.module, X.to("cuda:0"), list(range(k)))
+    again = nn.parallel.data_parallel(net.module, moved, list(range(k)))
     torch.testing.assert_close(again.cpu(), expected)
 
 
@@ -543,16 +435,6 @@ def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
     assert net.module.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
     with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
         net(pair, scale=1.0, flag="raise")
-
-
-def test_data_parallel_says_what_is_wrong(gpus):
-    net = nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1])
-    with pytest.raises(
-        RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)"
-    ):
-        net(torch.ones(4, 2))
-    with pytest.raises(RuntimeError, match="cuda:2"):
-        nn.DataParallel(nn.Linear(2, 2).to("cuda:2"), device_ids=[0, 1])(torch.ones(4, 2))
 
 
 def test_data_parallel_gathers_scalars_with_its_warning(gpus):
@@ -612,20 +494,9 @@ def test_autocast_has_the_lists_of_cuda(gpus):
     with torch.autocast("cuda"):
         half = x @ x
         assert half.dtype == torch.mv(x, x[0]).dtype == F.linear(x, x).dtype == (half + half).dtype == torch.float16
-        for run in (
-            lambda t: F.softmax(t, 1),
-            lambda t: F.log_softmax(t, 1),
-            lambda t: F.layer_norm(t, (4,)),
-            torch.exp,
-            torch.log,
-            torch.sum,
-            lambda t: t.sum(0),
-            lambda t: t**2,
-            torch.norm,
-            lambda t: t.cumsum(0),
-            lambda t: F.mse_loss(t, t),
-            F.softplus,
-        ):
+        in_full = [torch.exp, torch.log, torch.sum, torch.norm, F.softplus, partial(F.softmax, dim=1)]
+        in_full += [partial(F.log_softmax, dim=1), partial(F.layer_norm, normalized_shape=(4,)), lambda t: t.sum(0)]
+        for run in (*in_full, lambda t: t**2, lambda t: t.cumsum(0), lambda t: F.mse_loss(t, t)):
             assert run(half).dtype == torch.float32
         assert torch.exp(half.double()).dtype == torch.float64
         F.softmax(half, 1).sum().backward()
@@ -658,14 +529,6 @@ def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
     assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
 
 
-def test_autocast_bans_binary_cross_entropy_of_probabilities(gpus):
-    p = torch.rand(2, device="cuda:1")
-    with torch.autocast("cuda"), pytest.raises(RuntimeError, match=r"nn\.BCELoss are unsafe to autocast"):
-        nn.BCELoss()(p, p)
-    with torch.autocast("cuda", enabled=False):
-        assert nn.BCELoss()(p, p).get_device() == 1
-
-
 def test_autocast_reaches_the_replicas_of_data_parallel(gpus):
     net = nn.DataParallel(small_net().to("cuda:0"), device_ids=[0, 1])
     with torch.autocast("cuda"):
@@ -686,29 +549,17 @@ def test_grad_scaler(gpus):
     assert net[0].weight.tolist() != before
 
 
-def test_activation_checkpointing(gpus):
-    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to("cuda:1")
-    X = torch.ones(3, 4, device="cuda:1")
-    grads = []
-    for run in (net, lambda x: torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)):
-        torch.cuda.manual_seed_all(0)
-        net.zero_grad()
-        run(X).sum().backward()
-        grads.append([p.grad.cpu() for p in net.parameters()])
-    torch.testing.assert_close(*grads)
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def saved(thing):
+def saved(thing, **options):
     file = io.BytesIO()
-    torch.save(thing, file)
+    torch.save(thing, file, **options)
     return file.getvalue()
 
 
-def load(written, **options):
-    return torch.load(io.BytesIO(written), weights_only=True, **options)
+def load(written, *where, **options):
+    return torch.load(io.BytesIO(written), *where, **{"weights_only": True, **options})
 
 
 def test_state_dict_roundtrip_and_map_location(gpus):
@@ -736,31 +587,26 @@ def test_state_dict_roundtrip_and_map_location(gpus):
 @pytest.mark.parametrize("move", [lambda s: s.cuda(1), lambda s: s.cuda(device=1), lambda s: s.to(device="cuda:1")])
 @pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
 def test_a_map_location_that_moves_storages(gpus, move, options):
-    x, file = torch.arange(6.0), io.BytesIO()
-    torch.save({"x": x, "view": x[1:3], "y": torch.ones(2, device="cuda:3")}, file, **options)
-    file.seek(0)
-    seen = []
-    loaded = torch.load(file, map_location=lambda storage, where: seen.append(where) or move(storage))
+    x, seen = torch.arange(6.0), []
+    written = saved({"x": x, "view": x[1:3], "y": torch.ones(2, device="cuda:3")}, **options)
+    loaded = load(written, lambda storage, where: seen.append(where) or move(storage))
     assert all(t.get_device() == 1 for t in loaded.values()) and sorted(set(seen)) == ["cpu", "cuda:3"]
     loaded["x"][1] = 9
     assert loaded["view"].tolist() == [9, 2] and x[1] == 1
-    file.seek(0)
-    assert torch.load(file, map_location=lambda storage, where: storage)["y"].device.type == "cpu"
+    assert load(written, lambda storage, where: storage)["y"].device.type == "cpu"
     with pytest.raises(RuntimeError, match="no addresses"):
         x.untyped_storage().cuda(1)  # outside of torch.load there is nothing like it
 
 
-def test_later_types_are_saved(gpus):
-    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.bfloat16):
-        x, file = torch.tensor([1.0, 2.0, 3.0], device="cuda:1").to(dtype), io.BytesIO()
-        torch.save([x, x[1:]], file)
-        for where, device in ((None, "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")):
-            file.seek(0)
-            whole, part = torch.load(file, map_location=where)
-            assert whole.device == part.device == torch.device(device) and whole.dtype == dtype
-            assert whole.float().tolist() == [1, 2, 3] and part.float().tolist() == [2, 3]
-            same = (whole.cpu() if whole.is_cuda else whole).dtype == dtype
-            assert same and copy.deepcopy(x).float().tolist() == [1, 2, 3]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.bfloat16])
+def test_views_and_later_types_are_saved(gpus, dtype):
+    x = torch.tensor([1.0, 2.0, 3.0], device="cuda:1").to(dtype)
+    for where, device in ((None, "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")):
+        whole, part = load(saved([x, x[1:]]), where)
+        assert whole.device == part.device == torch.device(device) and whole.dtype == whole.cpu().dtype == dtype
+        whole[1] = 4  # still one storage
+        assert whole.float().tolist() == [1, 4, 3] and part.float().tolist() == [4, 3]
+    assert copy.deepcopy(x).float().tolist() == x.float().tolist() == [1, 2, 3]
 
 
 def test_a_checkpoint_for_more_gpus_than_there_are():
@@ -772,20 +618,15 @@ def test_a_checkpoint_for_more_gpus_than_there_are():
         load(written)
 
 
-def test_optimizer_state_and_views_are_saved(gpus):
+def test_networks_and_the_state_of_optimizers_are_saved(gpus):
     net = small_net().to("cuda:1")
     optimizer = torch.optim.Adam(net.parameters())
-    X, y = (t.cuda(1) for t in batch())
-    F.cross_entropy(net(X), y).backward()
+    net(batch()[0].cuda(1)).sum().backward()
     optimizer.step()
     state = load(saved(optimizer.state_dict()))
     torch.optim.Adam(net.parameters()).load_state_dict(state)
     assert state["state"][0]["exp_avg"].get_device() == 1
-    x = torch.zeros(100, device="cuda:1")
-    loaded = load(saved({"all": x, "some": x[10:20]}))
-    loaded["all"] += 1
-    assert loaded["some"].sum().item() == 10  # still one storage
-    whole = torch.load(io.BytesIO(saved(net)), weights_only=False)
+    whole = load(saved(net), weights_only=False)
     assert all(isinstance(p, nn.Parameter) and p.get_device() == 1 for p in whole.parameters())
 
 
@@ -854,19 +695,6 @@ def test_rms_norm_is_one_kernel_each_way(gpus, dtype, affine):
         torch.testing.assert_close(there.weight.grad.cpu(), norm.weight.grad)
 
 
-def test_rms_norm_can_be_differentiated_twice(gpus):
-    torch.manual_seed(0)
-    x, w = torch.randn(2, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-
-    def second(x, w):
-        x, w = x.requires_grad_(), w.requires_grad_()
-        first = torch.autograd.grad(F.rms_norm(x, (8,), w).pow(3).sum(), x, create_graph=True)[0]
-        return torch.autograd.grad(first.pow(2).sum(), (x, w))
-
-    for here, there in zip(second(x.clone(), w.clone()), second(x.cuda(), w.cuda())):
-        torch.testing.assert_close(there.cpu(), here)
-
-
 def test_rms_norm_of_two_types_is_made_of_others(gpus):
     x, norm = torch.randn(2, 8, dtype=torch.bfloat16), nn.RMSNorm(8)
     with warnings.catch_warnings():
@@ -874,3 +702,83 @@ def test_rms_norm_of_two_types_is_made_of_others(gpus):
         torch.testing.assert_close(copy.deepcopy(norm).cuda()(x.cuda()).cpu(), norm(x))
     with pytest.raises(RuntimeError, match="same device"):
         norm(x.float().cuda())
+
+
+# Refusing, in PyTorch's words
+
+
+def left_behind():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    for device in ("cpu", "cuda:0"):
+        net.to(device)(torch.ones(1, 2, device=device)).sum().backward()
+        optimizer.step()
+
+
+def moved_too_early():
+    net = nn.Linear(2, 1).to("cuda:0")
+    loss = net(on("cuda:0")).sum()
+    net.to("cuda:1")
+    loss.backward()
+
+
+def cast_automatically(function, *args):
+    with torch.autocast("cuda"):
+        function(*args)
+
+
+def on(device, *shape):
+    return torch.ones(shape or (4, 2), device=device)
+
+
+def rows_of(device, lengths):
+    nn.utils.rnn.pack_padded_sequence(on(device, 2, 5, 3), torch.tensor([5, 3], device=lengths), batch_first=True)
+
+
+def attend(*devices, **options):
+    F.scaled_dot_product_attention(*(on(device, 1, 2, 4, 8) for device in devices), **options)
+
+
+def parallel(where, x):
+    nn.DataParallel(nn.Linear(2, 2).to(where), device_ids=[0, 1])(x)
+
+
+QKV = (
+    "^Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
+    "and value.device: {} instead.$"
+)
+DEVICES = [("cuda:1", "cpu", "cuda:1"), ("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
+SIZE = "input 1 has invalid size: got 3x2, but expected 4x2"
+ON_CPU = "reduce_add expects all inputs to be on GPUs, but input {} is on CPU"
+WORDS = {
+    **{QKV.format(*d): [partial(attend, *d, is_causal=causal) for causal in (True, False)] for d in DEVICES},
+    "same dtype": [lambda: F.scaled_dot_product_attention(on("cuda").double(), on("cpu"), on("cuda"))],  # comes first
+    r"got attn_bias is on cpu.* wrapper_CUDA___scaled_dot_product_efficient_att": [
+        lambda: attend("cuda", "cuda", "cuda", attn_mask=on("cpu", 4, 4).bool()),
+    ],
+    "^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor$": [
+        lambda: rows_of("cpu", lengths="cuda:1"),
+        lambda: rows_of("cuda:1", lengths="cuda:1"),
+    ],
+    "must be on the same device": [left_behind],
+    "before its parameters moved": [moved_too_early],
+    r"nn\.BCELoss are unsafe to autocast": [lambda: cast_automatically(nn.BCELoss(), on("cuda"), on("cuda"))],
+    ON_CPU.format(1): [
+        lambda: comm.reduce_add([on("cuda"), on("cpu")], 0),
+        lambda: comm.reduce_add_coalesced([[on("cuda")], [on("cpu")]], 0),
+    ],
+    ON_CPU.format(0): [lambda: comm.reduce_add([on("cpu"), on("cpu")])],
+    SIZE: [lambda: comm.reduce_add([on("cuda"), on("cuda:1", 3, 2)], 0)],
+    "destination to be on the same GPU with one of": [lambda: comm.reduce_add([on("cuda"), on("cuda")], 1)],
+    r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)": [
+        lambda: parallel("cpu", on("cpu")),
+        lambda: parallel("cuda:2", on("cpu")),
+    ],
+}
+ERRORS = {**{ON_CPU.format(i): AssertionError for i in (0, 1)}, SIZE: ValueError}
+
+
+@pytest.mark.parametrize(("words", "call"), [(words, call) for words, calls in WORDS.items() for call in calls])
+def test_what_is_wrong_is_said_in_pytorchs_words(gpus, words, call):
+    with pytest.raises(ERRORS.get(words, RuntimeError), match=words):
+        call()

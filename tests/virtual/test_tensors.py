@@ -1,18 +1,22 @@
 """Tensors on virtual GPUs behave as PyTorch documents it for real ones: making, moving, reading, changing, refusing."""
 
 import copy
+import functools
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from oracle import check_same_on_a_gpu
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.shapes import form_of
 
 ZEROS = torch.zeros  # imported, as it were, before any virtual GPU is on
+CPU, GPU0, GPU1, GPU2 = torch.device("cpu"), *(torch.device("cuda", i) for i in range(3))
+CPU_X = torch.arange(6.0).reshape(2, 3)
 
 
 @pytest.fixture
@@ -21,108 +25,67 @@ def gpus():
         yield machine
 
 
-CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
-FACTORIES = {
-    "empty": lambda **k: torch.empty(2, 3, **k),
-    "zeros": lambda **k: torch.zeros(2, 3, **k),
-    "ones": lambda **k: torch.ones(2, 3, **k),
-    "full": lambda **k: torch.full((2, 3), 7.0, **k),
-    "rand": lambda **k: torch.rand(2, 3, **k),
-    "randn": lambda **k: torch.randn(2, 3, **k),
-    "randint": lambda **k: torch.randint(0, 9, (2, 3), **k),
-    "randperm": lambda **k: torch.randperm(6, **k),
-    "arange": lambda **k: torch.arange(6, **k),
-    "linspace": lambda **k: torch.linspace(0, 1, 6, **k),
-    "logspace": lambda **k: torch.logspace(0, 1, 6, **k),
-    "eye": lambda **k: torch.eye(3, **k),
-    "tensor": lambda **k: torch.tensor([[1.0, 2.0], [3.0, 4.0]], **k),
-    "as_tensor": lambda **k: torch.as_tensor([1, 2], **k),
-    "asarray": lambda **k: torch.asarray([1.0, 2.0], **k),
-    "scalar_tensor": lambda **k: torch.scalar_tensor(3.0, **k),
-    "empty_strided": lambda **k: torch.empty_strided((2, 3), (3, 1), **k),
-    "tril_indices": lambda **k: torch.tril_indices(3, 3, **k),
-    "triu_indices": lambda **k: torch.triu_indices(3, 3, **k),
-    "hann_window": lambda **k: torch.hann_window(5, **k),
-    "fftfreq": lambda **k: torch.fft.fftfreq(5, **k),
-    "from numpy": lambda **k: torch.tensor(np.arange(4.0), **k),
-    "empty_like": lambda **k: torch.empty_like(CPU_X, **k),
-    "zeros_like": lambda **k: torch.zeros_like(CPU_X, **k),
-    "ones_like": lambda **k: torch.ones_like(CPU_X, **k),
-    "full_like": lambda **k: torch.full_like(CPU_X, 2.0, **k),
-    "rand_like": lambda **k: torch.rand_like(CPU_X, **k),
-    "randn_like": lambda **k: torch.randn_like(CPU_X, **k),
-    "randint_like": lambda **k: torch.randint_like(CPU_X, 9, **k),
-    "new_tensor": lambda **k: CPU_X.new_tensor([1.0], **k),
-    "new_zeros": lambda **k: CPU_X.new_zeros(2, **k),
-    "new_ones": lambda **k: CPU_X.new_ones(2, **k),
-    "new_full": lambda **k: CPU_X.new_full((2,), 3.0, **k),
-    "new_empty": lambda **k: CPU_X.new_empty(2, **k),
-}
-CPU_X = torch.arange(6.0).reshape(2, 3)
-SAME_VALUES = set(FACTORIES) - {
-    "empty",
-    "empty_strided",
-    "empty_like",
-    "new_empty",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-}
+# Making
+
+partial = functools.partial
+FACTORIES = [  # (whose, its name, arguments); looked up when it is called, because virtual GPUs replace it
+    *((torch, name, ((2, 3),)) for name in "empty zeros ones rand randn".split()),
+    *((torch, f"{name}_like", (CPU_X,)) for name in "empty zeros ones rand randn".split()),
+    *((CPU_X, f"new_{name}", ([2, 3],)) for name in "empty zeros ones tensor".split()),
+    *((torch, f"{name}_indices", (3, 3)) for name in ("tril", "triu")),
+    *((torch, f"{name}space", (0, 1, 6)) for name in ("lin", "log")),
+    *((torch, name, (data,)) for name in ("tensor", "as_tensor", "asarray") for data in ([1.0, 2.0], np.arange(4.0))),
+    *((torch, name, (5,)) for name in "arange randperm eye hann_window scalar_tensor".split()),
+    *((torch, "full", ((2, 3), 7.0)), (torch, "full_like", (CPU_X, 2.0)), (CPU_X, "new_full", ((2,), 3.0))),
+    *((torch, "randint", (0, 9, (2, 3))), (torch, "randint_like", (CPU_X, 9)), (torch.fft, "fftfreq", (5,))),
+    (torch, "empty_strided", ((2, 3), (3, 1))),
+]
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-@pytest.mark.parametrize("device", ["cuda:1", GPU1, 1])
-def test_factory_makes_on_the_named_gpu(gpus, name, device):
-    made, plain = FACTORIES[name](device=device), FACTORIES[name]()
-    assert made.device == GPU1 and made.is_cuda and not made.is_cpu and made.get_device() == 1
-    assert (made.shape, made.dtype, made.is_leaf) == (plain.shape, plain.dtype, True)
-    if name in SAME_VALUES:
-        assert torch.equal(made.cpu(), plain)
-    assert plain.device == CPU
-
-
-@pytest.mark.parametrize(
-    "name", sorted(set(FACTORIES) & {"zeros", "rand", "arange", "tensor", "eye", "full", "as_tensor"})
-)
-def test_default_device_and_device_context(gpus, name):
-    make = FACTORIES[name]
-    with torch.device("cuda", 1):
-        assert make().device == GPU1
-        assert make(device="cpu").device == CPU
-    torch.set_default_device("cuda:1")
-    try:
-        assert make().device == GPU1 and torch.get_default_device() == GPU1
-    finally:
-        torch.set_default_device(None)
-    assert make().device == CPU
+@pytest.mark.parametrize(("owner", "name", "args"), FACTORIES)
+def test_factories_make_the_same_on_the_named_gpu(gpus, owner, name, args):
+    torch.manual_seed(0)
+    plain = getattr(owner, name)(*args)
+    for device in ("cuda:1", GPU1, 1):
+        torch.manual_seed(0)
+        made = getattr(owner, name)(*args, device=device)
+        assert made.device == GPU1 and made.is_cuda and not made.is_cpu and made.get_device() == 1
+        assert (made.shape, made.dtype, made.is_leaf, plain.device) == (plain.shape, plain.dtype, True, CPU)
+        assert "empty" in name or torch.equal(made.cpu(), plain)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "meta"])
-@pytest.mark.parametrize("make", [lambda: torch.zeros(2), lambda: torch.tensor([1.0]), lambda: torch.rand(2)])
-def test_any_device_can_be_the_default(gpus, device, make):
+def test_any_device_can_be_the_default(gpus, device):
+    makers = [
+        torch.zeros,
+        torch.rand,
+        torch.arange,
+        torch.eye,
+        torch.tensor,
+        torch.as_tensor,
+        partial(torch.full, (2,)),
+    ]
+    wanted = GPU0 if device == "cuda" else torch.device(device)
+
+    def check(inside):
+        for make in makers:
+            assert make(1).device == (wanted if inside else CPU) and make(1, device="cpu").device == CPU
+        assert torch.get_default_device().type == (wanted if inside else CPU).type
+
     with torch.device(device):
-        inside = make().device
-        assert torch.get_default_device().type == inside.type
+        check(inside=True)
     torch.set_default_device(device)
     try:
-        assert make().device == inside
+        check(inside=True)
     finally:
         torch.set_default_device(None)
-    assert inside.type == torch.device(device).type and inside.index in (torch.device(device).index, 0, None)
-
-
-def test_a_function_taken_out_of_torch_earlier_still_sees_the_gpus(gpus):
-    assert ZEROS(2, device="cuda:1").device == GPU1
+    check(inside=False)
 
 
 def test_cuda_without_an_index_is_the_current_gpu(gpus):
-    assert torch.ones(1, device="cuda").device == GPU0
+    assert torch.ones(1, device="cuda").device == GPU0 and ZEROS(2, device="cuda:1").device == GPU1
     with torch.cuda.device(2):
-        assert torch.ones(1, device="cuda").device == torch.ones(1).cuda().device == torch.device("cuda", 2)
+        assert torch.ones(1, device="cuda").device == torch.ones(1).cuda().device == GPU2
         assert torch.cuda.current_device() == 2
     torch.cuda.set_device(1)
     assert torch.cuda.current_device() == 1 and torch.ones(1, device="cuda").device == GPU1
@@ -130,81 +93,160 @@ def test_cuda_without_an_index_is_the_current_gpu(gpus):
         assert torch.cuda.current_device() == 3
 
 
-def test_requires_grad_and_likes_of_virtual_tensors(gpus):
+def test_likes_are_on_the_same_gpu_unless_they_are_told(gpus):
     w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
     assert w.requires_grad and w.is_leaf
-    for like in (
-        torch.zeros_like(w),
-        w.new_ones(2),
-        w.new_tensor([1.0]),
-        torch.rand_like(w),
-        w.clone(),
-        torch.full_like(w, 2),
+    makes = [*(getattr(torch, f"{name}_like") for name in ("zeros", "rand")), partial(torch.full_like, fill_value=2)]
+    for make in (*makes, *(lambda w, n=name, **k: getattr(w, n)([1], **k) for name in ("new_ones", "new_tensor"))):
+        assert make(w).device == GPU1
+        assert make(w, device="cpu").device == CPU and make(w, device="cuda:3").get_device() == 3
+    assert w.new(4, 5).shape == (4, 5) and w.new(4, 5).device == GPU1 and w.new([1, 2]).tolist() == [1, 2]
+    assert w.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu
+    before = gpus.traffic.copy()
+    w.new(4, 5)
+    assert gpus.traffic == before
+
+
+def test_random_split_with_the_gpus_generator(gpus):
+    generator = torch.Generator("cuda:1").manual_seed(0)
+    with torch.device("cuda:1"):
+        parts = torch.utils.data.random_split(range(10), [5, 5], generator=generator)
+    assert sorted(i for part in parts for i in part) == list(range(10))
+
+
+def test_pinned_memory(gpus):
+    x, on_gpu = torch.arange(6.0), torch.ones(3, device="cuda:1")
+    pinned = x.pin_memory()
+    assert pinned.is_pinned() and not x.is_pinned() and torch.equal(pinned, x) and pinned.pin_memory() is pinned
+    assert pinned.to("cuda:1", non_blocking=True).device == GPU1 and not torch.empty(3, pin_memory=False).is_pinned()
+    for make, device in (
+        *((make, None) for make in (torch.empty, torch.tensor, torch.randn, x.new_zeros)),
+        *((make, "cpu") for make in (on_gpu.new_zeros, on_gpu.new_tensor, partial(torch.full, fill_value=1))),
     ):
-        assert like.device == GPU1
-    assert torch.zeros_like(w, device="cpu").device == CPU and torch.zeros_like(w, device="cuda:3").get_device() == 3
+        made = make([3], pin_memory=True, requires_grad=True, **({"device": device} if device else {}), dtype=x.dtype)
+        assert made.is_pinned() and made.is_leaf and made.is_cpu and made.requires_grad
+    for made in (torch.zeros_like(x, pin_memory=True), torch.empty_like(on_gpu, device="cpu", pin_memory=True),
+                 torch.tensor(on_gpu[0], device="cpu", pin_memory=True)):  # fmt: skip
+        assert made.is_pinned()
 
 
-def test_same_sizes_strides_and_views(gpus):
-    x = torch.arange(24.0, device="cuda:1").reshape(2, 3, 4)
-    plain = torch.arange(24.0).reshape(2, 3, 4)
-    for change in (
-        lambda t: t.transpose(0, 2),
-        lambda t: t[:, 1:, ::2],
-        lambda t: t.permute(2, 0, 1),
-        lambda t: t[None],
-        lambda t: t.expand(5, 2, 3, 4),
-        lambda t: t.flatten(),
-        lambda t: t[..., -1],
-        lambda t: t.unfold(2, 2, 1),
-        lambda t: t[t > 5],
-        lambda t: t[torch.tensor([1, 0])],
-        lambda t: t.movedim(0, 1),
-        lambda t: t.diagonal(),
-    ):
-        ours, theirs = change(x), change(plain)
-        assert (ours.shape, ours.stride(), ours.is_contiguous()) == (
-            theirs.shape,
-            theirs.stride(),
-            theirs.is_contiguous(),
-        )
-        assert torch.equal(ours.cpu(), theirs) and ours.device == GPU1
+# The same program on a GPU and on the CPU
 
 
-def test_views_share_memory_and_in_place_changes_are_seen(gpus):
-    x = torch.zeros(2, 3, device="cuda:1")
-    row = x[0]
+def views(x):
+    steps = [
+        lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t.permute(2, 0, 1), lambda t: t[None],
+        lambda t: t.expand(5, 2, 3, 4), lambda t: t.flatten(), lambda t: t[..., -1], lambda t: t.unfold(2, 2, 1),
+        lambda t: t[t > 5], lambda t: t[torch.tensor([1, 0])], lambda t: t.movedim(0, 1), lambda t: t.diagonal(),
+    ]  # fmt: skip
+    return [step(x) for step in steps]
+
+
+def changed_in_place(x):
+    row = x[0, 0]
     row += 1
     x[1, 2] = 5
-    x[:, 0] = torch.tensor([7.0, 8.0])  # from the CPU, as PyTorch allows
-    assert x.tolist() == [[7, 1, 1], [8, 0, 5]]
-    before = x
-    x.mul_(2).t_()
-    assert x is before and x.shape == (3, 2) and x.device == GPU1 and row.tolist() == [14, 2, 2]
+    x[:, 0, 0] = torch.tensor([7.0, 8.0])  # from the CPU, as PyTorch allows
+    return x.mul_(2).transpose_(0, 2) is x, x, row
 
 
-def test_out_arguments_keep_identity_and_are_resized(gpus):
-    a = torch.ones(2, 2, device="cuda:1")
-    out = torch.empty(2, 2, device="cuda:1")
-    assert torch.add(a, a, out=out) is out and out.tolist() == [[2, 2], [2, 2]]
-    small = torch.empty(0, device="cuda:1")
-    torch.cat([a, a], out=small)
-    assert small.shape == (4, 2) and small.sum().item() == 8
-    small.resize_(2, 2)
-    assert small.shape == (2, 2) and small.copy_(3).tolist() == [[3, 3], [3, 3]]
+def written_to_out(x):
+    out, small = torch.empty_like(x), x.new_empty(0)
+    assert torch.add(x, x, out=out) is out
+    torch.cat([x, x], out=small)
+    return out, small.clone(), small.resize_(2, 2).copy_(3)
+
+
+def second_derivative(x):
+    x = x[0, 0, 1:3].clone().requires_grad_()
+    (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return first, torch.autograd.grad(first.sum(), x)
+
+
+def read(x):
+    x = x.long()[0]
+    numbers = [x[0, 1].item(), int(x[1, 1]), bool(x[0, 0] == 0), [int(v) for v in x[0]], [5, 6][x[0, 1]], len(x)]
+    lists = torch.tensor([x[0, 0], x[1, 1]]), torch.LongTensor([*x[0]]), torch.Tensor([*x[0].float()])
+    return x.tolist(), numbers, f"{x.float().mean():.2f}", x.numpy(force=True).sum(), [made.tolist() for made in lists]
+
+
+def copied(x):
+    w = x.clone().requires_grad_()
+    w.square().sum().backward()
+    twin, (base, view) = copy.deepcopy(w), copy.deepcopy((x, x[:1]))
+    base += 1
+    with torch.no_grad():
+        twin += 1
+    loaded = pickle.loads(pickle.dumps(w))
+    return w, twin, twin.grad, base, view, loaded, loaded.requires_grad, copy.copy(nn.Parameter(x))
+
+
+def conjugated(x):
+    z = torch.complex(x[0, :, :3], x[1, :, :3])
+    by_name = torch.ops.aten.abs(self=z)  # without a first argument by position
+    return z.conj(), torch.fft.ifft(torch.fft.fft(z)), torch.linalg.pinv(z), by_name  # which conjugate inside C++
+
+
+def copied_into(x):
+    """A copy into a tensor with a history knows its gradient."""
+    a = torch.ones(2, 3, 4, requires_grad=True)
+    t = a * 1
+    t.copy_(x)
+    t.sum().backward()
+    return a.grad.tolist()
+
+
+def made_in_cpp(x):
+    x = x[0, 0, 1:].clone().requires_grad_()
+    square = torch.outer(x, x)
+    smooth = [
+        torch.quantile(x, 0.3), x.quantile(q=0.3, dim=0, keepdim=True), torch.quantile(x, x.detach() / 4),
+        torch.nanquantile(x, 0.3, interpolation="lower"),
+    ]  # fmt: skip
+    whole = [torch.vander(x.detach(), *n) for n in ((), (2,), (0,))]
+    whole += [torch.vander(x.detach(), N=5, increasing=True), torch.vander(x.long()), torch.linalg.matrix_rank(square)]
+    whole += [torch.linalg.matrix_rank(square + torch.eye(3, device=x.device), tol=1.5, hermitian=True)]
+    assert all(t.requires_grad for t in smooth)
+    return smooth, whole, torch.autograd.grad(sum(t.sum() for t in smooth), x)
+
+
+def ctc(where, reduction, x):
+    X = torch.linspace(-1, 1, 100).reshape(10, 2, 5).to(x.device).requires_grad_()
+    lengths = [(10, 9), (2, 1)]
+    if where is not None:
+        lengths = [torch.tensor(n, device=x.device if where == "here" else "cpu") for n in lengths]
+    y = torch.tensor([[1, 2], [1, 3]], device=x.device)
+    loss = F.ctc_loss(X.log_softmax(2), y, *lengths, reduction=reduction)
+    return loss, torch.autograd.grad(loss.sum(), X)
+
+
+PROGRAMS = {
+    "views": views,
+    "in place": changed_in_place,
+    "out=": written_to_out,
+    "a second derivative": second_derivative,
+    "a jacobian": lambda x: torch.autograd.functional.jacobian(lambda x: x**2, x[0, 0], vectorize=True),
+    "reading": read,
+    "copies": copied,
+    "conjugates": conjugated,
+    "copy_ into the CPU": copied_into,
+    "a distribution": lambda x: torch.distributions.Exponential(x + 1).sample(),
+    "made in C++": made_in_cpp,
+    **{f"ctc {w} {r}": partial(ctc, w, r) for w in (None, "here", "cpu") for r in ("mean", "sum", "none")},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_give_the_same_as_on_the_cpu(gpus, name):
+    check_same_on_a_gpu(lambda device: PROGRAMS[name](torch.arange(24.0, device=device).reshape(2, 3, 4)))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x: x.transpose_(0, 2),
-        lambda x: x.squeeze_(),
-        lambda x: x.squeeze_().t_(),
-        lambda x: x.unsqueeze_(0),
-        lambda x: x.resize_(5),
-        lambda x: x.resize_as_(torch.ones(3, device="cuda")),
-        lambda x: x.as_strided_((2,), (1,)),
-        lambda x: x.set_(torch.ones(7, device="cuda")),
+        *(lambda x: x.transpose_(0, 2), lambda x: x.squeeze_(), lambda x: x.squeeze_().t_(), lambda x: x.unsqueeze_(0)),
+        *(lambda x: x.resize_(5), lambda x: x.resize_as_(torch.ones(3, device="cuda"))),
+        *(lambda x: x.as_strided_((2,), (1,)), lambda x: x.set_(torch.ones(7, device="cuda"))),
         lambda x: torch.cat([x.new_ones(4)] * 2, out=x.resize_(0)),
         lambda x: setattr(x, "data", torch.ones(2, 2, device="cuda")),
     ],
@@ -216,27 +258,40 @@ def test_what_the_clock_knows_a_tensor_by_follows_its_sizes(gpus, change):
     assert x.form == form_of(x.inner) == form_of(x) != before
 
 
+def test_printing(gpus):
+    w = torch.ones(1, device="cuda:1", requires_grad=True)
+    for tensor, text in (
+        (torch.ones(2, device="cuda:1"), "tensor([1., 1.], device='cuda:1')"),
+        (torch.tensor(3, device="cuda:0"), "tensor(3, device='cuda:0')"),
+        (torch.ones(1, device="cuda", dtype=torch.float64), "tensor([1.], device='cuda:0', dtype=torch.float64)"),
+        (w, "tensor([1.], device='cuda:1', requires_grad=True)"),
+        (w * 2, "tensor([2.], device='cuda:1', grad_fn=<MulBackward0>)"),
+        (nn.Parameter(w.detach()), "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)"),
+        (torch.ones(2, 2, device="cuda:1"), "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"),
+    ):
+        assert repr(tensor) == str(tensor) == text
+
+
+# Moving
+
+
 def test_to_in_all_its_forms(gpus):
     x, other = torch.ones(2, 3), torch.zeros(1, dtype=torch.float64, device="cuda:1")
+    ways = ["cuda:1", GPU1, 1, other, ("cuda:1", torch.float64), ("cuda:1", torch.float32, False, True)]
+    named = [{"device": "cuda:1"}, {"device": 1, "non_blocking": True, "memory_format": torch.contiguous_format}]
     for moved in (
-        x.to("cuda:1"),
-        x.to(GPU1),
-        x.to(1),
-        x.to(device="cuda:1"),
-        x.to("cuda:1", torch.float64),
-        x.to(other),
-        x.to("cuda:1", non_blocking=True),
-        x.to("cuda:1", torch.float32, False, True),
-        x.cuda(1),
-        x.cuda("cuda:1"),
-        x.cuda(device=GPU1),
-        x.to("cuda:1", memory_format=torch.contiguous_format),
+        *(x.to(*(way if isinstance(way, tuple) else (way,))) for way in ways),
+        *(x.to(**way) for way in named),
+        *(x.cuda(1), x.cuda("cuda:1"), x.cuda(device=GPU1), x.type_as(other)),
     ):
         assert moved.device == GPU1 and moved.sum().item() == 6
-    assert x.to(other).dtype == x.to("cuda:1", torch.float64).dtype == torch.float64
-    on_gpu = x.to("cuda:1")
-    assert on_gpu.to(torch.float16).device == GPU1 and on_gpu.half().dtype == torch.float16 and on_gpu.double().is_cuda
-    assert on_gpu.to("cuda:3").get_device() == 3 and on_gpu.cpu().device == on_gpu.to("cpu").device == CPU
+    assert x.to(other).dtype == x.to("cuda:1", torch.float64).dtype == x.type_as(other).dtype == torch.float64
+    y = x.to("cuda:1")
+    assert y.to(torch.float16).device == GPU1 and y.half().dtype == torch.float16 and y.double().is_cuda
+    assert y.to("cuda:3").get_device() == 3 and y.cpu().device == y.to("cpu").device == y.type_as(x).device == CPU
+    turned = torch.ones(2, 3, device="cuda:0").t()
+    assert turned.to("cuda:1").stride() == (1, 3)
+    assert turned.to("cuda:1", memory_format=torch.contiguous_format).stride() == (2, 1)
 
 
 def test_to_copies_between_devices_and_only_then(gpus):
@@ -248,14 +303,31 @@ def test_to_copies_between_devices_and_only_then(gpus):
     assert x.sum().item() == 0 and back.sum().item() == 0 and copied.sum().item() == 3
     cpu = torch.zeros(3)
     assert cpu.cpu() is cpu and cpu.to("cpu") is cpu
+    before = torch.cuda.memory_allocated(1)
+    shallow = copy.copy(x)
+    shallow[0] = 5
+    assert x.tolist() == [5, 0, 0] and torch.cuda.memory_allocated(1) == before
+
+
+def test_old_names_of_types(gpus):
+    x = torch.tensor([1.5, 2.0])
+    with torch.cuda.device(2):
+        moved = x.type("torch.cuda.DoubleTensor")
+    assert moved.device == GPU2 and moved.dtype == torch.float64
+    assert moved.type("torch.cuda.IntTensor").device == moved.device  # stays where it is
+    assert moved.type("torch.cuda.IntTensor").type() == "torch.cuda.IntTensor"
+    for back in (moved.type("torch.FloatTensor"), moved.type(torch.FloatTensor), x.type(torch.float32)):
+        assert back.device == CPU and torch.equal(back, x) and back.type() == "torch.FloatTensor"
+    assert moved.type(torch.float16).device == moved.device
 
 
 def test_gradients_cross_devices_both_ways(gpus):
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     h = (w.to("cuda:0") * 3).to("cuda:1") ** 2
     assert h.device == GPU1
-    h.sum().cpu().backward()
-    assert w.grad.device == CPU and w.grad.tolist() == [18, 36]
+    (first,) = torch.autograd.grad(h.sum().cpu(), w, create_graph=True)
+    first.sum().backward()
+    assert first.device == w.grad.device == CPU and first.tolist() == [18, 36] and w.grad.tolist() == [18, 18]
     v = torch.ones(2, device="cuda:1", requires_grad=True)
     buffer = torch.zeros(2, device="cuda:0")
     buffer.copy_(v * 2)
@@ -263,106 +335,48 @@ def test_gradients_cross_devices_both_ways(gpus):
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
 
 
-def test_second_derivatives(gpus):
-    x = torch.tensor(3.0, device="cuda:1", requires_grad=True)
-    (first,) = torch.autograd.grad(x.to("cuda:0") ** 3, x, create_graph=True)
-    (second,) = torch.autograd.grad(first, x)
-    assert first.item() == 27 and second.item() == 18
+def test_data_and_grad(gpus):
+    w = torch.ones(2, device="cuda:1", requires_grad=True)
+    w.data = torch.zeros(2, device="cuda:1")
+    assert w.tolist() == [0, 0] and w.requires_grad and not w.data.requires_grad
+    w.data = torch.ones(3, device="cuda:2")
+    assert w.device == GPU2 and w.shape == (3,)
+    w.grad = torch.ones(3, device="cuda:2")
+    p = nn.Parameter(torch.ones(2))
+    p.data = p.data.cuda(1)  # an old way to move a parameter
+    assert p.device == GPU1 and isinstance(p, nn.Parameter) and p.requires_grad
+    p.data = p.data.cpu()
+    assert type(p) is nn.Parameter and p.device == CPU
 
 
-def test_reading(gpus):
-    x = torch.tensor([[1, 2], [3, 4]], device="cuda:1")
-    assert x.tolist() == [[1, 2], [3, 4]] and x[0, 0].item() == 1 and int(x[1, 1]) == 4 and bool(x[0, 0] == 1)
-    assert f"{x.float().mean():.2f}" == "2.50" and len(x) == 2 and [int(v) for v in x[0]] == [1, 2]
-    assert x.cpu().numpy().sum() == 10 and x.numpy(force=True).sum() == 10
-    assert torch.tensor([x[0, 0], x[1, 1]]).tolist() == [1, 4]
-    with pytest.raises(
-        TypeError, match=r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"
-    ):
-        x.numpy()
-    with pytest.raises(TypeError, match="can't convert cuda:1"):
-        np.asarray(x)
+def test_a_slice_takes_anything_and_chosen_elements_a_number_from_another_device(gpus):
+    x = torch.zeros(4, device="cuda:1")
+    for index in (x == 0, torch.tensor([0, 1], device="cuda:1"), torch.tensor([0, 1]), [0, 1]):
+        with pytest.raises(RuntimeError, match="at least two devices, cuda:1 and cpu"):
+            x[index] = torch.ones(2)
+        x[index] = torch.tensor(5.0)
+    x[torch.tensor([0, 3])] = torch.tensor([5.0, 6.0], device="cuda:1")
+    x[1:3] = torch.tensor([7.0, 8.0])
+    assert x.tolist() == [5, 7, 8, 6] == x[torch.arange(4)].tolist() == x[torch.arange(4).cuda(1)].tolist()
+    source, filled = torch.ones(2, requires_grad=True), x.clone()
+    filled[:2] = source
+    filled.sum().backward()
+    assert source.grad.tolist() == [1, 1]
+    many = torch.zeros(2**18, device="cuda:1")
+    torch.cuda.reset_peak_memory_stats(1)
+    before = torch.cuda.memory_allocated(1)
+    many[:] = torch.ones(2**18)
+    assert torch.cuda.max_memory_allocated(1) == before, "no copy is made on the way"
 
 
-def test_printing(gpus):
-    assert repr(torch.ones(2, device="cuda:1")) == "tensor([1., 1.], device='cuda:1')"
-    assert str(torch.tensor(3, device="cuda:0")) == "tensor(3, device='cuda:0')"
-    assert (
-        repr(torch.ones(1, device="cuda", dtype=torch.float64)) == "tensor([1.], device='cuda:0', dtype=torch.float64)"
-    )
-    w = torch.ones(1, device="cuda:1", requires_grad=True)
-    assert repr(w) == "tensor([1.], device='cuda:1', requires_grad=True)"
-    assert repr(w * 2) == "tensor([2.], device='cuda:1', grad_fn=<MulBackward0>)"
-    assert repr(torch.nn.Parameter(torch.ones(1, device="cuda:1"))) == (
-        "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)"
-    )
-    assert repr(torch.ones(2, 2, device="cuda:1")) == "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"
-    assert torch.ones(1, device="cuda").type() == "torch.cuda.FloatTensor"
+def test_numbers_on_the_cpu_mix_with_tensors_on_a_gpu(gpus):
+    x = torch.ones(3, device="cuda:1")
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2.0) * x).device == GPU1
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda a, b: a + b,
-        lambda a, b: a.mul_(b),
-        lambda a, b: torch.where(a > 0, a, b),
-        lambda a, b: torch.maximum(a, b),
-    ],
-)
-def test_two_devices_mixed_elementwise(gpus, operation):
-    on = [torch.ones(2, 2, device=d) for d in ("cuda:0", "cuda:1", "cpu")]
-    words = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
-    for a, b, named in ((0, 1, ("cuda:0", "cuda:1")), (0, 2, ("cuda:0", "cpu"))):
-        with pytest.raises(RuntimeError, match=words.format(*named)):
-            operation(on[a], on[b])
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        torch.mm,
-        lambda a, b: torch.cat([a, b]),
-        torch.nn.functional.linear,
-        lambda a, b: torch.nn.functional.embedding(a.long(), b),
-        torch.matmul,
-    ],
-)
-@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cuda:1", "cpu"), ("cpu", "cuda:1")])
-def test_two_devices_mixed_elsewhere(gpus, operation, devices):
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device, but") as raised:
-        operation(*(torch.ones(2, 2, device=d) for d in devices))
-    assert all(d in str(raised.value) for d in devices)
-
-
-def test_convolution_says_types(gpus):
-    net = torch.nn.Conv2d(1, 2, 3).to("cuda:0")
-    words = r"Input type \(torch.FloatTensor\) and weight type \(torch.cuda.FloatTensor\) should be the same"
-    with pytest.raises(RuntimeError, match=words + "$"):
-        net(torch.ones(1, 1, 5, 5))
-    with pytest.raises(RuntimeError, match=words + " or input should be a MKLDNN tensor and weight is a dense tensor$"):
-        net(torch.ones(2, 1, 5, 5))
-    with pytest.raises(
-        RuntimeError, match=r"Input type \(torch.cuda.FloatTensor\) and weight type \(torch.FloatTensor\)"
-    ):
-        net.cpu()(torch.ones(2, 1, 5, 5, device="cuda:0"))
-    with pytest.raises(RuntimeError, match=r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)"):
-        net.cuda(1)(torch.ones(2, 1, 5, 5, device="cuda:0"))
-
-
-def test_the_first_tensor_is_the_measure(gpus):
-    """In PyTorch's words; taken from reports of people with real GPUs."""
-    cpu, gpu = torch.ones(2, 2), torch.ones(2, 2, device="cuda:0")
-    with pytest.raises(
-        RuntimeError, match=r"got mat2 is on cuda:0, different from other tensors on cpu .*wrapper_CUDA_mm\)"
-    ):
-        cpu @ gpu
-    with pytest.raises(
-        RuntimeError, match=r"got mat2 is on cpu, different from other tensors on cuda:0 .*wrapper_CUDA_mm\)"
-    ):
-        gpu @ cpu
-    words = r"got index is on cpu, different from other tensors on cuda:0 .*method wrapper_CUDA__index_select\)"
-    with pytest.raises(RuntimeError, match=words):
-        torch.nn.Embedding(3, 2, device="cuda:0")(torch.tensor([1]))
+def test_meta_tensors_become_empty_ones(gpus):
+    net = nn.Linear(2, 2, device="meta").to_empty(device="cuda:1")
+    assert net.weight.device == GPU1 and net(torch.ones(1, 2, device=GPU1)).shape == (1, 2)
 
 
 @pytest.mark.parametrize("home", ["cpu", "cuda:0"])
@@ -386,24 +400,6 @@ def test_what_writes_a_value_takes_a_single_number_from_anywhere(gpus, home, ori
         assert x.tolist() == [7, 7, 7] and x.device == torch.device(home)
 
 
-def test_other_values_must_be_where_the_tensor_is(gpus):
-    x, y = torch.zeros(3), torch.zeros(3, device="cuda:0")
-    for wrong, words in (
-        (lambda: x.masked_fill_(x == 0, y[0]), "masked_fill_: Expected inputs to be on same device"),
-        (
-            lambda: y.masked_fill_(x == 0, 1.0),
-            "expected self and mask to be on the same device, but got mask on cpu and",
-        ),
-        (lambda: x.index_put_((torch.tensor([0]),), y[:1]), "found at least two devices, cpu and cuda:0!"),
-        (lambda: x.index_put_((torch.tensor([0]).cuda(),), x[:1]), r"indices should be either on cpu or .*\(cpu\)"),
-        (lambda: y.index_select(0, torch.tensor([0])), r"method wrapper_CUDA__index_select\)"),
-        (lambda: y.scatter_(0, torch.tensor([0]), y), r"method wrapper_CUDA_scatter__src\)"),
-        (lambda: torch.bucketize(y, x), r"method wrapper_CUDA_Tensor_bucketize\)"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            wrong()
-
-
 def test_a_tensor_is_called_a_tensor(gpus):
     x = torch.ones(2, device="cuda")
     assert repr(type(x)) == repr(torch.Tensor)
@@ -411,336 +407,135 @@ def test_a_tensor_is_called_a_tensor(gpus):
         np.ones(2) * x
 
 
-def test_indices_may_lie_on_the_cpu_but_not_on_another_gpu(gpus):
-    x, picked = torch.arange(4.0, device="cuda:0"), torch.tensor([2, 3])
-    assert x[picked].tolist() == x[picked.cuda(0)].tolist() == [2, 3]
-    x[picked] = 7
-    x[picked] = torch.tensor([5.0, 6.0], device="cuda:0")
-    assert x.tolist() == [0, 1, 5, 6]
-    for indexed, device in ((x, "cuda:1"), (x.cpu(), "cuda:1")):
-        words = rf"indices should be either on cpu or on the same device as the indexed tensor \({indexed.device}\)"
-        with pytest.raises(RuntimeError, match=words):
-            indexed[picked.to(device)]
+# Refusing: in PyTorch's words, many taken from reports of people with real GPUs
 
 
-def test_cpu_scalars_may_mix_and_others_may_not(gpus):
-    x = torch.ones(3, device="cuda:1")
-    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2.0) * x).device == GPU1
-    with pytest.raises(RuntimeError, match="cuda:1 and cpu"):
-        x + torch.ones(1)
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(3) + torch.tensor(2.0, device="cuda:1")
+def on(device, *shape):
+    return torch.ones(shape or (2, 2), device=device)
 
 
-def test_invalid_ordinal(gpus):
-    for use in (
-        lambda: torch.ones(1, device="cuda:4"),
-        lambda: torch.ones(1).cuda(9),
-        lambda: torch.cuda.set_device(4),
-        lambda: torch.nn.Linear(1, 1).to("cuda:4"),
-    ):
-        with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
-            use()
-    with pytest.raises(AssertionError, match="Invalid device id"):
-        torch.cuda.get_device_properties(4)
+def embed(ids, table):
+    return F.embedding(ids.long(), table)
 
 
-def test_raw_pointers_are_refused(gpus):
-    x = torch.ones(1, device="cuda:1")
-    for use in (x.__dlpack__, lambda: x.__cuda_array_interface__):
-        with pytest.raises(RuntimeError, match="no addresses"):
-            use()
+POINTWISE = [torch.add, Tensor.mul_, torch.maximum, lambda a, b: torch.where(a > 0, a, b), torch.allclose, torch.dist]
+POINTWISE += [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits]
+POINTWISE += [lambda a, b: torch.add(a, a, out=b)]
+NAMED = {  # what each calls its second argument, or the first that is elsewhere, and its kernel
+    **dict.fromkeys((torch.mm, torch.matmul, F.linear), ("mat2", "_mm")),
+    **dict.fromkeys((lambda *ab: torch.cat(ab), lambda *ab: torch.stack(ab)), ("tensors", "_cat")),
+    **{torch.equal: ("other", "__equal"), embed: ("index", "__index_select")},
+}
+SAME = "Expected all tensors to be on the same device, but "
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, that these kinds are young, or old
-def test_sparse_is_refused(gpus):
-    with pytest.raises(RuntimeError, match="dense"):
-        torch.eye(3, device="cuda:1").to_sparse()
-    with pytest.raises(RuntimeError, match="dense"):
-        torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda:1")
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    for x in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), nested, quantized):
-        for move in (x.cuda, lambda x=x: x.to("cuda:1")):
-            with pytest.raises(RuntimeError, match="dense"):
-                move()
+@pytest.mark.parametrize("where", [("cuda:0", "cuda:1"), ("cuda:1", "cpu"), ("cpu", "cuda:1")])
+def test_two_devices_are_named(gpus, where):
+    """The first tensor is the measure."""
+    a, b = map(on, where)
+    for function in POINTWISE if a.is_cuda else ():
+        with pytest.raises(RuntimeError, match=f"^{SAME}found at least two devices, {a.device} and {b.device}!$"):
+            function(a, b)
+    for function, (name, kernel) in NAMED.items():
+        wrong, others = (a, b) if function is embed else (b, a)  # whose first tensor is the table
+        words = f"got {name} is on {wrong.device}, different from other tensors on {others.device} "
+        with pytest.raises(RuntimeError, match=rf"^{SAME}{words}\(when .* method wrapper_CUDA{kernel}\)$"):
+            function(a, b)
 
 
-def test_data_and_grad(gpus):
-    w = torch.ones(2, device="cuda:1", requires_grad=True)
-    w.data = torch.zeros(2, device="cuda:1")
-    assert w.tolist() == [0, 0] and w.requires_grad and not w.data.requires_grad
-    w.data = torch.ones(3, device="cuda:2")
-    assert w.device == torch.device("cuda", 2) and w.shape == (3,)
-    with pytest.raises(RuntimeError, match="assigned grad has data located on a different device"):
-        w.grad = torch.ones(3)
-    w.grad = torch.ones(3, device="cuda:2")
-    p = torch.nn.Parameter(torch.ones(2))
-    p.data = p.data.cuda(1)  # an old way to move a parameter
-    assert p.device == GPU1 and isinstance(p, torch.nn.Parameter) and p.requires_grad
-    p.data = p.data.cpu()
-    assert type(p) is torch.nn.Parameter and p.device == CPU
+def convolve(weights, x):
+    nn.Conv2d(1, 2, 3).to(weights)(x)
 
 
-def test_deepcopy_and_pickle(gpus):
-    w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
-    w.sum().backward()
-    twin = copy.deepcopy(w)
-    assert twin.device == GPU1 and torch.equal(twin, w) and twin.requires_grad and torch.equal(twin.grad, w.grad)
-    with torch.no_grad():
-        twin += 1
-    assert not torch.equal(twin, w)
-    loaded = pickle.loads(pickle.dumps(w))
-    assert loaded.device == GPU1 and torch.equal(loaded, w) and loaded.requires_grad
-    x = torch.zeros(4, device="cuda:0")
-    base, view = copy.deepcopy((x, x[:2]))
-    base += 1
-    assert view.tolist() == [1, 1]
-    with pytest.raises(RuntimeError, match="graph leaves"):
-        copy.deepcopy(w * 2)
-
-
-def test_conjugates_and_complex_numbers(gpus):
-    z = torch.tensor([1 + 2j, 3 - 1j], device="cuda:1")
-    assert z.conj().tolist() == [1 - 2j, 3 + 1j] and torch.fft.ifft(torch.fft.fft(z)).cpu().allclose(z.cpu())
-    x = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(torch.linalg.pinv(x.to("cuda:1")).cpu(), torch.linalg.pinv(x))  # conjugates inside C++
-    assert torch.ops.aten.abs(self=z).tolist() == z.cpu().abs().tolist()  # without a first argument by position
-
-
-@pytest.mark.parametrize(
-    "compare",
-    [
-        F.mse_loss,
-        F.smooth_l1_loss,
-        F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits,
-        torch.allclose,
-        torch.dist,
-    ],
-)
-def test_what_is_pointwise_inside_names_two_devices(gpus, compare):
-    words = "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and cpu!"
-    with pytest.raises(RuntimeError, match=f"^{words}$"):
-        compare(torch.ones(3, device="cuda:1"), torch.ones(3))
-
-
-def test_equal_names_its_argument(gpus):
-    with pytest.raises(RuntimeError, match="got other is on cpu, different from other tensors on cuda:1"):
-        torch.equal(torch.ones(3, device="cuda:1"), torch.ones(3))
-
-
-def test_a_shallow_copy_shares_memory(gpus):
-    x = torch.ones(2, device="cuda:1")
-    before = torch.cuda.memory_allocated(1)
-    made = copy.copy(x)
-    made[0] = 5
-    assert made.device == GPU1 and x.tolist() == [5, 1] and torch.cuda.memory_allocated(1) == before
-    weight = copy.copy(nn.Parameter(x))
-    assert isinstance(weight, nn.Parameter) and weight.device == GPU1 and weight.requires_grad
-
-
-def test_random_split_with_the_gpus_generator(gpus):
-    generator = torch.Generator("cuda:1").manual_seed(0)
-    with torch.device("cuda:1"):
-        parts = torch.utils.data.random_split(range(10), [5, 5], generator=generator)
-    assert sorted(i for part in parts for i in part) == list(range(10))
-
-
-def test_what_was_overwritten_is_called_a_tensor_on_a_gpu(gpus):
-    p = torch.ones(3, device="cuda:1", requires_grad=True)
-    y = p.exp()
+def overwrite(p):
+    y = p.requires_grad_().exp()
     y.add_(1)
-    with pytest.raises(RuntimeError, match=r"inplace operation: \[torch\.cuda\.FloatTensor \[3\]\], which is output 0"):
-        y.sum().backward()
+    y.sum().backward()
 
 
-def test_a_vectorized_jacobian(gpus):
-    x = torch.tensor([1.0, 2.0], device="cuda:1")
-    found = torch.autograd.functional.jacobian(lambda x: x**2, x, vectorize=True)
-    assert found.device == GPU1 and found.tolist() == [[2, 0], [0, 4]]
+TYPES = r"^Input type \(torch.{}FloatTensor\) and weight type \(torch.{}FloatTensor\) should be the same"
+MKLDNN = " or input should be a MKLDNN tensor and weight is a dense tensor$"
+PICKED = r"indices should be either on cpu or on the same device as the indexed tensor \({}\)"
+TO_NUMPY = r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"
+NO_DATA = "^Cannot copy out of meta tensor; no data!$"
+WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 and of cuda:1
+    TYPES.format("", "cuda.") + "$": [lambda c, g, h: convolve("cuda:0", on("cpu", 1, 1, 5, 5))],
+    TYPES.format("", "cuda.") + MKLDNN: [lambda c, g, h: convolve("cuda:0", on("cpu", 2, 1, 5, 5))],
+    TYPES.format("cuda.", ""): [lambda c, g, h: convolve("cpu", on("cuda:0", 2, 1, 5, 5))],
+    r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)": [
+        lambda c, g, h: convolve("cuda:1", on("cuda:0", 2, 1, 5, 5)),
+    ],
+    PICKED.format("cuda:0"): [lambda c, g, h: g[h.long()]],
+    PICKED.format("cpu"): [lambda c, g, h: c[h.long()]],
+    SAME: [
+        lambda c, g, h: c + h.sum(),
+        lambda c, g, h: c.sum().add_(h.sum()),  # a GPU never writes into a number on the CPU
+        lambda c, g, h: torch.add(g.sum(), g.sum(), out=torch.empty(())),
+        lambda c, g, h: torch.stack([g.sum(), c.sum()]),
+        lambda c, g, h: F.cross_entropy(g[0], torch.tensor(1)),
+        lambda c, g, h: F.embedding(torch.tensor(1), g),
+    ],
+    "masked_fill_: Expected inputs to be on same device": [lambda c, g, h: c.masked_fill_(c == 0, g[0, 0])],
+    "expected self and mask to be on the same device, but got mask on cpu and": [
+        lambda c, g, h: g.masked_fill_(c == 0, 1)
+    ],
+    "found at least two devices, cpu and cuda:0!": [lambda c, g, h: c.index_put_((torch.tensor([0]),), g[0])],
+    r"indices should be either on cpu or .*\(cpu\)": [lambda c, g, h: c.index_put_((torch.tensor([0]).cuda(),), c[0])],
+    r"method wrapper_CUDA__index_select\)": [lambda c, g, h: g.index_select(0, torch.tensor([0]))],
+    r"method wrapper_CUDA_scatter__src\)": [lambda c, g, h: g.scatter_(0, c.long(), g)],
+    r"method wrapper_CUDA_Tensor_bucketize\)": [lambda c, g, h: torch.bucketize(g, c[0])],
+    "CUDA error: invalid device ordinal": [
+        lambda c, g, h: on("cuda:4"),
+        lambda c, g, h: c.cuda(9),
+        lambda c, g, h: torch.cuda.set_device(4),
+        lambda c, g, h: nn.Linear(1, 1).to("cuda:4"),
+    ],
+    "Invalid device id": [lambda c, g, h: torch.cuda.get_device_properties(4)],
+    "no addresses": [
+        lambda c, g, h: g.__dlpack__(),
+        lambda c, g, h: g.__cuda_array_interface__,
+        lambda c, g, h: torch.utils.dlpack.to_dlpack(g),
+        lambda c, g, h: torch.utils.dlpack.from_dlpack(g),
+        lambda c, g, h: torch.from_dlpack(g),
+    ],
+    "only implemented on CPU": [lambda c, g, h: g.apply_(abs)],
+    "dense": [
+        lambda c, g, h: g.to_sparse(),
+        lambda c, g, h: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda:1"),
+        lambda c, g, h: c.to_sparse().cuda(),
+        lambda c, g, h: c.to_sparse_csr().to("cuda:1"),
+        lambda c, g, h: torch.nested.nested_tensor([c[0], c[0, :1]]).cuda(),
+        lambda c, g, h: torch.quantize_per_tensor(c, 0.1, 0, torch.qint8).to("cuda:1"),
+    ],
+    "assigned grad has data located on a different device": [lambda c, g, h: setattr(g, "grad", c)],
+    "graph leaves": [lambda c, g, h: copy.deepcopy(g.requires_grad_() * 2)],
+    r"inplace operation: \[torch\.cuda\.FloatTensor \[2, 2\]\], which is output 0": [lambda c, g, h: overwrite(g)],
+    "leaf Variable that requires grad": [lambda c, g, h: c.requires_grad_().copy_(g)],
+    TO_NUMPY: [lambda c, g, h: h.numpy(), lambda c, g, h: np.asarray(h)],
+    "only integer tensors": [lambda c, g, h: [5, 6][g.sum()]],
+    "Only dense CPU tensors can be pinned": [
+        lambda c, g, h: torch.empty(3, device="cuda:1", pin_memory=True),
+        lambda c, g, h: g.new_zeros(3, device="cuda:1", pin_memory=True),
+        lambda c, g, h: torch.tensor([3], device="cuda:1", pin_memory=True),
+    ],
+    "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned": [lambda c, g, h: g.pin_memory()],
+    "invalid type: 'torch.cuda.FooTensor'": [lambda c, g, h: c.type("torch.cuda.FooTensor")],
+    NO_DATA: [
+        lambda c, g, h: on("meta").to("cuda:1"),
+        lambda c, g, h: on("meta").cuda(),
+        lambda c, g, h: on("meta").to("cuda", torch.float64),
+    ],
+    "use torch.nn.Module.to_empty": [lambda c, g, h: nn.Linear(2, 2, device="meta").to("cuda:1")],
+}
+ERRORS = {
+    **dict.fromkeys((TO_NUMPY, "only implemented on CPU", "only integer tensors"), TypeError),
+    **dict.fromkeys((NO_DATA, "use torch.nn.Module.to_empty"), NotImplementedError),
+    **{"invalid type: 'torch.cuda.FooTensor'": ValueError, "Invalid device id": AssertionError},
+}
 
 
-def test_factories_pin_memory(gpus):
-    like, on_gpu = torch.ones(3), torch.ones(3, device="cuda:1")
-    for made in (
-        torch.empty(3, pin_memory=True),
-        torch.tensor([1.0], pin_memory=True),
-        torch.zeros_like(like, pin_memory=True),
-        like.new_zeros(3, pin_memory=True),
-        torch.randn(2, pin_memory=True, requires_grad=True),
-        torch.empty_like(on_gpu, device="cpu", pin_memory=True),
-        on_gpu.new_zeros(3, device="cpu", pin_memory=True),
-        on_gpu.new_tensor([1.0], device="cpu", pin_memory=True),
-        torch.tensor(on_gpu[0], device="cpu", pin_memory=True),
-    ):
-        assert made.is_pinned() and made.is_leaf and made.is_cpu
-    for make in (torch.empty, on_gpu.new_zeros, torch.tensor):
-        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
-            make([3], device="cuda:1", pin_memory=True)
-    assert not torch.empty(3, pin_memory=False).is_pinned()
-    x = torch.ones(3, device="cuda:1", requires_grad=True)
-    with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        out = (x * x).sum()
-    out.backward()
-    assert x.grad.tolist() == [2, 2, 2]
-
-
-def test_new_is_on_the_same_gpu(gpus):
-    x = torch.ones(2, 3, device="cuda:1")
-    assert x.new(4, 5).shape == (4, 5) and x.new(4, 5).device == GPU1 and x.new([1, 2]).tolist() == [1, 2]
-    assert x.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu
-    assert torch.distributions.Exponential(x).sample().device == GPU1
-    before = gpus.traffic.copy()
-    x.new(4, 5)
-    assert gpus.traffic == before
-
-
-def test_lists_of_scalars_become_tensors(gpus):
-    losses = [torch.tensor(value, device="cuda:1") for value in (1.0, 3.0)]
-    assert torch.Tensor(losses).mean() == 2 and torch.FloatTensor(losses).is_cpu
-    assert torch.LongTensor([loss.long() for loss in losses]).tolist() == [1, 3]
-    assert (float(losses[1]), int(losses[1]), [5, 6][losses[0].long()]) == (3.0, 3, 6)
-    with pytest.raises(TypeError, match="only integer tensors"):
-        [5, 6][losses[0]]
-
-
-def test_what_an_assignment_takes_from_another_device(gpus):
-    """A slice takes anything, as copy_ does; chosen elements take a number only."""
-    x = torch.zeros(4, device="cuda:1")
-    for index in (x == 0, torch.tensor([0, 1], device="cuda:1"), [0, 1]):
-        with pytest.raises(RuntimeError, match="at least two devices, cuda:1 and cpu"):
-            x[index] = torch.ones(2)
-        x[index] = torch.tensor(5.0)
-    x[1:3] = torch.tensor([7.0, 8.0])
-    assert x.tolist() == [5, 7, 8, 5]
-    source = torch.ones(2, requires_grad=True)
-    filled = x.clone()
-    filled[:2] = source
-    filled.sum().backward()
-    assert source.grad.tolist() == [1, 1]
-    many = torch.zeros(2**18, device="cuda:1")
-    torch.cuda.reset_peak_memory_stats(1)
-    before = torch.cuda.memory_allocated(1)
-    many[:] = torch.ones(2**18)
-    assert torch.cuda.max_memory_allocated(1) == before, "no copy is made on the way"
-
-
-def test_pinned_memory(gpus):
-    x = torch.arange(6.0)
-    pinned = x.pin_memory()
-    assert pinned.is_pinned() and not x.is_pinned() and torch.equal(pinned, x) and pinned.pin_memory() is pinned
-    assert pinned.to("cuda:1", non_blocking=True).device == GPU1
-    with pytest.raises(RuntimeError, match=r"cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
-        pinned.cuda().pin_memory()
-
-
-def test_a_gpu_never_writes_into_a_scalar_on_the_cpu(gpus):
-    loss, total = torch.tensor(1.0, device="cuda:1"), torch.tensor(0.0)
-    for wrong in (
-        lambda: total.add_(loss),
-        lambda: torch.add(loss, loss, out=torch.empty(())),
-        lambda: torch.stack([loss, total]),
-        lambda: torch.nn.functional.cross_entropy(torch.ones(3, device="cuda:1"), torch.tensor(1)),
-        lambda: torch.nn.functional.embedding(torch.tensor(1), torch.ones(3, 2, device="cuda:1")),
-    ):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            wrong()
-    total += loss.cpu()
-
-
-def test_copies_into_a_cpu_tensor_know_their_gradient(gpus):
-    a = torch.ones(3, requires_grad=True)
-    t = a * 1
-    t.copy_(torch.zeros(3, device="cuda:1"))
-    t.sum().backward()
-    assert a.grad.tolist() == [0, 0, 0]
-    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
-        a.copy_(torch.zeros(3, device="cuda:1"))
-
-
-def test_old_names_of_types(gpus):
-    x = torch.tensor([1.5, 2.0])
-    with torch.cuda.device(2):
-        moved = x.type("torch.cuda.DoubleTensor")
-    assert moved.device == torch.device("cuda", 2) and moved.dtype == torch.float64
-    assert moved.type("torch.cuda.IntTensor").device == moved.device  # stays where it is
-    assert moved.type("torch.cuda.IntTensor").type() == "torch.cuda.IntTensor"
-    for back in (moved.type("torch.FloatTensor"), moved.type(torch.FloatTensor), x.type(torch.float32)):
-        assert back.device == CPU and torch.equal(back, x) and back.type() == "torch.FloatTensor"
-    assert moved.type(torch.float16).device == moved.device
-    with pytest.raises(ValueError, match=r"invalid type: 'torch.cuda.FooTensor'"):
-        x.type("torch.cuda.FooTensor")
-
-
-def test_meta_tensors_have_nothing_to_copy(gpus):
-    for move in (lambda x: x.to("cuda:1"), lambda x: x.cuda(), lambda x: x.to("cuda", torch.float64)):
-        with pytest.raises(NotImplementedError, match=r"^Cannot copy out of meta tensor; no data!$"):
-            move(torch.ones(2, device="meta"))
-    with pytest.raises(NotImplementedError, match=r"use torch.nn.Module.to_empty"):
-        torch.nn.Linear(2, 2, device="meta").to("cuda:1")
-    net = torch.nn.Linear(2, 2, device="meta").to_empty(device="cuda:1")
-    assert net.weight.device == GPU1 and net(torch.ones(1, 2, device=GPU1)).shape == (1, 2)
-
-
-def test_functions_that_make_tensors_in_cpp(gpus):
-    x = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
-    for function in (
-        lambda x: torch.vander(x.detach()),
-        lambda x: torch.vander(x.detach(), 2),
-        lambda x: torch.vander(x.detach(), N=5, increasing=True),
-        lambda x: torch.vander(x.detach(), 0),
-        lambda x: torch.vander(x.long()),
-        lambda x: torch.quantile(x, 0.3),
-        lambda x: x.quantile(q=0.3, dim=0, keepdim=True),
-        lambda x: torch.nanquantile(x, 0.3, interpolation="lower"),
-        lambda x: torch.quantile(x, x.detach() / 4),
-        lambda x: torch.linalg.matrix_rank(torch.outer(x, x)),
-        lambda x: torch.linalg.matrix_rank(torch.outer(x, x) + torch.eye(3, device=x.device), tol=1.5, hermitian=True),
-    ):
-        y = x.detach().to("cuda:1").requires_grad_()
-        ours, theirs = function(y), function(x)
-        assert ours.device == GPU1 and ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours.cpu(), theirs)
-        assert ours.requires_grad == theirs.requires_grad
-        if ours.requires_grad:
-            ours.sum().backward()
-            torch.testing.assert_close(y.grad.cpu(), torch.autograd.grad(theirs.sum(), x)[0])
-
-
-@pytest.mark.parametrize("where", ["cuda:1", "cpu", None])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ctc_loss_takes_lengths_from_anywhere(gpus, where, reduction):
-    losses, gradients = [], []
-    for device in ("cpu", "cuda:1"):
-        X = torch.linspace(-1, 1, 100).reshape(10, 2, 5).to(device).requires_grad_()
-        lengths = [(10, 9), (2, 1)] if where is None else [torch.tensor(n, device=where) for n in ([10, 9], [2, 1])]
-        if device == "cpu" and where:
-            lengths = [n.cpu() for n in lengths]
-        y = torch.tensor([[1, 2], [1, 3]], device=device)
-        losses.append(torch.nn.functional.ctc_loss(X.log_softmax(2), y, *lengths, reduction=reduction))
-        losses[-1].sum().backward()
-        gradients.append(X.grad)
-    assert losses[1].device == gradients[1].device == GPU1
-    torch.testing.assert_close(losses[1].cpu(), losses[0])
-    torch.testing.assert_close(gradients[1].cpu(), gradients[0])
-
-
-def test_type_as_moves(gpus):
-    x = torch.ones(2, dtype=torch.float64, device="cuda:1")
-    assert torch.ones(2).type_as(x).device == GPU1 and torch.ones(2).type_as(x).dtype == torch.float64
-    assert x.type_as(torch.ones(1)).device == CPU
-
-
-def test_what_reads_memory_directly_is_refused(gpus):
-    x = torch.ones(2, device="cuda:1")
-    for use in (lambda: x.apply_(lambda v: v), lambda: torch.utils.dlpack.to_dlpack(x),
-                lambda: torch.utils.dlpack.from_dlpack(x), lambda: torch.from_dlpack(x)):  # fmt: skip
-        with pytest.raises((RuntimeError, TypeError), match=r"no addresses|only implemented on CPU"):
-            use()
-
-
-def test_memory_formats_survive_a_move(gpus):
-    x = torch.ones(2, 3, device="cuda:0").t()
-    assert x.to("cuda:1").stride() == (1, 3)
-    assert x.to("cuda:1", memory_format=torch.contiguous_format).stride() == (2, 1)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, that some kinds of tensors are young, or old
+@pytest.mark.parametrize(("words", "call"), [(words, call) for words, calls in WORDS.items() for call in calls])
+def test_what_is_wrong_is_said_in_pytorchs_words(gpus, words, call):
+    with pytest.raises(ERRORS.get(words, RuntimeError), match=words):
+        call(on("cpu"), on("cuda:0"), on("cuda:1"))

@@ -1,0 +1,24 @@
+"""The oracle of virtual GPUs: the same program on the CPU."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+GPU1 = torch.device("cuda", 1)
+
+
+def check_same_on_a_gpu(program):
+    """`program`, given a device, returns the same in any nest: tensors on that device, with equal values, strides and
+    so on, and other things that are equal."""
+    results = []
+    for device in ("cpu", GPU1):
+        torch.manual_seed(0)
+        results.append(tree_leaves(program(device)))
+    for here, there in zip(*results, strict=True):
+        if isinstance(here, Tensor):
+            assert there.device == GPU1 and isinstance(there, nn.Parameter) == isinstance(here, nn.Parameter)
+            for_both = [(t.dtype, t.requires_grad, t.stride(), t.is_contiguous()) for t in (here, there)]
+            assert for_both[0] == for_both[1]
+            torch.testing.assert_close(there.detach().cpu(), here.detach())
+        else:
+            assert there == here and type(there) is type(here)
