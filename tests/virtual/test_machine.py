@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from mgpu_lib.virtual import Setup, current, shapes, virtual_gpus
-from mgpu_lib.virtual.clock import Clock
 
 MiB = 1 << 20
 
@@ -94,10 +93,6 @@ def test_stop_puts_back_every_bit():
     same(before, pytorch())
     machine.stop()  # off already: nothing to do
     assert current() is None
-
-
-def test_stop_also_after_an_error():
-    before = pytorch()
     with pytest.raises(ZeroDivisionError), virtual_gpus(2):
         1 / 0  # noqa: B018
     same(before, pytorch())
@@ -181,19 +176,9 @@ def test_torch_accelerator(gpus):
     with torch.accelerator.device_index(0):
         assert torch.cuda.current_device() == 0
     torch.accelerator.synchronize()
-
-
-def test_torch_accelerator_reads_the_ledger(gpus):
     X = torch.ones(1000, device="cuda:1")
     assert torch.accelerator.memory_allocated(1) == torch.cuda.memory_allocated(1) >= X.nbytes
-    assert torch.accelerator.memory_allocated(0) == 0
     assert torch.accelerator.get_memory_info(1) == torch.cuda.mem_get_info(1)
-    del X
-    assert torch.accelerator.max_memory_allocated(1) == torch.cuda.max_memory_allocated(1) > 0
-    torch.accelerator.reset_peak_memory_stats(1)
-    assert torch.accelerator.max_memory_allocated(1) == 0 < torch.accelerator.memory_reserved(1)
-    torch.accelerator.empty_cache()
-    assert torch.accelerator.memory_reserved(1) == torch.cuda.memory_reserved(1) == 0
     torch.accelerator.reset_accumulated_memory_stats(1)
     assert torch.accelerator.memory_stats(1)["allocated_bytes.all.allocated"] == 0
 
@@ -428,22 +413,9 @@ def test_traffic_is_counted(gpus):
     )
 
 
-def test_what_gpus_share_is_asked_of_the_machine(gpus):
-    gpus.traffic = Counter()
-    torch.ones(256).to("cuda:1")
-    assert gpus.traffic == {("cpu", "cuda:1"): 1024}
-    gpus.clock = Clock()
-    torch.ones(256, device="cuda:1")
-    assert [e.name for e in gpus.clock.since(0)] == ["ones"] and gpus.elapsed() == gpus.clock.host().now > 0
-    assert all(gpu.clock is gpus.clock and gpu.spec is gpus.spec and gpu.backing is gpus.backing for gpu in gpus.gpus)
-
-
-@pytest.mark.parametrize("name", ["spec", "link", "pcie", "backing"])
-def test_what_prices_and_capacities_follow_from_is_fixed(gpus, name):
-    with pytest.raises(AttributeError, match=f"{name} of <2 virtual A100-80, NVLink 3, 12 links, on> is fixed"):
-        setattr(gpus, name, getattr(gpus, name))
-    with pytest.raises(AttributeError):
-        gpus.gpus[0].spec = gpus.spec
+def test_what_prices_and_capacities_follow_from_is_fixed(gpus):
+    with pytest.raises(AttributeError, match="spec of <2 virtual A100-80, NVLink 3, 12 links, on> is fixed"):
+        gpus.spec = gpus.spec
 
 
 def test_numbers_that_are_read_and_indices_travel_too(gpus):
@@ -506,13 +478,6 @@ def test_streams_are_of_a_gpu(gpus):
             make(2)
 
 
-def test_one_stream_entered_twice(gpus):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), torch.cuda.stream(stream):
-        pass
-    assert torch.cuda.current_stream() == torch.cuda.default_stream()
-
-
 def test_a_failed_operation_holds_no_memory(gpus):
     def fail():
         x = torch.ones(1000, 1000, device="cuda:0")
@@ -569,15 +534,6 @@ def test_generators(gpus):
     b = torch.empty(4, device="cuda:1").normal_(generator=generator.manual_seed(3))
     assert torch.equal(a, b) and a.get_device() == 1
     assert torch.multinomial(torch.ones(4, device="cuda:1"), 2, generator=generator).get_device() == 1
-    for wrong in (
-        lambda: torch.rand(2, device="cuda:0", generator=generator),
-        lambda: torch.rand(2, generator=generator),
-        lambda: torch.empty(2, device="cuda:1").normal_(generator=torch.Generator()),
-    ):
-        with pytest.raises(
-            RuntimeError, match=r"Expected a '.*' (device type for generator|generator device) but found"
-        ):
-            wrong()
 
 
 def test_draws_leave_the_numbers_of_the_cpu_alone(gpus):
@@ -643,6 +599,10 @@ def test_a_generator_of_a_gpu_is_not_for_the_cpu(gpus):
     ):
         with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
             draw()
+    with pytest.raises(RuntimeError, match="Expected a 'cuda:0' generator device but found 'cuda:1'"):
+        torch.rand(2, device="cuda:0", generator=generator)
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        torch.empty(2, device="cuda:1").normal_(generator=torch.Generator())
     assert x.clone().uniform_(generator=torch.Generator()).device == x.device
 
 

@@ -18,7 +18,6 @@ from torchvision.transforms import v2
 
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.patches.legacy import LEGACY
-from mgpu_lib.virtual.specs import GPUS
 
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -85,20 +84,13 @@ def test_what_makes_a_tensor_virtual_does_not_travel_with_its_attributes(gpus):
     assert not hasattr(x, "note") and x.tolist() == [1, 1]
 
 
-def test_a_subclass_may_call_the_torch_function_of_its_base(gpus):
-    x = torch.ones(2, device="cuda:1").as_subclass(Asking)
-    y = x + 1
-    assert isinstance(y, Asking) and y.device == GPU1 and y.tolist() == [2, 2]
-    assert isinstance(torch.ones(2, device="cuda:1") * x, Asking)
-    assert isinstance(torch.stack([x, y])[0], Asking)
-
-
 def test_subclasses_of_subclasses_compute_together(gpus):
     class Special(Asking):
         pass
 
     x, y = (torch.ones(2, device="cuda:1").as_subclass(cls) for cls in (Special, Asking))
-    assert isinstance(x + y, Special) and isinstance(y + x, Special)
+    assert isinstance(x + y, Special) and isinstance(y + x, Special) and type(y + 1) is type(y)
+    assert isinstance(torch.stack([y, y + 1])[0], Asking)
     assert x.add_(y).tolist() == [2, 2]
 
 
@@ -201,10 +193,6 @@ def test_the_default_type(gpus):
     assert torch.ones(2).device.type == "cpu" and torch.ones(2).dtype == torch.float32
 
 
-def test_the_accelerator_is_cuda(gpus):
-    assert torch._C._get_accelerator() == torch.accelerator.current_accelerator() == torch.device("cuda")
-
-
 def test_more_properties(gpus):
     properties = torch.cuda.get_device_properties(1)
     assert properties.L2_cache_size == 40 * 2**20 and properties.warp_size == 32
@@ -221,12 +209,6 @@ def test_more_properties(gpus):
     for name in ("memory_bus_width", "memory_clock_rate"):
         with virtual_gpus(1, "H200"), pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
             getattr(torch.cuda.get_device_properties(0), name)
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_each_gpu_has_a_cache(gpu):
-    with virtual_gpus(1, gpu):
-        assert torch.cuda.get_device_properties(0).L2_cache_size >= 4 * 2**20
 
 
 # Streams and events
@@ -272,13 +254,6 @@ def test_code_of_the_cpu_is_not_disturbed(gpus):
     assert scripted(torch.ones(1, 2)).shape == (1, 2)
     traced = torch.jit.trace(lambda x: x + torch.ones(2), torch.ones(2))
     assert traced(torch.zeros(2)).tolist() == [1, 1]
-
-
-def test_functions_are_scripted_as_without_gpus(gpus):
-    def function(x):
-        return torch.zeros(2) + F.dropout(x, 0.5, False).to(torch.float64)
-
-    assert torch.jit.script(function)(torch.ones(2)).tolist() == [1, 1]
 
 
 def test_torchscript_saves_what_is_on_the_cpu(gpus):
