@@ -15,7 +15,9 @@ from torch.distributed import DistBackendError, ReduceOp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from mgpu_lib.virtual import gloo
 from mgpu_lib.virtual.communicator import Channel, Communicator, Peers, Transfer
+from mgpu_lib.virtual.gloo import GlooCommunicator
 from mgpu_lib.virtual.known import reduced
 from mgpu_lib.virtual.nccl import collective_seconds
 from mgpu_lib.virtual.nests import tensors_in
@@ -32,6 +34,8 @@ GROUPS = {}  # the groups whose ranks have virtual GPUs, by the name of their pr
 class Group:
     """A `process_group` of PyTorch's whose ranks have virtual GPUs; `name` is what PyTorch calls it."""
 
+    Communicator = Communicator
+
     def __init__(self, process_group, members, name):
         self.process_group, self.members, self.name = process_group, members, f"group {name}"
         self.communicators = {}  # by the number of this rank's GPU: usually one
@@ -45,7 +49,7 @@ class Group:
         """All ranks of the group, this one with `gpu`."""
         if gpu.index not in self.communicators:
             members = self.members.meeting_at(f"communicator {len(self.communicators)}")
-            self.communicators[gpu.index] = Communicator(gpu, members, self.name, self.row)
+            self.communicators[gpu.index] = self.Communicator(gpu, members, self.name, self.row)
             gpu.communicators.append(self.communicators[gpu.index])
         return self.communicators[gpu.index]
 
@@ -90,8 +94,17 @@ class Group:
         return work
 
 
+class GlooGroup(Group):
+    """The same with gloo."""
+
+    Communicator = GlooCommunicator
+
+
 def collective(rule, func, args, kwargs):
     """An operation of c10d on virtual tensors: a handler of `dispatch`."""
+    group = next(group_of(arg) for arg in args if is_group(arg))
+    if isinstance(group, GlooGroup):
+        return gloo.call(group, func, args)
     return COLLECTIVES[func.overloadpacket.__name__](*args, **kwargs)
 
 
@@ -156,10 +169,15 @@ def on_the_gpu_of(tensors, allocated=()):
     return contextlib.nullcontext() if gpu is None else OnTheGPU(gpu, allocated)
 
 
+def is_group(argument):
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
+
+
 def group_of(script_object):
-    group = GROUPS.get(c10d.ProcessGroup.unbox(script_object).group_name)
-    if group is None:
-        raise RuntimeError("No backend type associated with device type cuda: the process group has no NCCL")
+    process_group = c10d.ProcessGroup.unbox(script_object)
+    group = GROUPS.get(process_group.group_name)
+    if group is None or all(device.type != "cuda" for device in process_group._device_types):
+        raise RuntimeError("No backend type associated with device type cuda")
     return group
 
 

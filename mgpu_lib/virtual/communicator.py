@@ -236,6 +236,8 @@ class Communicator:
     others, and what they would do is what this one does, at the same time.
     """
 
+    Work, exclusive = NcclWork, True  # exclusive: each rank needs a GPU of its own
+
     def __init__(self, gpu, members, name, row):
         self.gpu, self.members = gpu, members
         self.name, self.row = name, row  # what errors call it, and the timeline
@@ -262,7 +264,7 @@ class Communicator:
         called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
         self.issued += 1
-        work = NcclWork(self, Call(ready, what), seconds, transfer, outputs, combine)
+        work = self.Work(self, Call(ready, what), seconds, transfer, outputs, combine)
         if not host.off:
             work.booked = name, called, launched, host.thread, host.phase, nbytes
             if gpu.machine.dry is not None:
@@ -310,7 +312,8 @@ class Communicator:
     def connect(self):
         """(records, values): gloo groups for what the ranks say, and for what they send."""
         records, values = self.members.gloo("records"), self.members.gloo("values")
-        check_gpus([call.what for call in gathered(records, Call(0.0, self.own))], self.members.ranks)
+        if self.exclusive:
+            check_gpus([call.what for call in gathered(records, Call(0.0, self.own))], self.members.ranks)
         return records, values
 
     def run(self, work, records, values):
@@ -412,7 +415,7 @@ def meet(works):
     """All ranks that are run have come to an operation, in this process: {rank: its work}. Or none: some have not."""
     calls = [work.call for work in works.values()]
     for work in works.values():
-        if work.number == 1:
+        if work.number == 1 and work.communicator.exclusive:
             check_gpus([other.communicator.own for other in works.values()], list(works))
         work.communicator.schedule(work, calls)
     for tensors in zip(*(tensors_in([work.outputs]) for work in works.values())):

@@ -31,6 +31,27 @@ def test_values_are_those_of_nccl(name, passed):
     assert name in passed
 
 
+@pytest.fixture(scope="module")
+def passed_with_gloo(request):
+    return ranks.passed(request, PROGRAMS / "gloo.py", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", checks("gloo.py"))
+def test_gloo_takes_tensors_on_gpus(name, passed_with_gloo):
+    assert name in passed_with_gloo
+
+
+def test_backends_that_a_program_registers_stay(monkeypatch):
+    monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list])
+    before = dict(dist.Backend._plugins)
+    with virtual_gpus(2):
+        dist.Backend.register_backend("mine", lambda *_: None, devices=["cpu"])
+        assert dist.Backend._plugins["GLOO"] is not before.get("GLOO")
+    assert dist.Backend._plugins.pop("MINE", None) is not None and dist.Backend._plugins == before
+    del dist.Backend.MINE
+
+
 def test_one_process_can_be_a_group():
     with virtual_gpus(2) as machine:
         dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())

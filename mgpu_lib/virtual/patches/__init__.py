@@ -75,6 +75,7 @@ def install():
         autocast.register_autocast(stack)
         checkpoint.register_checkpoints(stack)
         sharing.register_collate(stack)
+        distributed.register_backends(stack)
         forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)

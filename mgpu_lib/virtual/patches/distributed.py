@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from mgpu_lib.virtual.collectives import GROUPS, Group, on_the_gpu_of
+from mgpu_lib.virtual.collectives import GROUPS, GlooGroup, Group, on_the_gpu_of
 from mgpu_lib.virtual.communicator import Future, Members
 from mgpu_lib.virtual.running import current, current_index
 from mgpu_lib.virtual.tensor import inner_of, is_virtual
@@ -30,10 +30,6 @@ LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    plugin = Backend._BackendPlugin(create, extended_api=True)
-    plugins = dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), plugin)
-    plugins["GLOO"] = Backend._BackendPlugin(create_gloo, extended_api=True)
-    yield Backend, "_plugins", Backend._plugins | plugins
     yield distributed_c10d, "rendezvous", rendezvous
     for owner in (dist, distributed_c10d):
         yield owner, "is_nccl_available", lambda: True
@@ -53,16 +49,32 @@ def patches():
     yield dist, "_broadcast_coalesced", broadcast_in_cpp
 
 
+def register_backends(stack):
+    """Set what PyTorch asks for a backend; others that a program registers meanwhile stay."""
+    nccl, gloo = (Backend._BackendPlugin(made, extended_api=True) for made in (create, create_gloo))
+    plugins = dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), nccl) | {"GLOO": gloo}
+    for name, plugin in plugins.items():
+        if name in Backend._plugins:
+            stack.callback(Backend._plugins.__setitem__, name, Backend._plugins[name])
+        else:
+            stack.callback(Backend._plugins.pop, name)
+        Backend._plugins[name] = plugin
+
+
 def create(options, backend_options):
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
     if not current().settle():
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+    GROUPS[options.group_id] = Group(options.process_group, members_of(options), options.group_id)
+    return refusing(options)
+
+
+def members_of(options):
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
     if current().rank is None:  # the first group is that of all ranks
         current().rank, current().ranks = members.this, len(ranks)
-    GROUPS[options.group_id] = Group(options.process_group, members, options.group_id)
-    return refusing(options)
+    return members
 
 
 def refusing(options):
@@ -74,7 +86,8 @@ def refusing(options):
 
 def create_gloo(options, backend_options):
     """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
-    those of the other ranks are unknown."""
+    those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
+    GROUPS.setdefault(options.group_id, GlooGroup(options.process_group, members_of(options), options.group_id))
     if current().meeting is not None:
         return refusing(options)
     return distributed_c10d._create_gloo_process_group(options, backend_options)
@@ -112,9 +125,10 @@ def at_exit():
         group.close(LEAVING)
 
 
-def virtual_group(group):
-    """The Group of a process group, or None: it has no virtual GPUs."""
-    return GROUPS.get(group.group_name)
+def nccl_group(group):
+    """The Group of a process group whose ranks have virtual GPUs by nccl, or None."""
+    made = GROUPS.get(group.group_name)
+    return None if isinstance(made, GlooGroup) else made
 
 
 def host_barrier(self, opts=None, **options):
@@ -123,7 +137,7 @@ def host_barrier(self, opts=None, **options):
     if meeting is not None and opts.device is not None and opts.device.type == "cpu":
         meeting.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
-    if virtual_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
+    if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
         return _barrier(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()
     flag = torch.zeros(1, device=torch.device("cuda", index))
@@ -137,23 +151,23 @@ def host_barrier(self, opts=None, **options):
 
 def split_group(self, new_ranks, timeout=None, **options):
     """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
-    made, whole = _split_group(self, new_ranks, timeout=timeout, **options), virtual_group(self)
+    made, whole = _split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
         members = whole.members.subset(list(new_ranks)).meeting_at(made.group_name)
         members = members._replace(timeout=timeout or members.timeout)
-        GROUPS[made.group_name] = Group(made, members, made.group_name)
+        GROUPS[made.group_name] = type(whole)(made, members, made.group_name)
     return made
 
 
 def start_coalescing(self, device):
-    if virtual_group(self) is None:
+    if nccl_group(self) is None:
         return _start(self, device)
-    virtual_group(self).coalesced = []
+    nccl_group(self).coalesced = []
 
 
 def end_coalescing(self, device):
     """One work for all that the block was given."""
-    group = virtual_group(self)
+    group = nccl_group(self)
     if group is None:
         return _end(self, device)
     works, group.coalesced = group.coalesced, None
