@@ -32,11 +32,13 @@ def convolution(
     dtype=torch.float32,
     tf32=NO_TF32,
     batch=8,
+    first=False,
 ):
-    """The Work of a convolution's forward and backward; 32x32 pixels."""
+    """The Work of a convolution's forward and backward; 32x32 pixels. The first one's input wants no gradient."""
 
     def call(device):
-        X = torch.ones(batch, channels, 32, 32, device=device, dtype=dtype).to(memory_format=layout).requires_grad_()
+        X = torch.ones(batch, channels, 32, 32, device=device, dtype=dtype).to(memory_format=layout)
+        X.requires_grad_(not first)
         W = torch.ones(channels, channels // groups, kernel, kernel, device=device, dtype=dtype, requires_grad=True)
         out = F.conv2d(X, W, stride=stride, padding=kernel // 2, groups=groups)
         out.backward(torch.ones_like(out))
@@ -65,6 +67,7 @@ def test_a_convolution_s_work():
     forward, backward = convolution()
     X, W = 8 * 64 * 32 * 32, 64 * 64 * 9
     assert forward.flops == 2 * X * 64 * 9 and backward.flops == 2 * forward.flops
+    assert [work.flops for work in convolution(first=True)] == 2 * [forward.flops]
     assert forward.nbytes == 4 * (2 * X + W)  # reads the input and the weight, writes the output
     assert backward.nbytes == 4 * (4 * X + 2 * W)  # the output's gradient twice, the rest once
     assert forward.results == backward.results == X

@@ -469,6 +469,7 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     PICKED.format("cpu"): [lambda c, g, h: c[h.long()]],
     SAME: [
         lambda c, g, h: c + h.sum(),
+        lambda c, g, h: h + c[:1, 0],  # one number, but no scalar
         lambda c, g, h: c.sum().add_(h.sum()),  # a GPU never writes into a number on the CPU
         lambda c, g, h: torch.add(g.sum(), g.sum(), out=torch.empty(())),
         lambda c, g, h: torch.stack([g.sum(), c.sum()]),
