@@ -10,6 +10,8 @@ import killing
 import pytest
 import running
 
+from examples import train_ddp
+
 PLAIN = running.FORK, running.SCRIPT
 SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
 LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
@@ -44,6 +46,21 @@ def test_two_ranks_count_every_test_image_once(tmp_path):
     running.done(torchrun(*SHORT), tmp_path)
     correct = 61 * float(running.lines(tmp_path)[-1].split(",")[3])
     assert correct == pytest.approx(round(correct), abs=1e-9) and running.checkpoint(tmp_path)["step"] == 5
+
+
+def test_every_epoch_has_all_images_in_another_order(monkeypatch):
+    orders = []
+
+    class Noting(train_ddp.DistributedSampler):
+        def __iter__(self):
+            orders.append(list(super().__iter__()))
+            return iter(orders[-1])
+
+    monkeypatch.setattr(train_ddp, "DistributedSampler", Noting)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", "train_ddp.py --data digits --images 24 --batch-size 12 --epochs 2".split())
+    train_ddp.main()
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == list(range(24))
 
 
 # A run that is resumed

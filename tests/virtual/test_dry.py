@@ -164,6 +164,18 @@ def test_the_network_counts_between_nodes():
     assert seconds(per_node=4) == seconds(link="HGX A100 4-GPU", per_node=4, network="Slingshot 11")
 
 
+def test_what_a_group_s_root_broadcasts_is_known():
+    """Of ranks 2 and 3 the first says it; the group's rank 0 is the program's rank 2."""
+
+    def program():
+        x, net = torch.tensor([7], device="cuda"), nn.Linear(2, 2).cuda()
+        dist.broadcast(x, src=2, group=dist.new_group([2, 3]))
+        assert x.item() == 7
+        return lambda: net(torch.ones(1, 2, device="cuda"))
+
+    assert mgpu.dry_run(program, 4, rank=2).seconds > 0
+
+
 @pytest.mark.parametrize("makes", ["new_group", "mesh", "split_group"])
 def test_groups_of_ranks_share_the_network_card_of_their_node(makes):
     """Rank i of one node and rank i of the other: eight groups, or as many as the node has ranks."""
