@@ -10,7 +10,7 @@ from experiments import study, tuning, tuning_runs
 
 NET, BATCH_SIZE = "lenet", 256
 LRS = tuning.learning_rates(BATCH_SIZE)[1:7]  # 0.01 to 1: at 2.5 and above no LeNet trains
-SAMPLE = ("1.0/0",)
+SAMPLE, TOLERANCE = {"0.16/0": tuning.SHORT}, tuning.TOLERANCE
 
 
 def cases():
@@ -18,12 +18,12 @@ def cases():
     return {f"{lr}/{seed}": (lr, seed) for seed in tuning.SEEDS for lr in LRS}
 
 
-def record(lr, seed):
+def record(lr, seed, epochs=tuning.EPOCHS, steps=tuning.STEPS):
     """A run as the file of the grid holds it."""
     data, kept_out = tuning.fashion_mnist(), tuning.VALIDATION
     mean = data.X_train[: len(data.X_train) - kept_out].mean()
     data = data._replace(X_train=data.X_train - mean, X_test=data.X_test - mean)
-    [run] = tuning_runs.train_runs(NET, BATCH_SIZE, [lr], seed, data, kept_out, tuning.EPOCHS, tuning.STEPS)
+    [run] = tuning_runs.train_runs(NET, BATCH_SIZE, [lr], seed, data, kept_out, epochs, steps)
     return tuning.packed((NET, BATCH_SIZE, seed), run)
 
 

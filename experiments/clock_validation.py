@@ -1,20 +1,15 @@
-"""Hold the clock against published measurements, and against a real GPU where one is at hand.
+"""Hold the clock against published measurements: `on_a_gpu` holds it against a real GPU.
 
-    python -m experiments.clock_validation             predicts every row of published.json
-    python -m experiments.clock_validation --measure   times steps on this machine's GPU
+    python -m experiments.clock_validation
 
-The first writes mgpu_lib/recorded/clock_validation.json. Rows of one half (see `published.halve`) were used to fit the
-clock; errors are reported for the other. Rows that a rule leaves out are predicted as well where that is possible, so
-that one can see what the rule does to the errors. The second writes measured_validation.json beside it.
+predicts every row of published.json and writes mgpu_lib/recorded/clock_validation.json. Rows of one half (see
+`published.halve`) were used to fit the clock; errors are reported for the other. Rows that a rule leaves out are
+predicted as well where that is possible, so that one can see what the rule does to the errors.
 """
 
-import argparse
-import itertools
 import statistics
-import sys
 
 import torch
-import torchvision
 
 import mgpu_lib as mgpu
 from experiments import published, sheets
@@ -23,7 +18,11 @@ from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import RESULTS
 
 OUT = RESULTS / "clock_validation.json"
-SAMPLE = None  # all: a row takes less than a second
+SAMPLE = (  # one GPU and several, timm's layout, inference
+    "ddp-v100-resnext50_32x4d-n8-b32",
+    "timm-rtx-3090-resnet50-train-amp-nhwc-b512",
+    "pycls-v100-resnet50-infer-b64",
+)
 SHOWN = (
     "id",
     "source",
@@ -99,7 +98,7 @@ def summary(errors):
     }
 
 
-def validate():
+def main():
     rows = published.rows()
     found = [record(row) for row in rows if not row["excluded"]]
     left_out, late = {}, []
@@ -131,61 +130,6 @@ def validate():
     )
     for half, numbers in halves.items():
         print(half, numbers)
-
-
-def measured_cases():
-    """{name of a step: arguments of `measured`} of what a real GPU is asked: LeNet and ResNet-18, trained and not."""
-    images = {"lenet": (1, 28, 28), "resnet18": (3, 224, 224)}
-    steps = itertools.product(images.items(), (1, 16, 64, 256), ("train", "infer"))
-    return {f"{name}/{batch}/{mode}": (name, image, batch, mode) for (name, image), batch, mode in steps}
-
-
-def measured(name, image, batch, mode):
-    """Seconds of one of these steps on the first GPU: median and quartiles."""
-    device = torch.device("cuda", 0)
-    timing = mgpu.Timer([device]).measure(real_step(name, image, batch, mode, device))
-    low, high = timing.spread
-    return {"model": name, "batch": batch, "mode": mode, "median": timing.median, "low": low, "high": high}
-
-
-def real_step(name, image, batch, mode, device):
-    """One step with real values."""
-    net = (torchvision.models.resnet18() if name == "resnet18" else LeNet()).to(device).train(mode == "train")
-    X, y = torch.randn(batch, *image, device=device), torch.zeros(batch, dtype=torch.int64, device=device)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-
-    def step():
-        with torch.set_grad_enabled(net.training):
-            loss = torch.nn.functional.cross_entropy(net(X), y)
-        if net.training:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    return step
-
-
-class LeNet(torch.nn.Module):
-    """The book's LeNet as a module."""
-
-    def __init__(self):
-        super().__init__()
-        self.params = torch.nn.ParameterList(mgpu.lenet_params())
-
-    def forward(self, X):
-        return mgpu.lenet(X, list(self.params))
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="time steps on this machine's GPU instead")
-    if not parser.parse_args().measure:
-        return validate()
-    if mgpu.current_machine() is not None or not torch.cuda.is_available():
-        sys.exit("--measure needs a real GPU, and PyTorch sees none here")
-    from experiments import on_a_gpu  # which knows these steps, too
-
-    return on_a_gpu.measure("validation", RESULTS)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,17 @@ writes mgpu_lib/recorded/ddp_step.json, in some ten minutes on two cores. A run 
 was, as long as the code that models the times is the same.
 """
 
-import json
-import multiprocessing
 from functools import cache
 from itertools import chain
 
 import numpy as np
 import torch
 import torchvision
-from tqdm import tqdm
 
 import mgpu_lib as mgpu
-from experiments.record import provenance, write
-from mgpu_lib.recorded import RESULTS
+from experiments import study
 from mgpu_lib.virtual import find_gpu, find_link
 
-OUT = RESULTS / "ddp_step.json"
-PART = OUT.with_name("ddp_step.unfinished.json")
 GPU = "A100-80"
 IMAGES = {"ResNet-18": 32, "ResNet-50": 32}  # on each GPU
 LINKS = {"DGX A100": find_link("nvlink", find_gpu(GPU)).name, "PCIe tree": find_link("pcie", find_gpu(GPU)).name}
@@ -34,7 +28,8 @@ BUCKETS = {"each": 1e-6, "1 MiB": 1, "4 MiB": 4, "10 MiB": 10, "25 MiB": 25, "50
 SHORT = 1 / 150  # of a step: a shorter gap is no gap in the figure, but part of something that is less than full
 TICKS = 1e8  # that a second has: the unit of the figures' times is 10 ns
 MICRO = 1e6  # µs that a second has: fine enough for what is drawn
-SAMPLE = ("ResNet-18/fast", "ResNet-18/fitted/PCIe tree/2", "ResNet-50/fast/DGX A100/Ethernet 25/16")
+FEW = {"buckets": ("each", "1 MiB")}
+SAMPLE = {"ResNet-18/fast": {}, "ResNet-18/fitted/PCIe tree/2": {}, "ResNet-50/fast/DGX A100/Ethernet 25/16": FEW}
 
 
 @cache
@@ -81,10 +76,6 @@ def record(name, buckets=tuple(BUCKETS)):
         "cells": [cell(step) for step in steps],
         "bytes": [" ".join(str(e.nbytes) for e in collectives(step, "all_reduce")) for step in steps],
     }
-
-
-def named(name):
-    return name, record(name)
 
 
 def collectives(step, name):
@@ -187,38 +178,23 @@ def sizes(found):
 
 
 def main():
-    made = recipe()
-    if OUT.exists() and json.loads(OUT.read_text()).get("recipe") == made:
-        print(f"{OUT.name} is up to date")
+    found = study.modelled("ddp_step", list(configurations()), record, recipe())
+    if found is None:
         return
-    found = {}
-    if PART.exists() and (before := json.loads(PART.read_text())).get("recipe") == made:
-        found = before["found"]
-    names = list(configurations())
-    missing = [name for name in names if name not in found]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for name, cells in tqdm(pool.imap_unordered(named, missing), total=len(missing), unit="configuration"):
-            found[name] = cells
-            write(PART, {"recipe": made, "found": found})
-    write(
-        OUT,
-        {
-            "provenance": provenance("experiments.ddp_step"),
-            "recipe": made,
-            "gpu": GPU,
-            "images": IMAGES,
-            "networks": list(networks()),
-            "links": LINKS,
-            "between": BETWEEN,
-            "node": NODE,
-            "counts": COUNTS,
-            "hosts": HOSTS,
-            "buckets": BUCKETS,
-            "bytes": sizes(found),
-            "cells": {name: found[name]["cells"] for name in names},
-        },
-    )
-    PART.unlink(missing_ok=True)
+    written = {
+        "gpu": GPU,
+        "images": IMAGES,
+        "networks": list(networks()),
+        "links": LINKS,
+        "between": BETWEEN,
+        "node": NODE,
+        "counts": COUNTS,
+        "hosts": HOSTS,
+        "buckets": BUCKETS,
+        "bytes": sizes(found),
+        "cells": {name: each["cells"] for name, each in found.items()},
+    }
+    study.finish("ddp_step", recipe(), written)
 
 
 if __name__ == "__main__":

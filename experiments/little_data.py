@@ -21,7 +21,7 @@ IMAGES, BATCH_SIZES, SEEDS = (500, 2_000, 10_000, 55_000), (64, 256, 1024), rang
 WHOLE = 9_984  # 39 batches of 256: of 10,000 images, 16 are left over for a batch of their own
 STEPS, EVERY = 640, 20  # measured after each EVERY
 LATE = slice(16, 32)  # the measurements that make a spread: those of the second half
-SAMPLE = ("500/64/0",)
+SAMPLE, TOLERANCE = {"500/64/0": {"steps": EVERY}}, 1e-2
 
 
 def cases():
@@ -30,13 +30,13 @@ def cases():
     return {f"{images}/{size}/{seed}": (images, size, seed) for seed in SEEDS for images, size in pairs}
 
 
-def record(images, batch_size, seed):
+def record(images, batch_size, seed, steps=STEPS):
     """Validation accuracy and mean training loss at each measurement, up to the one at which the run has died."""
     X, y, X_validation, y_validation = study.split()
     params, running = (stacked(tensors, 1) for tensors in start(NET, seed))
     run, measured, losses, rates = {"diverged_at_step": None}, [], [], torch.tensor([LR])
     shuffled = enumerate(endless(X[:images], y[:images], batch_size, seed), 1)
-    for mark in range(EVERY, STEPS + 1, EVERY):
+    for mark in range(EVERY, steps + 1, EVERY):
         params, running, (loss,) = train_until(mark, shuffled, stepper(NET), params, running, rates, [run])
         (accuracy,), (dead,) = accuracies(NET, params, running, X_validation, y_validation)
         if dead or run["diverged_at_step"]:

@@ -3,7 +3,7 @@
     python -m experiments.on_a_gpu --out FOLDER --data FOLDER
 
 writes measured_PART.json into the folder --out for each part: what a call costs the host, training steps, copies, the
-steps of `experiments.clock_validation --measure`, and the small grid of ResNet-18. --data is the folder of
+training and inference of LeNet and torchvision's ResNet-18, and the small grid of ResNet-18. --data is the folder of
 Fashion-MNIST, which is fetched if it isn't there. A call takes at most 8 minutes, and the next one goes on where it
 ended. From mgpu_lib/recorded the book reads what was measured, see `mgpu_lib.recorded.measured`.
 """
@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
-from experiments import clock_validation, resnet_grid, study
+from experiments import resnet_grid, study
 from experiments.record import provenance, write
 
 LIMIT = 8 * 60  # seconds that a call takes at most
@@ -77,7 +78,7 @@ def step_cases():
 
 def step(network, batch, precision):
     """Seconds of a training step, with SGD and momentum, as `mgpu.predict` models it."""
-    net = (clock_validation.LeNet() if network == "LeNet" else mgpu.resnet18()).to(DEVICE)
+    net = (mgpu.lenet_module() if network == "LeNet" else mgpu.resnet18()).to(DEVICE)
     X, y = torch.randn(batch, 1, 28, 28, device=DEVICE), torch.zeros(batch, dtype=torch.long, device=DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
@@ -89,6 +90,33 @@ def step(network, batch, precision):
         optimizer.step()
 
     return timed(train)
+
+
+# Training and inference, with images as large as each network's
+
+
+def validation_cases():
+    images = {"lenet": (1, 28, 28), "resnet18": (3, 224, 224)}
+    steps = itertools.product(images.items(), (1, 16, 64, 256), ("train", "infer"))
+    return {f"{name}/{batch}/{mode}": (name, image, batch, mode) for (name, image), batch, mode in steps}
+
+
+def validation(name, image, batch, mode):
+    """Seconds of one of these steps."""
+    net = torchvision.models.resnet18() if name == "resnet18" else mgpu.lenet_module()
+    net.to(DEVICE).train(mode == "train")
+    X, y = torch.randn(batch, *image, device=DEVICE), torch.zeros(batch, dtype=torch.long, device=DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+    def step():
+        with torch.set_grad_enabled(net.training):
+            loss = nn.functional.cross_entropy(net(X), y)
+        if net.training:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return {"model": name, "batch": batch, "mode": mode, **timed(step)}
 
 
 # Copies between the host and the GPU
@@ -112,7 +140,7 @@ PARTS = {
     "host": (host_cases, host),
     "steps": (step_cases, step),
     "copies": (copy_cases, copy),
-    "validation": (clock_validation.measured_cases, clock_validation.measured),
+    "validation": (validation_cases, validation),
     "resnet_grid": (resnet_grid.cases, resnet_grid.record),
 }
 

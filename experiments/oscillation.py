@@ -5,7 +5,8 @@
 writes mgpu_lib/recorded/oscillation.json. For each seed LeNet trains for six epochs with batches of 256 at a learning
 rate of 0.2. From there it goes on for four epochs in several branches, which differ in one thing each: the learning
 rate or the batch size. What needs no run of its own is measured in the same run: averages of the weights, smaller
-validation sets, and, in LeNet with batch norm, other statistics to evaluate with.
+validation sets, and, in LeNet with batch norm, other statistics to evaluate with. There is no sample: the quickest case
+takes minutes. Its steps are those of `tuning`, which has one.
 """
 
 import itertools
@@ -37,7 +38,6 @@ AVERAGED = 100  # steps over which the exponential average of the weights reache
 MOMENTA = (0.01, 0.5)  # of running statistics, beside PyTorch's 0.1
 RECOMPUTED = 40  # batches from which batch-norm statistics are computed anew
 SIZES = (250, 500, 1000, 2500, 5000)  # images in validation sets that are parts of the whole
-SAMPLE = ("lenet/same/0", "lenet_bn/same/0")
 
 
 def cases():

@@ -22,7 +22,6 @@ from mgpu_lib.virtual import virtual_gpus
 
 SETTINGS = ((1, 256, 0.1), (2, 512, 0.2))  # (GPUs, batch size, rate), of the lecture notes
 EPOCHS, SEEDS, THREADS = 3, range(4), 2
-SAMPLE = ("2/512/0.2/0",)
 
 
 def cases():

@@ -23,7 +23,7 @@ LARGER = (1024, 4096)
 EPOCHS, WARMUP_EPOCHS = tuning.EPOCHS, 1
 SEEDS = (0, 1, 2)
 RULES = {"kept": lambda lr, batch_size, new: lr, "square root": sqrt_scaling, "linear": linear_scaling}
-SAMPLE = ("lenet/4096/linear, warm-up/0", "lenet_bn/4096/linear, warm-up/0")
+SAMPLE, TOLERANCE = {"lenet/4096/square root, warm-up/0": {"measured": 2}}, 1e-3
 
 
 def cases():
@@ -43,8 +43,9 @@ def cases():
     }
 
 
-def record(net, batch_size, rule, warmed, seed):
-    """A run as in `tuning_runs.train_runs`, with its one budget of epochs; `lr` is the rate after warm-up."""
+def record(net, batch_size, rule, warmed, seed, measured=None):
+    """A run as in `tuning_runs.train_runs`, with its one budget of epochs; `lr` is the rate after warm-up. It ends
+    after so many measurements, if `measured` says so."""
     lr = RULES[rule](LR, BATCH_SIZE, batch_size)
     X, y, X_validation, y_validation = study.split()
     per_epoch = math.ceil(len(X) / batch_size)
@@ -52,7 +53,7 @@ def record(net, batch_size, rule, warmed, seed):
     run = {**new_run(lr), "test_accuracy": None}
     step = Scheduled(stepper(net), WARMUP_EPOCHS * per_epoch * warmed, lr)
     shuffled = enumerate(endless(X, y, batch_size, seed), 1)
-    for mark in marks(per_epoch, EPOCHS, EPOCHS * per_epoch):
+    for mark in itertools.islice(marks(per_epoch, EPOCHS, EPOCHS * per_epoch), measured):
         params, running, (loss,) = train_until(mark, shuffled, step, params, running, torch.ones(1), [run])
         if run["diverged_at_step"]:
             break

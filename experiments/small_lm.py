@@ -27,7 +27,7 @@ LR = 0.008  # the best of them
 OTHERS = (1, 64)
 RULES = {"kept": 0, "square root": 0.5, "linear": 1}  # the power of the factor by which the rate changes
 SEEDS = range(5)
-SAMPLE = ("64/0.008/0.99/0",)
+SAMPLE, TOLERANCE = {"64/0.008/0.99/0": {}}, 1e-2
 
 
 def cases():

@@ -2,12 +2,18 @@
 
 A study is a module of this folder with `cases`, `record`, `recipe` and `summary`; `python -m experiments.NAME` writes
 mgpu_lib/recorded/NAME.json. Until all its runs are there they are kept in NAME.unfinished.json beside it. To record all
-of them anew, delete the file first. In SAMPLE a study names some of its quicker cases, which a test runs again.
+of them anew, delete the file first.
+
+In SAMPLE a study names some of its quicker cases, which tests/experiments/test_samples.py runs again. Modelled times
+come out the same to the last digit. A study that trains has a TOLERANCE, since another processor rounds sums in another
+way, which grows from step to step: a part of a number above 1, and of 1 for a smaller one. Its SAMPLE says for each
+case which arguments of `record` cut it short; then what is recorded begins as it did.
 """
 
 import contextlib
 import ctypes
 import json
+import multiprocessing
 
 import torch
 from tqdm import tqdm
@@ -42,6 +48,31 @@ def run(name, cases, record, recipe, summary):
     else:
         write(out, result)
     part.unlink(missing_ok=True)
+
+
+def modelled(name, names, record, recipe):
+    """{each of `names`: record(it)}, made in two processes; None where the file of the study `name` has them all.
+
+    What is done is kept as `run` keeps it, until the caller calls `finish`.
+    """
+    out, part = RESULTS / f"{name}.json", RESULTS / f"{name}.unfinished.json"
+    if kept(out, recipe):
+        print(f"{out.name} is up to date")
+        return None
+    runs = kept(part, recipe).get("runs", {})
+    missing = [each for each in names if each not in runs]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        results = zip(missing, pool.imap(record, missing))
+        for each, found in tqdm(results, total=len(missing), unit="configuration"):
+            runs[each] = plain(found)
+            write(part, {"recipe": recipe, "runs": runs})
+    return {each: runs[each] for each in names}
+
+
+def finish(name, recipe, result):
+    """Write the file of a study whose runs `modelled` made."""
+    write(RESULTS / f"{name}.json", {"provenance": provenance(f"experiments.{name}"), "recipe": recipe, **result})
+    (RESULTS / f"{name}.unfinished.json").unlink(missing_ok=True)
 
 
 def kept(path, recipe):

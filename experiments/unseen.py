@@ -10,7 +10,7 @@ from experiments import study, tuning, tuning_runs
 
 NET, BATCH_SIZES, SEEDS = "lenet", (32, 512), tuning.SEEDS
 LRS = tuning.learning_rates(256)[2:-2]
-SAMPLE = ("512/0.16/0",)
+SAMPLE, TOLERANCE = {"512/0.16/0": tuning.SHORT}, tuning.TOLERANCE
 
 
 def cases():
@@ -23,12 +23,12 @@ def cases():
     }
 
 
-def record(batch_size, lrs, seed):
+def record(batch_size, lrs, seed, epochs=tuning.EPOCHS, steps=tuning.STEPS):
     """The runs of these learning rates, trained at once, as the file of the grid holds them."""
     return [
         tuning.packed((NET, batch_size, seed), run)
         for run in tuning_runs.train_runs(
-            NET, batch_size, lrs, seed, tuning.fashion_mnist(), tuning.VALIDATION, tuning.EPOCHS, tuning.STEPS
+            NET, batch_size, lrs, seed, tuning.fashion_mnist(), tuning.VALIDATION, epochs, steps
         )
     ]
 

@@ -6,30 +6,24 @@ writes mgpu_lib/recorded/why_slower.json, in some ten minutes on two cores. A ru
 it was, as long as the code that models the times is the same.
 """
 
-import json
-import multiprocessing
 import string
 from functools import cache
 from itertools import chain
 
 import torch
 import torchvision
-from tqdm import tqdm
 
 import mgpu_lib as mgpu
-from experiments.record import provenance, write
-from mgpu_lib.recorded import RESULTS
+from experiments import study
 from mgpu_lib.virtual import find_gpu, find_link
 
-OUT = RESULTS / "why_slower.json"
-PART = OUT.with_name("why_slower.unfinished.json")
 GPUS, LINKS = ("T4", "V100", "A100-80", "H100"), ("nvlink", "pcie")
 BATCH_SIZES, COUNTS = [2**i for i in range(5, 13)], (2, 4, 8)
 STRATEGIES = ("manual", "data_parallel", "ddp")
 BINS = 50  # a row of the figure says what a GPU does in each fiftieth of the step
 LENGTHS = string.digits + string.ascii_letters  # a run's length as one character
 PHASES = {"forward": "f", "backward": "b", "all-reduce": "c"}  # other kernels: "u", for update
-SAMPLE = ("T4/pcie/LeNet/data_parallel/2", "A100-80/nvlink/ResNet-18/ddp/8", "V100/nvlink/ResNet-50/manual/2")
+SAMPLE = {"T4/pcie/LeNet/data_parallel/2": {}, "H100/nvlink/ResNet-18/manual/2": {}, "V100/ResNet-50": {}}
 
 
 @cache
@@ -70,10 +64,6 @@ def record(name, batch_sizes=BATCH_SIZES):
     strategy, k = name.split("/")[3:] or ("ddp", 1)
     net, shape = networks()[network]
     return [cell(net, torch.empty(n, *shape, device="meta"), gpu, int(k), strategy, *link) for n in batch_sizes]
-
-
-def named(name):
-    return name, record(name)
 
 
 def cell(net, X, gpu, k, strategy, link=None):
@@ -154,35 +144,19 @@ def joined(runs):
 
 
 def main():
-    made = recipe()
-    if OUT.exists() and json.loads(OUT.read_text()).get("recipe") == made:
-        print(f"{OUT.name} is up to date")
+    cells = study.modelled("why_slower", list(configurations()), record, recipe())
+    if cells is None:
         return
-    cells = {}
-    if PART.exists() and (before := json.loads(PART.read_text())).get("recipe") == made:
-        cells = before["cells"]
-    names = list(configurations())
-    missing = [name for name in names if name not in cells]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for name, found in tqdm(pool.imap_unordered(named, missing), total=len(missing), unit="configuration"):
-            cells[name] = found
-            write(PART, {"recipe": made, "cells": cells})
-    links = {gpu: {link: find_link(link, find_gpu(gpu)).name for link in links_of(gpu)} for gpu in GPUS}
-    write(
-        OUT,
-        {
-            "provenance": provenance("experiments.why_slower"),
-            "recipe": made,
-            "links": links,
-            "networks": list(networks()),
-            "batch_sizes": BATCH_SIZES,
-            "counts": [1, *COUNTS],
-            "strategies": STRATEGIES,
-            "bins": BINS,
-            "cells": {name: cells[name] for name in names},
-        },
-    )
-    PART.unlink()
+    written = {
+        "links": {gpu: {link: find_link(link, find_gpu(gpu)).name for link in links_of(gpu)} for gpu in GPUS},
+        "networks": list(networks()),
+        "batch_sizes": BATCH_SIZES,
+        "counts": [1, *COUNTS],
+        "strategies": STRATEGIES,
+        "bins": BINS,
+        "cells": cells,
+    }
+    study.finish("why_slower", recipe(), written)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""The recorded steps of DistributedDataParallel: how they are made, and that they are what the model says today."""
+"""The recorded steps of DistributedDataParallel: how they are made, and that they fit each other."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +8,12 @@ from figure_samples import US, kernel, timeline
 
 import mgpu_lib as mgpu
 from experiments import ddp_step
+from mgpu_lib.recorded import study
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(ddp_step.OUT.read_text(encoding="utf-8"))
+    return study("ddp_step")
 
 
 def times(text):
@@ -66,24 +66,6 @@ def test_every_gradient_travels_once(recorded):
         assert [len(sizes) for sizes in lists] == sorted((len(sizes) for sizes in lists), reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "bucket"),
-    [
-        ("ResNet-18/fast", "each"),
-        ("ResNet-18/fitted/DGX A100/4", "1 MiB"),
-        ("ResNet-18/fast/PCIe tree/Ethernet 100/16", "10 MiB"),
-        ("ResNet-50/fitted/DGX A100/Ethernet 25/16", "25 MiB"),
-    ],
-)
-def test_recorded_cells_are_what_predict_says_today(name, bucket, recorded):
-    """Else: `python -m experiments.ddp_step`."""
-    place = list(recorded["buckets"]).index(bucket)
-    found = ddp_step.record(name, [bucket])
-    assert found["cells"] == [recorded["cells"][name][place]]
-    if name.count("/") > 1:
-        assert found["bytes"] == [recorded["bytes"][name.split("/")[0]][place]]
-
-
 def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
     """The figure says so."""
     net, shape = ddp_step.networks()["ResNet-18"]
@@ -92,28 +74,6 @@ def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
     idle = int(ddp_step.cell(step).split()[3]) / 1000
     assert idle > 0.1
     assert step.timeline.waiting_for_host(0) / step.seconds == pytest.approx(idle, abs=0.02)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, capsys):
-    names = ["ResNet-18/fast", "ResNet-18/fast/DGX A100/2"]
-    monkeypatch.setattr(ddp_step, "OUT", tmp_path / "out.json")
-    monkeypatch.setattr(ddp_step, "PART", tmp_path / "part.json")
-    monkeypatch.setattr(ddp_step, "configurations", lambda: names)
-    before = {"cells": ["as it was"], "bytes": [""]}
-    for written, kept in ((ddp_step.recipe(), True), ({"of": "another"}, False)):
-        ddp_step.PART.write_text(json.dumps({"recipe": written, "found": {names[0]: before}}))
-        ddp_step.main()
-        result = json.loads(ddp_step.OUT.read_text(encoding="utf-8"))
-        assert list(result["cells"]) == names
-        assert result["cells"][names[1]] == ddp_step.record(names[1])["cells"]
-        assert (result["cells"][names[0]] == before["cells"]) == kept
-        assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-        stored = ddp_step.OUT.read_bytes()
-        ddp_step.main()
-        assert "up to date" in capsys.readouterr().out
-        assert ddp_step.OUT.read_bytes() == stored
-        ddp_step.OUT.unlink()
 
 
 def test_buckets_that_differ_between_links_are_refused():

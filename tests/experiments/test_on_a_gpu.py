@@ -46,7 +46,7 @@ def test_steps_and_copies(tmp_path, monkeypatch):
     only(monkeypatch, "copies", "pinned/in/4194304", "pageable/in/4194304", "pageable/out/4096")
     assert on_a_gpu.measure("steps", tmp_path) and on_a_gpu.measure("copies", tmp_path)
     steps, copies = (json.loads((tmp_path / f"measured_{part}.json").read_text()) for part in ("steps", "copies"))
-    net = on_a_gpu.clock_validation.LeNet()
+    net = mgpu.lenet_module()
     said = mgpu.predict(net, torch.empty(16, 1, 28, 28)).seconds
     assert steps["rows"]["LeNet/16/fp32"]["median"] == pytest.approx(said, rel=0.05)
     assert copies["rows"]["pageable/in/4194304"]["median"] > copies["rows"]["pinned/in/4194304"]["median"] > 4e6 / 32e9

@@ -1,13 +1,12 @@
 """The studies beside the grid: what is recorded is what one run alone does, and what is computed from runs is right."""
 
 import copy
+import inspect
 import itertools
 import json
 import math
-import os
 import statistics
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,16 +14,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments import (
+    alice,
     centred,
     critical,
     digits,
     example,
+    large_scaling,
     little_data,
     museum,
     noise,
     oscillation,
     resnet18,
     resnet_grid,
+    run_validation,
     same_step,
     scaling,
     small_lm,
@@ -35,13 +37,10 @@ from experiments import (
     unseen,
 )
 from mgpu_lib import evidence, models
-from mgpu_lib.data import Data, batches, damaged_files, data_folder, endless, load_digits, read_fashion_mnist
+from mgpu_lib.data import Data, batches, endless, load_digits
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
-from mgpu_lib.text import load_alice
-from mgpu_lib.transformer import Transformer
 from mgpu_lib.virtual import virtual_gpus
-from mgpu_lib.virtual.running import current
 
 CPU = torch.device("cpu")
 
@@ -69,13 +68,13 @@ def few(monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        *(centred, critical, digits, example, little_data, museum, noise, oscillation, resnet18),
-        *(resnet_grid, same_step, scaling, small_lm, ten_seeds, unseen),
+        *(alice, centred, critical, digits, example, large_scaling, little_data, museum, noise, oscillation),
+        *(resnet18, resnet_grid, run_validation, same_step, scaling, small_lm, ten_seeds, unseen),
     ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):
     stored = json.loads((study.RESULTS / f"{module.__name__.rpartition('.')[2]}.json").read_text())
-    assert stored["runs"].keys() == module.cases().keys()
+    assert stored["recipe"] == study.plain(module.recipe()) and stored["runs"].keys() == module.cases().keys()
     assert stored["summary"] == study.plain(module.summary(stored["runs"])), f"sum it up: python -m {module.__name__}"
 
 
@@ -84,103 +83,17 @@ def test_the_results_are_small():
     assert sizes and sum(sizes.values()) <= 3_000_000, sizes
 
 
-@pytest.fixture(scope="module")
-def recorded_digits():
-    """{part: {rate: figures of each seed}}, from a file that holds runs of 20 seeds."""
-    runs = json.loads((study.RESULTS / "digits.json").read_text())["runs"]
-    return {
-        part: {lr: [runs[f"{part}/{seed}"][lr] for seed in digits.SEEDS] for lr in runs[f"{part}/0"]}
-        for part in {key.rpartition("/")[0] for key in runs}
-    }
-
-
-def apart(recorded, new, comparisons):
-    """Whether loss and accuracy of new runs are farther from the recorded ones than chance allows: two booleans."""
-    count = len(recorded)
-    return [
-        abs(statistics.fmean(fresh) - statistics.fmean(old))
-        > digits.margin(statistics.stdev(old), count - 1, count, len(new), comparisons)
-        for old, fresh in zip(zip(*recorded), zip(*new))
-    ]
-
-
-RETRAINED = (("lenet", 16), ("lenet_bn", 64))
-
-
-@pytest.mark.parametrize("net, batch_size", RETRAINED)
 @pytest.mark.slow
-def test_cells_of_the_digits_fall_into_the_recorded_spread(recorded_digits, net, batch_size):
-    """New seeds, so not the same numbers: their mean, within what 20 recorded seeds leave to chance (1 in 1,000)."""
-    new = [digits.record(net, batch_size, seed) for seed in (100, 101)]
-    comparisons = len(RETRAINED) * len(digits.LRS[batch_size]) * 2
-    for lr in digits.LRS[batch_size]:
-        recorded = recorded_digits[f"{net}/{batch_size}"][str(lr)]
-        assert apart(recorded, [run[lr] for run in new], comparisons) == [False, False], f"learning rate {lr}"
-
-
-def test_another_learning_rate_or_network_would_fall_out(recorded_digits):
-    """Else the test above could not fail: two runs of one cell in the place of another's."""
-
-    def told_apart(cell, other):
-        pairs = zip(other[::2], other[1::2])
-        return statistics.fmean(any(apart(cell, pair, 12)) for pair in pairs)
-
-    small, middle, large = recorded_digits["lenet_bn/64"].values()
-    assert min(told_apart(a, b) for a, b in ((small, middle), (middle, large), (large, middle))) >= 0.9
-    small, _, large = recorded_digits["lenet/16"].values()
-    assert min(told_apart(small, large), told_apart(large, small)) >= 0.9
-    assert told_apart(recorded_digits["lenet/64"]["0.063"], recorded_digits["lenet_bn/64"]["0.063"]) >= 0.9
-
-
-def test_the_margin_holds_as_often_as_it_says():
-    """Means of two new values from the same normal distribution, against 20 recorded ones."""
-    values = torch.randn(20_000, 22, generator=torch.Generator().manual_seed(0))
-    recorded, new = values[:, :20], values[:, 20:]
-    gaps = (new.mean(dim=1) - recorded.mean(dim=1)).abs()
-    inside = [
-        gap <= digits.margin(deviation, 19, 20, 2, comparisons=1, risk=0.05)
-        for gap, deviation in zip(gaps.tolist(), recorded.std(dim=1).tolist())
-    ]
-    assert statistics.fmean(inside) == pytest.approx(0.95, abs=0.01)
-
-
-@pytest.fixture
-def fashion(monkeypatch):
-    """All of Fashion-MNIST, where it lies on this machine; tests fetch nothing.
-
-    conftest.py sets MGPU_DATA for all tests, and keeps what it was before in MGPU_DATA_GIVEN.
-    """
-    monkeypatch.setenv("MGPU_DATA", os.environ.get("MGPU_DATA_GIVEN", ""))
-    folder = data_folder()
-    if str(folder) == "digits" or damaged_files(folder):
-        pytest.skip(f"Fashion-MNIST is not in {folder} (MGPU_DATA): a cell of the grid takes all its images")
-    return read_fashion_mnist(folder, full=True)
-
-
-@pytest.mark.parametrize("net", tuning_runs.NETS)
-def test_cells_of_the_grid_fall_into_the_recorded_spread(fashion, net):
-    """The equal-steps half of the part with batches of 256, one epoch, with a seed that was not recorded.
-
-    Three seeds say little about the spread of one cell. That of its neighbours is taken with it: two degrees of freedom
-    from each of five.
-    """
-    cells = {lr: evidence.grid(net)[256][lr] for lr in (0.01, 0.025, 0.063, 0.16, 0.4)}
-    if any({run.seed for run in cell} != {*tuning.SEEDS} for cell in cells.values()):
-        pytest.skip("the grid is not recorded with all its seeds yet: python -m experiments.tuning")
-    torch.set_num_threads(1)
-    lrs = [0.063, 0.16]
-    new = tuning_runs.train_runs(net, 256, lrs, 3, fashion, tuning.VALIDATION, 1, tuning.STEPS)
-
-    def figures(run):
-        return run.test["steps"], run.train_loss[run.step.index(tuning.STEPS)]
-
-    columns = [list(zip(*map(figures, cell))) for cell in cells.values()]
-    pooled = [math.sqrt(statistics.fmean(statistics.variance(cell[i]) for cell in columns)) for i in range(2)]
-    margins = [digits.margin(deviation, 2 * len(cells), 3, 1, comparisons=4, risk=0.01) for deviation in pooled]
-    for lr, run in zip(lrs, new):
-        loss = run["train_loss"][run["step"].index(tuning.STEPS)]
-        for value, old, margin in zip((run["test_accuracy"]["steps"], loss), zip(*map(figures, cells[lr])), margins):
-            assert abs(value - statistics.fmean(old)) <= margin, f"learning rate {lr}"
+@pytest.mark.parametrize("module", [centred, critical, example, little_data, same_step, scaling, unseen])
+def test_the_program_of_a_sample_runs_on_other_images(module, few, monkeypatch):
+    """Where Fashion-MNIST is, test_samples.py compares values; here, that something of the same form comes out."""
+    monkeypatch.setattr(tuning, "VALIDATION", 300)
+    [(case, short)] = module.SAMPLE.items()
+    arguments = inspect.signature(module.record).bind(*module.cases()[case]).arguments
+    found = study.plain(module.record(**arguments | short))
+    stored = evidence.study(module.__name__.rpartition(".")[2])["runs"][case]
+    for new, old in zip(found, stored, strict=True) if isinstance(found, list) else [(found, stored)]:
+        assert new.keys() == old.keys() and type(new.get("step")) is type(old.get("step"))
 
 
 # What the studies share
@@ -247,6 +160,19 @@ def test_a_study_with_another_recipe_is_recorded_anew_and_replaced_when_complete
     with pytest.raises(KeyboardInterrupt):
         study.run("counting", cases, record, {"numbers": (1, 3)}, summary)
     assert made == [0, 1] and (results / "counting.json").read_text() == before
+
+
+def test_what_two_processes_model_is_kept_until_all_of_it_is_there(results, capsys):
+    """Its worker processes import what they call, so it is a function of a library: int("10") is 10."""
+    (results / "counting.unfinished.json").parent.mkdir()
+    part = {"recipe": [1], "runs": {"10": "kept"}}
+    (results / "counting.unfinished.json").write_text(json.dumps(part))
+    found = study.modelled("counting", ["9", "10", "11"], int, [1])
+    assert found == {"9": 9, "10": "kept", "11": 11}
+    study.finish("counting", [1], {"cells": found})
+    assert [path.name for path in results.iterdir()] == ["counting.json"]
+    assert study.modelled("counting", ["9"], int, [1]) is None and "up to date" in capsys.readouterr().out
+    assert study.modelled("counting", ["9"], int, [2]) == {"9": 9}, "of another recipe"
 
 
 def test_a_new_summary_needs_no_new_run(results):
@@ -328,33 +254,6 @@ def test_averages_of_weights():
     assert exponential == pytest.approx((1 * 0.99 + 5 * 0.01) * 0.99 + 3 * 0.01)
 
 
-@pytest.mark.slow
-def test_the_ways_share_their_beginning_and_are_summed_up(short):
-    keys = ["lenet/same/0", "lenet/batch 64/0", "lenet_bn/same/0", "lenet/same/1"]
-    runs = {key: oscillation.record(*oscillation.cases()[key]) for key in keys}
-    assert runs[keys[0]]["early"] == runs[keys[1]]["early"] != runs[keys[3]]["early"]
-    assert runs[keys[0]]["step"] == "2 3 4" and runs[keys[1]]["step"] == "6 11 16"
-    found = oscillation.summary(runs)
-    assert set(found) == {
-        "lenet/same",
-        "lenet/batch 64",
-        "lenet_bn/same",
-        "lenet_bn/same/momentum 0.5",
-        "lenet_bn/same/recomputed",
-        "lenet/same/average of 100 steps",
-        "lenet/same/average of all steps",
-        "lenet/same/250 images",
-    }
-    assert len(found["lenet/same"]["spreads"]) == 2
-    assert found["lenet/same"]["test_accuracy"] == [runs[key]["test_accuracy"] for key in (keys[0], keys[3])]
-    curves = [oscillation.accuracy(runs[key])[0] for key in (keys[0], keys[3])]
-    assert found["lenet/same"]["accuracy"] == pytest.approx(statistics.fmean(curves[0] + curves[1]), abs=1e-5)
-    halves = oscillation.accuracy(runs[keys[0]], images=250)
-    assert [statistics.fmean(pair) for pair in zip(*halves)] == pytest.approx(curves[0])
-    dead = {key: {**run, "dead": run["seed"] == 1} for key, run in runs.items()}
-    assert oscillation.summary(dead)["lenet/same"]["dead"] == [1]
-
-
 def test_spread_around_a_line():
     assert oscillation.spread([0.5, 0.6, 0.7, 0.8]) == pytest.approx(0, abs=1e-12)
     assert oscillation.spread([1, -1, -1, 1]) == pytest.approx(math.sqrt(4 / 2))
@@ -369,43 +268,7 @@ def test_binomial_is_that_of_drawn_images():
     assert right.double().mean(dim=1).std().item() == pytest.approx(oscillation.binomial(0.9, 250), rel=0.05)
 
 
-# little_data
-
-
-@pytest.mark.slow
-def test_little_data_trains_on_the_first_images(few, monkeypatch):
-    for name, value in {"LR": 0.01, "STEPS": 20, "EVERY": 5, "LATE": slice(0, 4)}.items():  # a rate that rounds little
-        monkeypatch.setattr(little_data, name, value)
-    run = little_data.record(96, 1024, 0)
-    params = [p.requires_grad_() for p in lenet_params(0)]
-    X, y, X_validation, y_validation = study.split()
-    found = []
-    for step in range(1, 21):  # a batch of 1024 of 96 images is all of them
-        grads = torch.autograd.grad(F.cross_entropy(lenet(X[:96], params), y[:96]), params)
-        params = [(p - 0.01 * grad).detach().requires_grad_() for p, grad in zip(params, grads)]
-        if step % 5 == 0:
-            found.append((lenet(X_validation, params).argmax(1) == y_validation).float().mean().item())
-    assert study.numbers(run["accuracy"]) == pytest.approx(found, abs=0.005)
-    assert study.numbers(run["train_loss"])[-1] < math.log(10)
-    monkeypatch.setattr(little_data, "LR", 1e30)
-    dead = little_data.record(96, 32, 0)
-    first, second = little_data.summary({"96/32/0": run, "96/32/1": dead})["96/32"]
-    assert first["accuracy"] == pytest.approx(sum(found) / 4, abs=0.005) and second is None
-
-
 # same_step
-
-
-@pytest.mark.slow
-def test_gaps_of_64_bits_are_rounding_and_32_bits_drift(few, monkeypatch):
-    monkeypatch.setattr(same_step, "STEPS", {"float64": 3, "float32": None})
-    runs = {f"{dtype}/64/0": same_step.record(dtype, 64, 0) for dtype in same_step.STEPS}
-    found = study.plain(same_step.summary(study.plain(runs)))
-    assert list(found["float64/64"]["gaps"]) == ["1", "2", "3"] and "accuracy" not in found["float64/64"]
-    assert all(0 <= gap < 1e-10 for pair in found["float64/64"]["gaps"].values() for gap in pair)
-    assert list(found["float32/64"]["gaps"]) == ["1", "2", "4", "8", "16"], "an epoch of 1,000 images"
-    assert max(found["float32/64"]["gaps"]["1"]) < 1e-5
-    assert set(found["float32/64"]["accuracy"]) == {"one device", "1", "2", "4"}
 
 
 def test_a_wrong_step_would_show_in_the_gaps(few, monkeypatch):
@@ -425,7 +288,7 @@ def test_noise_is_that_of_the_shards(few, monkeypatch):
     """By hand, from gradients of the four quarters of a batch: at the start, and at each step of plain training."""
     for name, value in {"MOMENTS": (0, 3), "BATCHES": 2, "BATCH_SIZE": 64}.items():
         monkeypatch.setattr(noise, name, value)
-    run = noise.record(0)
+    run = noise.record(0, noise.MOMENTS)
     X, y, *_ = study.split()
     params = get_params(lenet_params(0), CPU)
 
@@ -465,20 +328,6 @@ def test_the_interval_of_the_noise_scale_holds_the_truth_as_often_as_it_says():
 # critical
 
 
-@pytest.mark.slow
-def test_runs_to_a_target_are_those_of_the_grid_measured_more_often(few, monkeypatch):
-    monkeypatch.setattr(critical, "FIRST", 2)
-    monkeypatch.setattr(critical, "TARGET", 0.3)
-    run = critical.record(64, 0.1, 0)
-    (plain,) = tuning_runs.train_runs("lenet", 64, [0.1], 0, few, 500, 1, 9)
-    step, accuracy = study.numbers(run["step"]), study.numbers(run["validation_accuracy"])
-    both = {*step} & {*plain["step"]}
-    assert both and all(
-        accuracy[step.index(mark)] == plain["validation_accuracy"][plain["step"].index(mark)] for mark in both
-    )
-    assert all(a < 0.3 for a in accuracy[:-1]) and accuracy[-1] >= 0.3
-
-
 def test_measurements_are_a_tenth_apart():
     found = critical.marks(1000)
     assert found[0] == 20 and found[-1] == 1000
@@ -486,23 +335,7 @@ def test_measurements_are_a_tenth_apart():
     assert critical.marks(15) == [15]
 
 
-def test_a_run_to_a_target_ends_when_it_dies(few):
-    run = critical.record(64, 50.0, 0)
-    assert run["diverged_at_step"] or run["dead_at_step"] == study.numbers(run["step"])[-1]
-
-
 # scaling
-
-
-@pytest.mark.slow
-def test_without_warm_up_a_run_is_that_of_the_grid(few, monkeypatch):
-    monkeypatch.setattr(scaling, "EPOCHS", 2)
-    for net in tuning_runs.NETS:
-        run = scaling.record(net, 256, "kept", False, 1)
-        (alone,) = tuning_runs.train_runs(net, 256, [0.16], 1, few, 500, 2, 8)
-        assert study.numbers(run["train_loss"]) == pytest.approx(alone["train_loss"], rel=1e-3)
-        assert study.numbers(run["step"]) == alone["step"] == [2, 4, 6, 8]
-        assert run["test_accuracy"] == pytest.approx(alone["test_accuracy"]["epochs"], abs=1.1 / 50)
 
 
 @pytest.mark.parametrize("rule, lr", [("square root", 0.16 * 2), ("linear", 0.16 * 4)])
@@ -543,38 +376,7 @@ def test_what_diverges_has_no_accuracy(few, monkeypatch):
     )
 
 
-def test_rules_multiply_the_base_rate():
-    cases = scaling.cases()
-    assert len(cases) == 2 * (1 + 2 * 5) * 3 and len({*cases.values()}) == len(cases)
-    rates = [rule(scaling.LR, 256, 4096) / scaling.LR for rule in scaling.RULES.values()]
-    assert rates == pytest.approx([1, 4, 16])
-
-
 # example
-
-
-@pytest.mark.parametrize("num_gpus", [1, 3])
-@pytest.mark.slow
-def test_the_example_is_the_grid_s_program(few, num_gpus):
-    run = example.record(num_gpus, 256, 0.2, 2, 1)
-    (alone,) = tuning_runs.train_runs("lenet", 256, [0.2], 1, few, 500, 2, 8)
-    by_epoch = [accuracy for step, accuracy in zip(alone["step"], alone["validation_accuracy"]) if step in (4, 8)]
-    assert run["validation_accuracy"] == pytest.approx(by_epoch, abs=0.01)
-    assert run["test_accuracy"] == pytest.approx(alone["test_accuracy"]["epochs"], abs=1.1 / 50)
-    assert run["ended_at_step"] is None
-
-
-@pytest.mark.slow
-def test_the_example_warms_up_for_an_epoch_from_the_old_rate(few):
-    X, y, X_validation, y_validation = study.split()
-    params = [get_params(lenet_params(0), CPU)]
-    rates = [0.2, 0.25, 0.3, 0.35, 0.4, 0.4, 0.4, 0.4]
-    for batch, rate in zip(endless(X, y, 250, 0), rates):
-        train_batch(*batch, params, [CPU], rate)
-    right = lenet(X_validation, params[0]).argmax(1) == y_validation
-    assert example.record(2, 250, 0.4, 2, 0)["validation_accuracy"][1] == pytest.approx(
-        right.float().mean().item(), abs=0.01
-    )
 
 
 @pytest.mark.slow
@@ -585,16 +387,6 @@ def test_an_example_that_diverges_has_no_accuracy(few):
     assert 1 <= ended <= 8 and found["2/256/1e+08/2"]["test_accuracy"] is None
     accuracy = runs["1/256/0.2/1/0"]["test_accuracy"]
     assert found["1/256/0.2/1"] == {"ended_at_step": [], "test_accuracy": [round(accuracy, 5)] * 3}
-
-
-def test_the_example_goes_from_one_gpu_to_four():
-    cases = example.cases()
-    assert len({*cases.values()}) == len(cases) == 3 * 7
-    assert [case[:3] for case in cases.values()][:6] == [
-        (1, 256, 0.2),
-        (4, 256, 0.2),
-        *((4, 1024, lr) for lr in (0.2, 0.4, 0.8, 1.6)),
-    ]
 
 
 # resnet_grid
@@ -679,27 +471,6 @@ def test_its_replicas_compute_in_bfloat16():
 # museum
 
 
-@pytest.fixture
-def machines_off():
-    """The page's cells turn virtual GPUs on and leave them so; other tests of this process want none."""
-    yield
-    while current():
-        current().stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exhibit", ["unwrapped", "dropout", "rebinding"])
-def test_the_museums_programs_are_those_of_the_page(exhibit, monkeypatch, machines_off):
-    """Two epochs with the first seed: what the page shows."""
-    monkeypatch.setattr(museum, "EPOCHS", 2)
-    page = json.loads((Path(museum.ROOT) / "chapters" / "museum.ipynb").read_text(encoding="utf-8"))
-    [cell] = [cell for cell in page["cells"] if cell["id"] == exhibit]
-    run = museum.record(exhibit, "shown", 0)
-    assert "".join(cell["outputs"][0]["text"]) == f"accuracy {run['accuracy']:.2f}, meter {run['meter']}\n"
-    other = museum.record(exhibit, "shown", 1)
-    assert other["title"] == run["title"] and other["accuracy"] != run["accuracy"]
-
-
 def test_a_museum_without_its_settings_is_no_study():
     with pytest.raises(ValueError, match="no line 'epochs, seed = 2, 0'"):
         museum.longer("epochs = 2", 0)
@@ -716,66 +487,7 @@ def test_ten_seeds_go_on_where_the_grid_ends():
     assert {size: evidence.best_rate(rates[size], "epochs") for size in ten_seeds.BEST} == ten_seeds.BEST
 
 
-@pytest.mark.slow
-def test_ten_seeds_runs_the_grid_s_program_and_scaling_s(few, monkeypatch):
-    monkeypatch.setattr(tuning, "EPOCHS", 1)
-    monkeypatch.setattr(tuning, "VALIDATION", 300)
-    monkeypatch.setattr(scaling, "EPOCHS", 1)
-    run = ten_seeds.record("lenet", 256, 0.16, 3)
-    assert run == {
-        "test_accuracy": scaling.record("lenet", 256, "kept", False, 3)["test_accuracy"],
-        "ended_at_step": None,
-    }
-    warmed = ten_seeds.record("lenet_bn", 1024, "linear, warm-up", 3)
-    assert warmed["test_accuracy"] == scaling.record("lenet_bn", 1024, "linear", True, 3)["test_accuracy"]
-    lost = ten_seeds.record("lenet", 64, 1e30, 3)
-    assert lost["test_accuracy"] is None and lost["ended_at_step"]
-
-
-# centred
-
-
-def test_centred_images_have_mean_0(few, monkeypatch):
-    taken = []
-
-    def train_runs(net, batch_size, lrs, seed, data, *rest):
-        taken.append(data)
-        return [{"lr": lrs[0], "step": [1], "validation_accuracy": [0.1]}]
-
-    monkeypatch.setattr(tuning_runs, "train_runs", train_runs)
-    monkeypatch.setattr(tuning, "VALIDATION", 300)
-    run = centred.record(0.4, 1)
-    assert (run["net"], run["batch_size"], run["seed"], run["lr"], run["step"]) == ("lenet", 256, 1, 0.4, "1")
-    [data] = taken
-    assert data.X_train[:-300].mean().item() == pytest.approx(0, abs=1e-6)
-    shift = few.X_train[0] - data.X_train[0]
-    assert torch.allclose(few.X_test - data.X_test, shift) and data.y_train is few.y_train
-
-
 # small_lm
-
-
-@pytest.mark.slow
-def test_the_language_model_s_run_is_plain_adamw_along_a_cosine(monkeypatch):
-    monkeypatch.setattr(small_lm, "ROWS", 64)
-    monkeypatch.setattr(small_lm, "TESTED", 256)
-    run = small_lm.record(4, 0.008, 0.99, 1)
-    torch.manual_seed(1)
-    text = load_alice()
-    net = Transformer(len(text.characters), width=64, layers=2, heads=2)
-    optimizer = torch.optim.AdamW(net.parameters(), 0.008, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
-    losses = []
-    for rows in small_lm.drawn(text.tokens[:-256], 1).chunk(16):
-        loss = F.cross_entropy(net(rows[:, :-1]).transpose(1, 2), rows[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    means = [sum(pair) / 2 for pair in zip(losses[::2], losses[1::2])]
-    assert run["train_loss"] == pytest.approx(means, abs=1e-4) and means[0] == pytest.approx(math.log(65), abs=0.3)
-    assert run["test_loss"] < means[0]
 
 
 def test_no_step_reads_the_end_of_the_text():

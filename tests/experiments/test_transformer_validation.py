@@ -1,4 +1,4 @@
-"""The clock against published figures of transformers: the record is today's, whole, and within what it promises."""
+"""The clock against published figures of transformers: the record is whole, and within what it promises."""
 
 import json
 import math

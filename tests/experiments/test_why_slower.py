@@ -1,19 +1,19 @@
-"""The recorded grid of why two are slower than one: how it is made, and that it is what the model says today."""
+"""The recorded grid of why two are slower than one: how it is made."""
 
-import json
 import re
 
 import pytest
 from figure_samples import US, kernel, timeline
 
 from experiments import why_slower
+from mgpu_lib.recorded import study
 
 LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(why_slower.OUT.read_text(encoding="utf-8"))
+    return study("why_slower")
 
 
 def test_every_row_fills_the_step(recorded):
@@ -29,48 +29,11 @@ def test_every_row_fills_the_step(recorded):
                 assert sum(LENGTHS.index(n) for n in row[1::3]) == recorded["bins"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "V100/LeNet",
-        "V100/nvlink/LeNet/manual/4",
-        "T4/pcie/LeNet/data_parallel/2",
-        "A100-80/pcie/ResNet-18/ddp/8",
-        "H100/nvlink/ResNet-18/manual/2",
-    ],
-)
-def test_recorded_cells_are_what_predict_says_today(name, recorded):
-    """Else: `python -m experiments.why_slower`."""
-    batch_sizes = [32, 512]
-    cells = [recorded["cells"][name][recorded["batch_sizes"].index(n)] for n in batch_sizes]
-    assert why_slower.record(name, batch_sizes) == cells
-
-
 def test_the_grid_says_what_does_not_fit(recorded):
     """As virtual GPUs do, by their ledgers: ResNet-50 at batch 256 fits two of 16 GB, not one."""
     assert why_slower.record("V100/ResNet-50", [32, 256])[1] == "" == recorded["cells"]["V100/ResNet-50"][3]
     assert recorded["cells"]["V100/nvlink/ResNet-50/ddp/2"][3] != ""
     assert recorded["cells"]["T4/pcie/ResNet-50/ddp/2"][7] == ""
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_where_it_was_and_is_not_repeated(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(why_slower, "OUT", tmp_path / "out.json")
-    monkeypatch.setattr(why_slower, "PART", tmp_path / "part.json")
-    monkeypatch.setattr(why_slower, "configurations", lambda: ["T4/LeNet", "V100/LeNet"])
-    for written, kept in ((why_slower.recipe(), True), ({"of": "another"}, False)):
-        why_slower.PART.write_text(json.dumps({"recipe": written, "cells": {"V100/LeNet": ["as it was"]}}))
-        why_slower.main()
-        result = json.loads(why_slower.OUT.read_text(encoding="utf-8"))
-        assert list(result["cells"]) == ["T4/LeNet", "V100/LeNet"]
-        assert result["cells"]["T4/LeNet"] == why_slower.record("T4/LeNet")
-        assert (result["cells"]["V100/LeNet"] == ["as it was"]) == kept
-        assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-        before = why_slower.OUT.read_bytes()
-        why_slower.main()
-        assert "up to date" in capsys.readouterr().out
-        assert why_slower.OUT.read_bytes() == before
-        why_slower.OUT.unlink()
 
 
 def test_states_of_a_gpu_add_up_and_rows_show_them():

@@ -4,12 +4,11 @@ import json
 import math
 
 import pytest
-import torch
 from made_up import IMAGES, write_results
 from made_up import run as made_up_run
 
-from experiments import centred, study, tuning, tuning_runs, unseen
-from mgpu_lib import data, evidence, recorded
+from experiments import centred, tuning
+from mgpu_lib import evidence, recorded
 
 
 @pytest.fixture
@@ -224,28 +223,3 @@ def test_ten_seeds_are_those_of_three_studies(results):
     assert found["lenet/1024/kept"] == {0: 0, 1: 10, 2: 20, 3: 75, 4: None}
     grid = {run.seed: 100 * run.test["epochs"] for run in evidence.grid("lenet")[16][0.063]}
     assert found["lenet/16/0.063"] == {**grid, 3: 50}
-
-
-@pytest.mark.slow
-def test_unseen_records_what_the_grid_would(monkeypatch):
-    """One epoch of digits; what is recorded is what `train_runs` gives, as text."""
-    torch.compiler.set_stance("force_eager")
-    try:
-        few = data.load_digits()
-        few = few._replace(X_test=few.X_test[:50], y_test=few.y_test[:50])
-        monkeypatch.setattr(tuning, "fashion_mnist", lambda: few)
-        for name, value in {"VALIDATION": 1200, "EPOCHS": 1, "STEPS": 2}.items():
-            monkeypatch.setattr(tuning, name, value)
-        runs = unseen.record(512, [0.01, 0.1], 0)
-        [wanted] = tuning_runs.train_runs("lenet", 512, [0.1], 0, few, 1200, 1, 2)
-    finally:
-        torch.compiler.set_stance("default")
-    assert [(run["lr"], run["batch_size"], run["seed"]) for run in runs] == [(0.01, 512, 0), (0.1, 512, 0)]
-    assert study.numbers(runs[1]["validation_accuracy"]) == wanted["validation_accuracy"]
-    cases = [*unseen.cases().values()]
-    assert len(unseen.cases()) == 3 * (2 + 5)
-    assert [lrs for b, lrs, s in cases if (b, s) == (32, 1)] == [(0.025, 0.063, 0.16), (0.4, 1.0)]
-    assert all(
-        [lr for b, lrs, s in cases if (b, s) == (512, seed) for lr in lrs] == [0.025, 0.063, 0.16, 0.4, 1.0]
-        for seed in range(3)
-    )

@@ -1,0 +1,117 @@
+"""Each study's sample, run again, comes out as it was recorded: modelled times to the last digit, training nearly so.
+
+Where one fails, either the code has a fault, or what it models or trains has changed: then delete the study's file and
+record it anew. `collective_validation` has no sample: test_collective_validation.py runs all of it.
+"""
+
+import contextlib
+import importlib
+import inspect
+import os
+
+import pytest
+import torch
+
+from experiments import study, tuning
+from mgpu_lib import recorded
+from mgpu_lib.data import damaged_files, data_folder, read_fashion_mnist
+from mgpu_lib.virtual.running import current
+
+STUDIES = (
+    *("clock_validation", "ddp_scaling", "ddp_step", "large_scaling", "planner_validation", "run_validation"),
+    *("transformer_validation", "trial", "why_slower"),
+    *("alice", "digits", "museum", "small_lm"),  # which need no images of Fashion-MNIST; these do:
+    *("centred", "critical", "example", "little_data", "noise", "same_step", "scaling", "tuning", "unseen"),
+)
+SAMPLES = [
+    (name, case, short if isinstance(sample, dict) else {})
+    for name in STUDIES
+    for sample in [importlib.import_module(f"experiments.{name}").SAMPLE]
+    for case, short in (sample.items() if isinstance(sample, dict) else dict.fromkeys(sample).items())
+]
+
+
+def stored(name):
+    """{case: what the record of a study holds of it}."""
+    found = recorded.study(name)
+    if name in ("clock_validation", "transformer_validation"):
+        return {row["id"]: row for row in found["rows"]}
+    if name == "ddp_scaling":
+        return {table["key"]: table for table in found["tables"]}
+    if name == "trial":
+        return dict(zip(importlib.import_module("experiments.trial").cases(), found["rows"], strict=True))
+    if name == "why_slower":
+        return found["cells"]
+    if name == "ddp_step":
+        several = {case: case.count("/") > 1 for case in found["cells"]}  # alone, a GPU sends nothing
+        sent = {case: found["bytes"][case.split("/")[0]] if several[case] else [""] for case in several}
+        return {case: {"cells": cells, "bytes": sent[case]} for case, cells in found["cells"].items()}
+    if name == "tuning":
+        runs = {(run["net"], run["batch_size"], run["seed"], run["lr"]): run for run in found["runs"]}
+        parts = study.plain(tuning.cases()).items()
+        return {case: [part, [runs[(*part[:3], lr)] for lr in part[3]]] for case, part in parts}
+    return found["runs"]
+
+
+def differences(new, old, tolerance, begun, at=""):
+    """Where a new value is not the recorded one. Of a run that was cut short only lists count, as far as they go."""
+    if tolerance and isinstance(old, str) and numbers(old):
+        new, old = numbers(new), numbers(old)
+    if isinstance(new, dict) and isinstance(old, dict):
+        for key in new.keys() & old.keys() if tolerance else new.keys() | old.keys():
+            yield from differences(new.get(key), old.get(key), tolerance, begun, f"{at}/{key}")
+    elif isinstance(new, list) and isinstance(old, list):
+        if not (len(new) == len(old) or (begun and len(new) < len(old))):
+            yield f"{at}: {len(new)} values, {len(old)} recorded"
+        for i, pair in enumerate(zip(new, old)):
+            yield from differences(*pair, tolerance, begun and isinstance(pair[1], dict), f"{at}/{i}")
+    elif begun:
+        return
+    elif tolerance and isinstance(new, float) and isinstance(old, float):
+        if not abs(new - old) <= tolerance * max(1, abs(old)):
+            yield f"{at}: {new}, recorded {old}"
+    elif new != old:
+        yield f"{at}: {new!r}, recorded {old!r}"
+
+
+def numbers(text):
+    """Those that a curve is made of, which may be written as text; None for words."""
+    with contextlib.suppress(ValueError):
+        return recorded.numbers(text)
+
+
+@pytest.fixture(autouse=True)
+def as_recorded(monkeypatch):
+    """One thread, the images where they are, and no compiler, which takes longer than these runs.
+
+    conftest.py sets MGPU_DATA for all tests, and keeps what it was before in MGPU_DATA_GIVEN.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")
+    monkeypatch.setattr(tuning, "fashion_mnist", images)
+    yield
+    while current():  # the museum's cells turn virtual GPUs on and leave them so
+        current().stop()
+    torch.compiler.set_stance("default")
+    torch.set_num_threads(threads)
+
+
+def images():
+    """All of Fashion-MNIST, where it lies on this machine: tests fetch nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MGPU_DATA", os.environ.get("MGPU_DATA_GIVEN", ""))
+        folder = data_folder()
+    if str(folder) == "digits" or damaged_files(folder):
+        pytest.skip(f"Fashion-MNIST is not in {folder} (MGPU_DATA)")
+    return read_fashion_mnist(folder, full=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "case", "short"), SAMPLES, ids=[f"{name}-{case}" for name, case, _ in SAMPLES])
+def test_a_sample_comes_out_as_it_was_recorded(name, case, short):
+    module = importlib.import_module(f"experiments.{name}")
+    arguments = inspect.signature(module.record).bind(*module.cases()[case]).arguments
+    found = study.plain(module.record(**arguments | short))
+    gaps = list(differences(found, stored(name)[case], getattr(module, "TOLERANCE", 0), begun=bool(short)))
+    assert not gaps, "\n".join(gaps[:20])
