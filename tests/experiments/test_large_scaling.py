@@ -74,26 +74,3 @@ def test_the_chapter_shows_the_program_that_ran():
     ran = functions(Path(large_scaling.__file__).read_text(encoding="utf-8"))
     for name in ("split", "sharded", "trained", "grid", "program"):
         assert shown[name] == ran[name], name
-
-
-def test_what_the_chapter_says_of_it():
-    """scaling-why, network-why, published-why: the numbers that no cell prints."""
-    strong = STUDY["summary"]["70B"]["strong"]
-    assert 0.23 < 1 - strong["1024"]["seconds"] / strong["512"]["seconds"] < 0.255
-    for model in ("8B", "70B"):
-        mfu = [point["mfu"] for point in STUDY["summary"][model]["weak"].values()]
-        assert max(mfu) - min(mfu) < 0.01
-    one_card = [RUNS[large_scaling.plan(model, 256, "Ethernet 100")[0]] for model in ("8B", "70B")]
-    assert all(0.89 < run["exposed"] < 0.93 for run in one_card)
-    more_work = RUNS[large_scaling.plan("70B", 256, "Ethernet 100", rows=4)[0]]
-    assert 0.65 < more_work["exposed"] < 0.69
-    sharded, copies = (
-        RUNS[large_scaling.plan("8B", 256, "Ethernet 100", rows=1, **way)[0]] for way in ({}, {"copies": 32})
-    )
-    assert copies["seconds"] == pytest.approx(sharded["seconds"], rel=0.05)
-    recomputed, kept = (
-        RUNS[large_scaling.plan("65B", 2048, "InfiniBand HDR", "A100-80", tokens=2048, **way)[0]]
-        for way in ({}, {"recompute": False})
-    )
-    assert recomputed["seconds"] / kept["seconds"] == pytest.approx(1.2, abs=0.03)
-    assert mgpu.virtual.GPUS["A100-80"].memory / 2**30 - kept["gib"] == pytest.approx(24, abs=0.5)
