@@ -64,7 +64,7 @@ def differences(new, old, tolerance, begun, at=""):
         if not (len(new) == len(old) or (begun and len(new) < len(old))):
             yield f"{at}: {len(new)} values, {len(old)} recorded"
         for i, pair in enumerate(zip(new, old)):
-            yield from differences(*pair, tolerance, begun and isinstance(pair[1], dict), f"{at}/{i}")
+            yield from differences(*pair, tolerance, begun and isinstance(pair[1], (dict, list)), f"{at}/{i}")
     elif begun:
         return
     elif tolerance and isinstance(new, float) and isinstance(old, float):
@@ -115,3 +115,22 @@ def test_a_sample_comes_out_as_it_was_recorded(name, case, short):
     found = study.plain(module.record(**arguments | short))
     gaps = list(differences(found, stored(name)[case], getattr(module, "TOLERANCE", 0), begun=bool(short)))
     assert not gaps, "\n".join(gaps[:20])
+
+
+def test_a_sample_that_differs_is_told():
+    old = {"seconds": 1.5, "losses": "2.0 1.0 0.5", "cells": ["a", "b"]}
+    assert not list(differences(dict(old), old, 0, begun=False))
+    assert not list(
+        differences({"seconds": 1.5005, "losses": [2.0, 1.0009, 0.5], "cells": ["a", "b"]}, old, 1e-3, False)
+    )
+    assert not list(differences({"seconds": 9.9, "losses": "2.0 1.0", "cells": ["a"]}, old, 1e-3, begun=True))
+    for new, tolerance, begun in (
+        (old | {"seconds": 1.5000000000000002}, 0, False),
+        ({"losses": old["losses"], "cells": old["cells"]}, 0, False),
+        (old | {"losses": "2.0 1.01 0.5"}, 1e-3, False),
+        (old | {"losses": "2.0 1.0"}, 1e-3, False),
+        (old | {"losses": "2.0 1.01"}, 1e-3, True),
+        (old | {"cells": ["c"]}, 0, True),
+        (old | {"losses": [2.0, float("nan"), 0.5]}, 1e-3, False),
+    ):
+        assert len(list(differences(new, old, tolerance, begun))) == 1, new
