@@ -182,6 +182,7 @@ def live(page, write):
 
     def live(figure, sends=False):
         page.goto(write())
+        page.add_style_tag(content=figure._css)
         page.evaluate(LIVE, [figure._esm, state_of(figure), sends])
         page.locator(".mgpu-picture[viewBox]").wait_for(state="attached")
         return page.locator("figure.mgpu")

@@ -294,9 +294,8 @@ class Sample(NamedTuple):
 
     make: callable  # make(**values)
     other: dict  # values that make() doesn't have
-    controls: int  # how many there are on a page
-    dark: tuple  # selectors of what has another colour in the dark
     walk: dict  # as WALK takes it: states in which no words may clash
+    refused: dict  # {name: (a value that it can't have, words of the error)}
     hostile: callable = None  # a figure with a name in its data
     largest: int = 70_000  # bytes of its HTML
 
@@ -306,54 +305,67 @@ SAMPLES = {
     "BatchSplitter": Sample(
         BatchSplitter,
         {"batch_size": 9, "way": "scatter"},
-        4,
-        (".mgpu-gpu0", "figcaption"),
         {"radio": (0, 1), "Number of GPUs": (0, 3, 6, 7), "Batch size": (0, 9, 63)},
+        {"batch_size": (65, "64"), "num_gpus": (9, "8"), "way": ("randomly", "'split_batch', 'scatter'")},
     ),
     "MemoryExplorer": Sample(
         memory,
         {"batch_size": 64, "gpu": "tiny"},
-        5,
-        ("text.mgpu-quiet", "select", ".mgpu-parameters", "figcaption"),
         {"GPU": ("T4", "tiny"), "Optimizer": ("sgd", "adam"), "Network": ("LeNet", "ResNet-18"), "Batch": (0, 6, 12)},
+        {
+            "batch_size": (500, "256, 512"),
+            "network": ("VGG", "'LeNet', 'ResNet-18'"),
+            "gpu": ("H100", "'T4', 'RTX4090'"),
+            "optimizer": ("lion", "'sgd', 'momentum', 'adam'"),
+            "precision": ("int8", "'fp32', 'amp'"),
+        },
         hostile_memory,
     ),
     "AllReduceStepper": Sample(
         lambda **values: AllReduceStepper(**{"step": 2, **values}),
         {"kind": "tree", "num_gpus": 2},
-        7,
-        (".mgpu-share.mgpu-gpu0", "button", "text.mgpu-quiet", ".mgpu-carried"),
         {"radio": (0, 1, 2), "Number of GPUs": (0, 1, 5, 6), "Step": tuple(range(15))},
+        {
+            "kind": ("mesh", "'star', 'ring', 'tree'"),
+            "num_gpus": (9, "8"),
+            "step": (7, "a ring on 4 GPUs has 6 rounds; choose 0 to 6"),
+        },
     ),
     "SplitExplorer": Sample(
         splits,
         {"network": "one layer", "num_gpus": 6},
-        3,
-        ("select", "figcaption", ".mgpu-marks span"),
         {"Network": ("LeNet", "huge", "one layer"), "Number of GPUs": (0, 6), "Batch size": (0, 12)},
+        {"network": ("VGG", "'LeNet', 'huge'"), "batch_size": (100, "64, 128"), "num_gpus": (9, "7, 8")},
         lambda name: SplitExplorer([{**traffic_data()[0], "name": name}]),
     ),
     "TimelineViewer": Sample(
         viewer,
         {"zoom": 3, "start": 500 * US},
-        6,
-        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", "path.mgpu-host", "button"),
         {"Zoom": tuple(range(7)), "Window": (0, 25_000, 50_000, 10**6), "Event": (0, 1)},
+        {
+            "zoom": (7, "zoom=7: choose 6 at most"),
+            "start": (0.002, "start=0.002: choose 0.001005 at most"),
+            "event": (10, "event=10: choose 9 at most"),
+        },
         hostile_viewer,
     ),
     "WhySlower": Sample(
         lambda **values: why(**{"num_gpus": 4, **values}),
         {"gpu": "T4", "num_gpus": 2, "batch_size": 32},
-        6,
-        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", ".mgpu-waits", "select", "text.mgpu-quiet"),
         {**MENUS, "Number of GPUs": (0, 1, 2), "Batch size": (0, 1, 2)},
+        {
+            "gpu": ("H100", "'T4', 'V100'"),
+            "link": ("token ring", "'nvlink', 'pcie'"),
+            "network": ("VGG", "'LeNet', 'net'"),
+            "strategy": ("horovod", "'manual', 'data_parallel', 'ddp'"),
+            "num_gpus": (3, "1, 2, 4"),
+            "batch_size": (100, "32, 64, 128"),
+        },
         hostile_why,
     ),
     "OverlapExplorer": Sample(
         overlap,
         {"network": "net", "num_gpus": 8, "link": "PCIe tree", "bucket_cap_mb": 1000},
-        6,
-        (".mgpu-forward", ".mgpu-backward", ".mgpu-communication", ".mgpu-exposed", "select", "text.mgpu-quiet"),
         {
             "Network": ("ResNet-18", "net"),
             "Host": ("fitted", "fast"),
@@ -361,13 +373,19 @@ SAMPLES = {
             "Number of GPUs": (0, 1, 2),
             "Bucket size": (0, 1, 2),
         },
+        {
+            "network": ("VGG", "'ResNet-18', 'net'"),
+            "num_gpus": (3, "2, 8, 16"),
+            "link": ("NVLink", "'DGX A100', 'PCIe tree'"),
+            "between": ("token ring", "'InfiniBand HDR', 'Ethernet 25'"),
+            "host": (0.5, "1.0, 0.3333"),
+            "bucket_cap_mb": (25, "1e-06, 4, 1000"),
+        },
         hostile_overlap,
     ),
     "Planner": Sample(
         planner,
         {"n_gpus": 2048, "pipeline": 8, "recompute": True},
-        16,
-        (".mgpu-parameters", ".mgpu-across", ".mgpu-between", "select", "button", "figcaption"),
         {
             "Layers": (0, 7),
             "Number of GPUs": (0, 6, 11),
@@ -376,18 +394,30 @@ SAMPLES = {
             "ZeRO stage": ("1", "3"),
             "Activations": ("false", "true"),
         },
+        {
+            "n_gpus": (100, "8, 16, 32"),
+            "network": ("NVLink", "'InfiniBand HDR', 'InfiniBand NDR'"),
+            "tokens": (2e12, "100000000000.0, 300000000000.0"),
+            "recompute": ("yes", "recompute"),
+        },
         largest=120_000,
     ),
     "TuningExplorer": Sample(
         explorer,
         {"batch_size": 4096, "lr": 0.4},
-        5,
-        ("[role=gridcell].mgpu-level9", ".mgpu-gone span", ".mgpu-modelled", "figcaption", "select", ".mgpu-band"),
         {
             "Compare": ("epochs", "steps"),
             "Batch norm": ("false", "true"),
             "Batch size": (0, 1, 2, 3),
             "Learning": (0, 6),
+        },
+        {
+            "batch_size": (128, "choose one of 1, 16, 256, 4096"),
+            "lr": (0.2, r"choose one of 0\.004, .*6\.3 at batch size 256"),
+            "network": ("VGG", "choose one of 'LeNet'"),
+            "budget": ("hours", "choose one of 'epochs', 'steps'"),
+            "num_gpus": (3, "choose one of 1, 2, 4, 8"),
+            "batch_norm": ("yes", "batch_norm"),
         },
         hostile_explorer,
         130_000,
@@ -395,9 +425,8 @@ SAMPLES = {
     "LoopExplorer": Sample(
         loop,
         {"batch_size": 16, "lr": 0.063},
-        3,
-        ("figcaption", "select", ".mgpu-band", "text.mgpu-quiet"),
         {"Number of GPUs": ("1", "8"), "Batch size": (0, 1, 2, 3), "Learning": (0, 3, 6)},
+        {"num_gpus": (3, "choose one of 1, 2, 4, 8")},
         lambda name: hostile_explorer(name, LoopExplorer, loop_data),
         130_000,
     ),

@@ -1,4 +1,4 @@
-"""What every interactive figure can do: in a real browser from file://, in JupyterLab, and without JavaScript."""
+"""What every interactive figure promises: in a real browser from file://, in JupyterLab, and without JavaScript."""
 
 import io
 import math
@@ -12,21 +12,34 @@ from figure_pages import FORCE, HOSTILE, SMALLEST, WALK, picture, sentence, stat
 from figure_samples import SAMPLES
 from live import accept, run_cell
 from PIL import Image
+from traitlets import TraitError
 
+from experiments import ddp_step, why_slower
 from mgpu_lib import widgets
-from mgpu_lib.widgets import BatchSplitter, base
+from mgpu_lib.widgets import BatchSplitter, OverlapExplorer, WhySlower, base
 from mgpu_lib.widgets.base import DECLARATION, EXPORT, HERE, PICTURES, module, picture_name
 from mgpu_lib.widgets.planner import FORMULAS
 
 write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 SCRIPTS = sorted(path.name for path in HERE.glob("*.js"))
 DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
-COLOURS = """(names) => names.map((name) => {
-    const { color, fill, backgroundColor } = getComputedStyle(document.querySelector(`.mgpu ${name}`));
-    return [color, fill, backgroundColor].join();
-})"""
+COLORS = """() => ["figcaption", ".mgpu-picture *", ".mgpu-controls :is(select, button)"].map((some) =>
+    [...document.querySelectorAll(`.mgpu ${some}`)].map((element) => {
+        const { color, fill, stroke, backgroundColor } = getComputedStyle(element);
+        return [color, fill, stroke, backgroundColor].join();
+    }).join(";"))"""
+FOCUSABLE = """[...document.querySelectorAll(".mgpu :is(input, select, button, [tabindex='0'])")]
+    .filter((e) => e.type !== "radio" || e.checked)"""
+# What has the focus, and whether nothing can be done with it.
+AT_FOCUS = """[document.activeElement.localName, document.activeElement.ariaDisabled === "true"
+    || [...(document.activeElement.options ?? [1, 1])].filter((option) => !option.disabled).length < 2]"""
+# Names that don't begin with the words that are seen; controls without a name, or whose keys JupyterLab would take.
+RENAMED = """() => [...document.querySelectorAll(".mgpu [aria-label]:not([role=grid], [role=img])")]
+    .filter((e) => !e.ariaLabel.startsWith(e.textContent.trim())).map((e) => e.ariaLabel)"""
+UNNAMED = """() => [...document.querySelectorAll(".mgpu :is(input, select, button)")]
+    .filter((e) => !(e.labels[0] ?? e).textContent.trim() || e.dataset.lmSuppressShortcuts !== "true")
+    .map((e) => e.outerHTML)"""
 pytestmark = pytest.mark.sweep(2)
-FOCUSABLE = ".mgpu :is(input, select, button, [tabindex='0'])"
 
 
 @pytest.fixture(params=SAMPLES)
@@ -43,24 +56,29 @@ def test_every_figure_has_a_sample():
 # The output
 
 
-def test_html_is_deterministic_small_and_self_contained(sample):
-    for values in ({}, sample.other):
-        html = sample.make(**values).static_html()
-        assert html == sample.make(**values).static_html()
-        assert len(html.encode()) < sample.largest
-        assert not re.findall(r"(?:src|href)=[\"'](?!data:)|\bimport\b[ (]|@import|url\((?!#)", html)
-    assert sample.make().static_html() != sample.make(**sample.other).static_html()
-
-
-def test_output_carries_the_live_widget_the_page_and_a_line_of_text(sample):
+def test_the_output_is_the_live_widget_a_line_of_text_and_html_that_needs_nothing_else(sample):
     figure = sample.make()
     bundle, _ = figure._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "application/vnd.jupyter.widget-view+json"}
     values = ", ".join(f"{name}={getattr(figure, name)!r}" for name in figure.controls)
     assert bundle["text/plain"] == repr(figure) == f"{type(figure).__name__}({values})"
+    html = bundle["text/html"]
+    assert html == sample.make().static_html() and len(html.encode()) < sample.largest
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|\bimport\b[ (]|@import|url\((?!#)", html)
     for name, value in sample.other.items():
         setattr(figure, name, value)
-    assert figure.static_html() == sample.make(**sample.other).static_html() != bundle["text/html"]
+    assert figure.static_html() == sample.make(**sample.other).static_html() != html
+
+
+def test_what_there_is_not_is_refused_and_it_says_what_would_do(sample):
+    figure = sample.make()
+    for name, (value, words) in sample.refused.items():
+        before = getattr(figure, name)
+        with pytest.raises(TraitError, match=words):
+            setattr(figure, name, value)
+        assert getattr(figure, name) == before
+        with pytest.raises(TraitError, match=words):
+            sample.make(**{name: value})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -84,14 +102,13 @@ def test_hostile_words_stay_words(page, write, says, sample, name):
 
 @pytest.mark.parametrize("dark", DARK, ids=["the book's theme", "JupyterLab's theme"])
 @pytest.mark.sweep(4)
-def test_dark_has_colours_of_its_own(page, write, sample, dark):
+def test_dark_has_colors_of_its_own(page, write, sample, dark):
     page.goto(write(sample.make()))
-    for name in sample.dark:
-        page.locator(f".mgpu {name}").first.wait_for(state="attached")  # drawn after the page is there
-    light = page.evaluate(COLOURS, sample.dark)
+    picture(page).and_(page.locator("[viewBox]")).wait_for()
+    light = page.evaluate(COLORS)
     page.evaluate(dark)
-    for name, new, old in zip(sample.dark, page.evaluate(COLOURS, sample.dark), light, strict=True):
-        assert new != old, name
+    for some, colors, before in zip(("caption", "picture", "controls"), page.evaluate(COLORS), light, strict=True):
+        assert colors != before or not before, some
 
 
 @pytest.mark.parametrize("width", [360, 720])
@@ -106,6 +123,31 @@ def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, sample, wi
     assert states == math.prod(map(len, sample.walk.values())) > 10
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(SMALLEST) >= 12
+
+
+@pytest.mark.parametrize("width", [360, 720])
+@pytest.mark.parametrize(
+    ("figure", "steps"),
+    [
+        (WhySlower, {"GPU": ["T4", "H100"], "Strategy": ["ddp"], "Number of GPUs": [0, 3], "Batch size": [0, 4, 7]}),
+        (OverlapExplorer, {"Host": ["fitted", "fast"], "Number of GPUs": [0, 2, 4], "Bucket size": [0, 1, 4, 6]}),
+    ],
+)
+@pytest.mark.slow
+def test_no_words_of_the_recorded_grids_clash(page, write, figure, steps, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(write(figure()))
+    picture(page).and_(page.locator("[viewBox]")).wait_for()
+    [menu] = {"Link", "In a node"} & {*page.locator(".mgpu-menu > span").all_text_contents()}
+    for name in ("Network", menu):
+        options = page.get_by_role("combobox", name=name).locator("option:enabled")
+        steps = {name: options.evaluate_all("all => all.map((option) => option.value)")} | steps
+    assert page.evaluate(WALK, steps)[1] == []
+
+
+def test_recorded_grids_make_pages_of_a_bearable_size():
+    for figure, study, largest in ((WhySlower, why_slower, 300_000), (OverlapExplorer, ddp_step, 200_000)):
+        assert len(figure().static_html().encode()) < largest and study.OUT.stat().st_size <= largest
 
 
 def test_whatever_is_chosen_picture_words_and_controls_agree(page, write, sample):
@@ -132,22 +174,30 @@ def test_the_picture_is_drawn_anew_and_never_scaled(page, write, sample):
 
 
 @pytest.mark.sweep(4)
-def test_every_control_has_a_name_its_own_keys_and_a_visible_focus(page, write, sample):
-    page.goto(write(sample.make()))
-    controls = page.locator(".mgpu :is(input, select, button)")
-    assert controls.count() == sample.controls
-    for control in controls.all():
-        assert control.evaluate("e => (e.labels[0] ?? e).textContent.trim()")
-        assert control.get_attribute("data-lm-suppress-shortcuts") == "true"
-    renamed = """() => [...document.querySelectorAll(".mgpu [aria-label]:not([role=grid], [role=img])")]
-        .filter((e) => !e.ariaLabel.startsWith(e.textContent.trim())).map((e) => e.ariaLabel)"""
-    assert page.evaluate(renamed) == [], "a name begins with the words that are seen"
-    # By keyboard alone: every control in the order of the page, and of radio buttons the one that is checked.
-    order = f"[...document.querySelectorAll({FOCUSABLE!r})].filter((e) => e.type !== 'radio' || e.checked)"
-    for n in range(page.evaluate(f"{order}.length")):
+def test_every_control_has_a_name_and_a_visible_focus_and_is_moved_by_keyboard(live, says, sample):
+    """In the order of the page. Python hears of it, and the figure says what it shows."""
+    figure = sample.make()
+    root = live(figure)
+    page, stops = root.page, root.page.evaluate(f"{FOCUSABLE}.length")
+    assert page.evaluate(RENAMED) == page.evaluate(UNNAMED) == [] and stops > 2
+    for n in range(stops):
         page.keyboard.press("Tab")
-        assert page.evaluate(f"{order}[{n}] === document.activeElement"), n
+        assert page.evaluate(f"{FOCUSABLE}[{n}] === document.activeElement"), n
         assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+        name, idle = page.evaluate(AT_FOCUS)
+        before = page.evaluate("saved.length")
+        for key in ["Enter"] if name == "button" else ["ArrowRight", "ArrowLeft"]:
+            if page.evaluate("saved.length") == before and not idle:
+                page.keyboard.press(key)
+        assert page.evaluate("saved.length") > before or idle, n
+        now = {name: page.evaluate("name => model.get(name)", name) for name in figure.controls}
+        assert sentence(root).endswith(says(figure, [now])[0])
+    for name, value in sample.other.items():  # as when Python sets them
+        page.evaluate("([name, value]) => model.set(name, value)", [name, value])
+    now = {name: page.evaluate("name => model.get(name)", name) for name in figure.controls}
+    assert sentence(root).endswith(says(figure, [now])[0])
+    page.evaluate("leave()")
+    assert page.evaluate("Object.values(heard).flat().length") == 0, "a figure that is closed lets go of the model"
 
 
 @pytest.mark.sweep(4)
@@ -168,26 +218,6 @@ def test_all_figures_share_a_page(page, write, says):
     page.goto(write(*figures))
     roots = page.locator("figure.mgpu")
     assert [sentence(roots.nth(n)) for n in range(len(figures))] == [says(figure) for figure in figures]
-
-
-# Live
-
-
-@pytest.mark.sweep(4)
-def test_module_keeps_anywidgets_protocol(live, says, sample):
-    """Values go both ways; a figure that is closed lets go of the model."""
-    root = live(sample.make())
-    page, slider = root.page, root.locator("input[type=range]").first
-    slider.press("Home")
-    slider.press("ArrowRight")
-    saved, start = page.evaluate("saved"), state_of(sample.make())
-    assert [name for name in start if saved[-1][name] != start[name]], "Python should have heard of it"
-    for name, value in sample.other.items():  # as when Python sets them
-        page.evaluate("([name, value]) => model.set(name, value)", [name, value])
-    chosen = {name: page.evaluate("name => model.get(name)", name) for name in sample.make().controls}
-    assert sentence(root) == says(sample.make(), [chosen])[0]
-    page.evaluate("leave()")
-    assert page.evaluate("Object.values(heard).flat().length") == 0
 
 
 @pytest.mark.slow

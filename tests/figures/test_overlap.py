@@ -6,9 +6,8 @@ import re
 
 import figure_pages
 import pytest
-from figure_pages import click_at, picture, sentence
+from figure_pages import picture, sentence
 from figure_samples import overlap, overlap_grid
-from traitlets import TraitError
 
 from experiments import ddp_step
 from mgpu_lib import recorded as results
@@ -45,27 +44,6 @@ def select(root, name):
 
 def slider(root, name):
     return root.get_by_role("slider", name=re.compile(f"^{name}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "names"),
-    [
-        ("network", "VGG", "'ResNet-18', 'net'"),
-        ("num_gpus", 3, "2, 8, 16"),
-        ("link", "NVLink", "'DGX A100', 'PCIe tree'"),
-        ("between", "token ring", "'InfiniBand HDR', 'Ethernet 25'"),
-        ("host", 0.5, "1.0, 0.3333"),
-        ("bucket_cap_mb", 25, "1e-06, 4, 1000"),
-    ],
-)
-def test_what_was_not_recorded_is_refused(name, value, names):
-    figure = overlap()
-    before = getattr(figure, name)
-    with pytest.raises(TraitError, match=names):
-        setattr(figure, name, value)
-    assert getattr(figure, name) == before
-    with pytest.raises(TraitError, match=names):
-        overlap(**{name: value})
 
 
 def test_a_grid_that_is_none_is_refused(monkeypatch, tmp_path):
@@ -143,43 +121,6 @@ def test_every_cell_says_its_numbers(calls, which, request):
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.slow
-def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
-    page.goto(write(overlap()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    root, seen, at = page.locator("figure.mgpu"), [], {}
-
-    def expect(**values):
-        at.update(values)
-        assert sentence(root) == says(overlap(**at))
-        shot = picture(page).screenshot()
-        assert shot not in seen
-        seen.append(shot)
-
-    expect()
-    slider(page, "Bucket size").press("ArrowLeft")
-    expect(bucket_cap_mb=1e-6)
-    words = "each parameter: 4 all-reduces"
-    assert slider(page, "Bucket size").get_attribute("aria-valuetext") == words
-    select(page, "In a node").focus()
-    page.keyboard.press("ArrowDown")
-    expect(link="PCIe tree")
-    select(page, "Between nodes").select_option("InfiniBand HDR")
-    expect(between="InfiniBand HDR")
-    select(page, "Host").select_option("three times as fast")
-    expect(host=1 / 3)
-    select(page, "Network").select_option("net")
-    assert sentence(root) == says(overlap(**at, network="net"))
-    select(page, "Network").select_option("ResNet-18")
-    slider(page, "Number of GPUs").press("ArrowLeft")
-    expect(num_gpus=8)
-    click_at(page, slider(page, "Number of GPUs"), 0)
-    expect(num_gpus=2)
-    click_at(page, slider(page, "Bucket size"), 1)
-    expect(bucket_cap_mb=1000)
-
-
 def test_within_one_node_there_is_no_network_to_choose(page, write, says):
     page.goto(write(overlap(between="Ethernet 25")))
     between, gpus = select(page, "Between nodes"), slider(page, "Number of GPUs")
@@ -236,21 +177,3 @@ def test_the_step_is_drawn_to_scale(page, write):
     assert page.locator(".mgpu-picture .mgpu-broadcast").count() == 2
     ideal = page.locator(".mgpu-picture .mgpu-ideal").first.get_attribute("x1")
     assert float(ideal) == pytest.approx(left + scale * 9560, abs=0.01)
-
-
-@pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.slow
-def test_no_words_of_the_recorded_grid_clash(page, write, width, recorded):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(write(OverlapExplorer(recorded)))
-    picture(page).and_(page.locator("[viewBox]")).wait_for()
-    steps = {"Network": recorded["networks"], "Host": list(recorded["hosts"]), "In a node": list(recorded["links"])}
-    steps |= {"Between nodes": recorded["between"], "Number of GPUs": [0, 2, 4], "Bucket size": [0, 1, 4, 6]}
-    states, clashes = page.evaluate(figure_pages.WALK, steps)
-    assert clashes == [] and states == 2 * 2 * 2 * 3 * 3 * 4
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_recorded_grid_makes_a_page_of_a_bearable_size(recorded):
-    assert OverlapExplorer().static_html() == OverlapExplorer(recorded).static_html()
-    assert len(OverlapExplorer().static_html().encode()) < 200_000 and ddp_step.OUT.stat().st_size <= 150_000

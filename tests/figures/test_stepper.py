@@ -5,7 +5,7 @@ import re
 import figure_pages
 import pytest
 import torch
-from figure_pages import click_at, picture, sentence
+from figure_pages import picture, sentence
 from traitlets import TraitError
 
 from mgpu_lib.collectives import Send, bytes_per_link, execute, ring, star, tree
@@ -112,51 +112,6 @@ def test_sentence(says):
     for kind, wholes in {"star": 14, "ring": 1.75, "tree": 6}.items():
         ending = f"every GPU holds the sum, in the time that {wholes} whole gradients take over one link."
         assert says(stepper(kind, 8, ROUNDS[kind][8])).endswith(ending)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.slow
-def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
-    page.goto(write(stepper()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    root, back, forth = page.locator("figure.mgpu"), button(page, "Back"), button(page, "Next")
-    assert sentence(root) == says(stepper())
-    seen = [picture(page).screenshot()]
-
-    def expect(*state):
-        assert sentence(root) == says(stepper(*state))
-        disabled = [button.get_attribute("aria-disabled") for button in (back, forth)]
-        assert disabled == [str(end == state[2]).lower() for end in (0, ROUNDS[state[0]][state[1]])]
-        shot = picture(page).screenshot()
-        assert shot not in seen
-        seen.append(shot)
-
-    forth.click()
-    expect("ring", 4, 1)
-    page.keyboard.press("Enter")  # the button has the focus
-    page.keyboard.press("Space")
-    expect("ring", 4, 3)
-    back.focus()
-    page.keyboard.press("Enter")
-    expect("ring", 4, 2)
-    slider = page.get_by_label("Step")
-    slider.press("End")
-    expect("ring", 4, 6)
-    assert slider.get_attribute("aria-valuetext") == "after round 6 of 6"
-    forth.click(force=True)  # past the end: Playwright waits for a button that is enabled
-    assert slider.get_attribute("aria-valuetext") == "after round 6 of 6"
-    radio(page, "tree").click()
-    expect("tree", 4, 4)
-    click_at(page, page.get_by_label("Number of GPUs"), 1)
-    expect("tree", 8, 4)
-    click_at(page, slider, 1)
-    expect("tree", 8, 6)
-    radio(page, "tree").press("ArrowUp")
-    expect("ring", 8, 6)
-    slider.press("Home")
-    back.click(force=True)
-    radio(page, "ring").press("ArrowUp")
-    expect("star", 8, 0)
 
 
 @pytest.mark.parametrize("state", [("ring", 5, 4), ("ring", 2, 1), ("star", 4, 2), ("tree", 6, 1), ("tree", 3, 4)])

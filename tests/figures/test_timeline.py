@@ -146,17 +146,9 @@ def test_sentence(says):
 
 
 def test_durations_have_three_digits(calls):
-    ticks = [*range(1200), 99_949, 99_950, 99_999, 10**5, 100_500, 999_499, 10**7 - 1, 10**8 - 1, 10**8, 10**12 + 5]
-    written = dict(zip(ticks, calls(TimelineViewer, "(all) => all.map(duration)", ticks), strict=True))
-    for n, words in written.items():
-        number, unit = words.split()
-        each = {"µs": 100, "ms": 10**5, "s": 10**8}[unit]
-        places = len(number.partition(".")[2])
-        assert abs(float(number) * each - n) <= each / 10**places / 2 * (1 + 1e-9), (n, words)
-        assert n == 0 or n >= 100 * each or len(number.replace(".", "")) >= 3, (n, words)
-    others = {0: "0 µs", 1: "0.01 µs", 150: "1.50 µs", 1005: "10.1 µs", 99_949: "999 µs", 10**5: "1.00 ms"}
-    others |= {100_500: "1.01 ms", 12_345_678: "123 ms", 10**8: "1.00 s", 6 * 10**9: "60.0 s"}
-    assert calls(TimelineViewer, "(all) => all.map(duration)", list(others)) == list(others.values())
+    words = {0: "0 µs", 1: "0.01 µs", 150: "1.50 µs", 1005: "10.1 µs", 99_949: "999 µs"}
+    words |= {100_500: "1.01 ms", 12_345_678: "123 ms", 10**8: "1.00 s", 6 * 10**9: "60.0 s"}
+    assert calls(TimelineViewer, "(all) => all.map(duration)", list(words)) == list(words.values())
 
 
 def test_events_are_described_in_full(calls):
@@ -184,42 +176,6 @@ def test_events_are_described_in_full(calls):
 
 
 # The picture in the browser
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.slow
-def test_it_is_moved_by_keyboard(page, write, says, theme):
-    page.goto(write(viewer()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    root, zoom, start = page.locator("figure.mgpu"), slider(page, "Zoom"), slider(page, "Window")
-    assert sentence(root) == says(viewer())
-    seen = [picture(page).screenshot()]
-
-    def expect(span, shown, **values):
-        assert sentence(root) == says(viewer(**values))
-        assert zoom.get_attribute("aria-valuetext") == f"{2 ** values['zoom']}×, {span}"
-        assert start.get_attribute("aria-valuetext") == shown
-        shot = picture(page).screenshot()
-        assert shot not in seen
-        seen.append(shot)
-
-    zoom.press("ArrowRight")
-    expect("503 µs", "251 µs to 754 µs", zoom=1, start=251.25 * US)  # the middle stays where it is
-    zoom.press("+")
-    expect("251 µs", "377 µs to 628 µs", zoom=2, start=376.88 * US)
-    start.press("ArrowRight")  # by an eighth of the window
-    expect("251 µs", "408 µs to 660 µs", zoom=2, start=408.29 * US)
-    start.press("PageDown")
-    expect("251 µs", "157 µs to 408 µs", zoom=2, start=157.04 * US)
-    start.press("Home")
-    expect("251 µs", "0 µs to 251 µs", zoom=2)
-    start.press("End")
-    expect("251 µs", "754 µs to 1.01 ms", zoom=2, start=1e-3)
-    zoom.press("-")
-    zoom.press("Home")
-    assert sentence(root) == says(viewer())
-    zoom.press("End")
-    assert zoom.get_attribute("aria-valuetext") == "64×, 15.7 µs"
 
 
 @pytest.mark.slow
@@ -266,11 +222,9 @@ def test_a_launch_and_its_kernel_are_joined(page, write):
     assert float(line.get_attribute("y2")) > float(line.get_attribute("y1"))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.slow
-def test_it_is_moved_by_pointer(page, write, says, theme):
+def test_it_is_moved_by_pointer(page, write, says):
     page.goto(write(viewer()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     root = page.locator("figure.mgpu")
     lane = page.locator(".mgpu-picture .mgpu-lane").nth(1).bounding_box()  # cuda:0, default
 

@@ -6,9 +6,8 @@ import re
 
 import figure_pages
 import pytest
-from figure_pages import click_at, picture, sentence
+from figure_pages import picture
 from figure_samples import why, why_grid
-from traitlets import TraitError
 
 from experiments import why_slower
 from mgpu_lib import recorded as results
@@ -37,27 +36,6 @@ def select(root, name):
 
 def slider(root, name):
     return root.get_by_role("slider", name=re.compile(f"^{name}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "names"),
-    [
-        ("gpu", "H100", "'T4', 'V100'"),
-        ("link", "token ring", "'nvlink', 'pcie'"),
-        ("network", "VGG", "'LeNet', 'net'"),
-        ("strategy", "horovod", "'manual', 'data_parallel', 'ddp'"),
-        ("num_gpus", 3, "1, 2, 4"),
-        ("batch_size", 100, "32, 64, 128"),
-    ],
-)
-def test_what_was_not_recorded_is_refused(name, value, names):
-    figure = why()
-    before = getattr(figure, name)
-    with pytest.raises(TraitError, match=names):
-        setattr(figure, name, value)
-    assert getattr(figure, name) == before
-    with pytest.raises(TraitError, match=names):
-        why(**{name: value})
 
 
 def test_a_grid_that_is_none_is_refused(monkeypatch, tmp_path):
@@ -133,55 +111,6 @@ def test_every_cell_says_its_numbers(calls, which, recorded):
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.slow
-def test_it_is_moved_by_keyboard_and_by_pointer(page, write, says, theme):
-    page.goto(write(why()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    root, seen = page.locator("figure.mgpu"), []
-
-    def expect(value, **values):
-        assert sentence(root) == says(why(**values))
-        assert slider(page, "Batch size").get_attribute("aria-valuetext") == value
-        shot = picture(page).screenshot()
-        assert shot not in seen
-        seen.append(shot)
-
-    at = {"num_gpus": 2}
-    expect("64, 0.28 times as fast", **at)
-    slider(page, "Number of GPUs").press("ArrowRight")
-    expect("64, 0.22 times as fast", **(at := {"num_gpus": 4}))
-    select(page, "Strategy").select_option("DDP")
-    expect("64, 10.00 times as fast", **(at := {**at, "strategy": "ddp"}))
-    select(page, "Link").focus()
-    page.keyboard.press("ArrowDown")
-    expect("64, 10.01 times as fast", **(at := {**at, "link": "pcie"}))
-    slider(page, "Batch size").press("ArrowLeft")
-    expect("32, 5.01 times as fast", **(at := {**at, "batch_size": 32}))
-    select(page, "Network").select_option("net")
-    select(page, "Strategy").select_option("by hand")
-    expect("32, 0.12 times as fast", **(at := {**at, "network": "net", "strategy": "manual"}))
-    click_at(page, slider(page, "Batch size"), 1)
-    expect("128", **(at := {**at, "batch_size": 128}))
-    click_at(page, slider(page, "Number of GPUs"), 0.5)
-    expect("128, does not fit", **(at := {**at, "num_gpus": 2}))
-    slider(page, "Number of GPUs").press("Home")
-    slider(page, "Batch size").press("Home")
-    expect("32", **{**at, "num_gpus": 1, "batch_size": 32})
-
-
-def test_a_gpu_without_nvlink_uses_pcie(page, write, says):
-    page.goto(write(why()))
-    select(page, "GPU").select_option("T4")
-    link = select(page, "Link")
-    assert link.input_value() == "pcie"
-    assert link.locator("option").evaluate_all("options => options.map((o) => o.disabled)") == [True, False]
-    assert sentence(page.locator("figure.mgpu")) == says(why(gpu="T4"))
-    select(page, "GPU").select_option("V100")
-    assert link.input_value() == "nvlink"
-    assert sentence(page.locator("figure.mgpu")) == says(why())
-
-
 def test_marks_say_how_many_times_as_fast_and_what_does_not_fit(page, write):
     page.goto(write(why(strategy="ddp")))
     marks = page.locator(".mgpu-marks span")
@@ -223,21 +152,3 @@ def test_steps_are_drawn_to_scale(page, write):
     assert page.locator(".mgpu-beside").count() == 4
     ideal = float(page.locator(".mgpu-picture .mgpu-ideal").get_attribute("x1"))
     assert ideal == pytest.approx(left + span / 4, abs=0.01)
-
-
-@pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.slow
-def test_no_words_of_the_recorded_grid_clash(page, write, width, recorded):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(write(WhySlower(recorded)))
-    picture(page).and_(page.locator("[viewBox]")).wait_for()
-    steps = {"GPU": ["T4", "H100"], "Network": recorded["networks"], "Strategy": recorded["strategies"]}
-    steps |= {"Number of GPUs": [0, 1, 2, 3], "Batch size": [0, 4, 7]}
-    states, clashes = page.evaluate(figure_pages.WALK, steps)
-    assert clashes == [] and states == 2 * 12 * len(recorded["networks"]) * len(recorded["strategies"])
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_recorded_grid_makes_a_page_of_a_bearable_size(recorded):
-    assert WhySlower().static_html() == WhySlower(recorded).static_html()
-    assert len(WhySlower().static_html().encode()) < 300_000 and why_slower.OUT.stat().st_size <= 300_000
