@@ -366,6 +366,7 @@ def test_the_computers_memory_comes_back(gpus, way):
     for _ in range(5):
         way(x)
     assert resident() - before < 3 * x.nbytes
+    assert torch.cuda.memory_allocated() >= x.nbytes, "it is there still"
 
 
 def test_a_loaded_tensor_is_its_own(tmp_path):

@@ -76,7 +76,9 @@ def received(inner, index, kind, notes, requires_grad):
             "started with python -m mgpu_lib.virtual all processes have them"
         )
     gpu = current().gpu(index)
-    inner.untyped_storage().block = Received(gpu.ledger, 0)
+    storage = inner.untyped_storage()
+    if not hasattr(storage, "block"):  # in the process that made it, it is the same storage
+        storage.block = Received(gpu.ledger, 0)
     made = wrap(inner, gpu)
     if kind is Parameter:
         made = Parameter(made, requires_grad)
