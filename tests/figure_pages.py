@@ -19,27 +19,6 @@ CLASHES = """() => [...document.querySelectorAll(".mgpu-picture")].flatMap((pict
         && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 5 && b.top < a.bottom - 5));
     return [...out, ...on].map(([word]) => word);
 })"""
-# The first figure is taken through all combinations of {a label's beginning, or "radio": values or a slider's stops};
-# found are the states in which there are clashes.
-WALK = """(steps) => {
-    const clashes = CLASHES, labels = [...document.querySelectorAll(".mgpu label")], found = [];
-    const put = (label, value) => {
-        if (label === "radio") return document.querySelectorAll(".mgpu input[type=radio]")[value].click();
-        const control = labels.find((e) => e.textContent.trim().startsWith(label)).querySelector("input, select");
-        control.value = value;
-        control.dispatchEvent(new Event(control.localName === "select" ? "change" : "input"));
-        if (control.selectedIndex < 0) throw Error(`${label} has no ${value}`);
-    };
-    const walk = ([step, ...others], state) => {
-        if (!step) {
-            const words = clashes();
-            if (words.length) found.push([state, words]);
-            return 1;
-        }
-        return step[1].map((value) => (put(step[0], value), walk(others, [...state, value]))).reduce((a, b) => a + b);
-    };
-    return [walk(Object.entries(steps), []), found];
-}""".replace("CLASHES", CLASHES)
 # The smallest letters of all figures, in pixels of the screen.
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".mgpu *")]
     .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
@@ -61,8 +40,10 @@ LIVE = """async ([source, state, sends]) => {
     window.leave = show();
 }"""
 # All menus, radio buttons and sliders (of a slider five stops) are set to all their values, also those that are hidden
-# or disabled, in three orders. Found are [what was done, what the figure shows, what one made with its values shows].
+# or disabled, in three orders. Found are [what was done, what the figure shows, what one made with its values shows],
+# and [what was done, words that clash].
 FORCE = """async ([source, state]) => {
+    const clashes = CLASHES;
     const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
     const make = (values, el) => {
         const heard = new EventTarget();
@@ -85,12 +66,14 @@ FORCE = """async ([source, state]) => {
         ...all(el).map((e) => (e.type === "radio" ? e.checked : `${e.value} ${e.max} ${e.disabled}`))].join(" | ");
     const values = { ...state }, figure = make(values, document.body.appendChild(document.createElement("div")));
     await frame(), await frame();
-    const differences = [], done = [];
+    const differences = [], clashing = [], done = [];
     const check = () => {
         const again = make({ ...values }, document.createElement("div"));
         const now = shown(figure, figure.querySelector(".mgpu-picture").ariaLabel);
         const wanted = shown(again, again.querySelector("[role=status]").textContent);
         again.leave();
+        const words = clashes();
+        if (words.length && clashing.length < 3) clashing.push([done.slice(-4).join(), words]);
         if (now !== wanted && differences.length < 3) differences.push([done.slice(-4).join(), now, wanted]);
     };
     const steps = all(figure).flatMap((control) => {
@@ -107,8 +90,8 @@ FORCE = """async ([source, state]) => {
     for (const stride of [1, 7, 11]) {
         for (const i of steps.keys()) steps[(i * stride) % steps.length](), check();
     }
-    return [steps.length, differences];
-}"""
+    return [steps.length, differences, clashing];
+}""".replace("CLASHES", CLASHES)
 SAY = """async ([source, state, changes]) => {
     const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
     return changes.map((values) => {

@@ -294,24 +294,20 @@ class Sample(NamedTuple):
 
     make: callable  # make(**values)
     other: dict  # values that make() doesn't have
-    walk: dict  # as WALK takes it: states in which no words may clash
     refused: dict  # {name: (a value that it can't have, words of the error)}
     hostile: callable = None  # a figure with a name in its data
     largest: int = 70_000  # bytes of its HTML
 
 
-MENUS = {"GPU": ("V100", "T4"), "Network": ("LeNet", "net"), "Strategy": ("manual", "data_parallel", "ddp")}
 SAMPLES = {
     "BatchSplitter": Sample(
         BatchSplitter,
         {"batch_size": 9, "way": "scatter"},
-        {"radio": (0, 1), "Number of GPUs": (0, 3, 6, 7), "Batch size": (0, 9, 63)},
         {"batch_size": (65, "64"), "num_gpus": (9, "8"), "way": ("randomly", "'split_batch', 'scatter'")},
     ),
     "MemoryExplorer": Sample(
         memory,
         {"batch_size": 64, "gpu": "tiny"},
-        {"GPU": ("T4", "tiny"), "Optimizer": ("sgd", "adam"), "Network": ("LeNet", "ResNet-18"), "Batch": (0, 6, 12)},
         {
             "batch_size": (500, "256, 512"),
             "network": ("VGG", "'LeNet', 'ResNet-18'"),
@@ -324,7 +320,6 @@ SAMPLES = {
     "AllReduceStepper": Sample(
         lambda **values: AllReduceStepper(**{"step": 2, **values}),
         {"kind": "tree", "num_gpus": 2},
-        {"radio": (0, 1, 2), "Number of GPUs": (0, 1, 5, 6), "Step": tuple(range(15))},
         {
             "kind": ("mesh", "'star', 'ring', 'tree'"),
             "num_gpus": (9, "8"),
@@ -334,14 +329,12 @@ SAMPLES = {
     "SplitExplorer": Sample(
         splits,
         {"network": "one layer", "num_gpus": 6},
-        {"Network": ("LeNet", "huge", "one layer"), "Number of GPUs": (0, 6), "Batch size": (0, 12)},
         {"network": ("VGG", "'LeNet', 'huge'"), "batch_size": (100, "64, 128"), "num_gpus": (9, "7, 8")},
         lambda name: SplitExplorer([{**traffic_data()[0], "name": name}]),
     ),
     "TimelineViewer": Sample(
         viewer,
         {"zoom": 3, "start": 500 * US},
-        {"Zoom": tuple(range(7)), "Window": (0, 25_000, 50_000, 10**6), "Event": (0, 1)},
         {
             "zoom": (7, "zoom=7: choose 6 at most"),
             "start": (0.002, "start=0.002: choose 0.001005 at most"),
@@ -352,7 +345,6 @@ SAMPLES = {
     "WhySlower": Sample(
         lambda **values: why(**{"num_gpus": 4, **values}),
         {"gpu": "T4", "num_gpus": 2, "batch_size": 32},
-        {**MENUS, "Number of GPUs": (0, 1, 2), "Batch size": (0, 1, 2)},
         {
             "gpu": ("H100", "'T4', 'V100'"),
             "link": ("token ring", "'nvlink', 'pcie'"),
@@ -367,13 +359,6 @@ SAMPLES = {
         overlap,
         {"network": "net", "num_gpus": 8, "link": "PCIe tree", "bucket_cap_mb": 1000},
         {
-            "Network": ("ResNet-18", "net"),
-            "Host": ("fitted", "fast"),
-            "In a node": ("DGX A100", "PCIe tree"),
-            "Number of GPUs": (0, 1, 2),
-            "Bucket size": (0, 1, 2),
-        },
-        {
             "network": ("VGG", "'ResNet-18', 'net'"),
             "num_gpus": (3, "2, 8, 16"),
             "link": ("NVLink", "'DGX A100', 'PCIe tree'"),
@@ -387,14 +372,6 @@ SAMPLES = {
         planner,
         {"n_gpus": 2048, "pipeline": 8, "recompute": True},
         {
-            "Layers": (0, 7),
-            "Number of GPUs": (0, 6, 11),
-            "Tensor parallel": (0, 3),
-            "Pipeline stages": (0, 3),
-            "ZeRO stage": ("1", "3"),
-            "Activations": ("false", "true"),
-        },
-        {
             "n_gpus": (100, "8, 16, 32"),
             "network": ("NVLink", "'InfiniBand HDR', 'InfiniBand NDR'"),
             "tokens": (2e12, "100000000000.0, 300000000000.0"),
@@ -405,12 +382,6 @@ SAMPLES = {
     "TuningExplorer": Sample(
         explorer,
         {"batch_size": 4096, "lr": 0.4},
-        {
-            "Compare": ("epochs", "steps"),
-            "Batch norm": ("false", "true"),
-            "Batch size": (0, 1, 2, 3),
-            "Learning": (0, 6),
-        },
         {
             "batch_size": (128, "choose one of 1, 16, 256, 4096"),
             "lr": (0.2, r"choose one of 0\.004, .*6\.3 at batch size 256"),
@@ -425,7 +396,6 @@ SAMPLES = {
     "LoopExplorer": Sample(
         loop,
         {"batch_size": 16, "lr": 0.063},
-        {"Number of GPUs": ("1", "8"), "Batch size": (0, 1, 2, 3), "Learning": (0, 3, 6)},
         {"num_gpus": (3, "choose one of 1, 2, 4, 8")},
         lambda name: hostile_explorer(name, LoopExplorer, loop_data),
         130_000,

@@ -1,16 +1,13 @@
 """What every interactive figure promises: in a real browser from file://, in JupyterLab, and without JavaScript."""
 
 import io
-import math
 import re
 
 import figure_pages
-import nbformat
 import pytest
 import take_pictures
-from figure_pages import FORCE, HOSTILE, SMALLEST, WALK, picture, sentence, state_of
+from figure_pages import FORCE, HOSTILE, SMALLEST, picture, sentence, state_of
 from figure_samples import SAMPLES
-from live import accept, run_cell
 from PIL import Image
 from traitlets import TraitError
 
@@ -111,51 +108,34 @@ def test_dark_has_colors_of_its_own(page, write, sample, dark):
         assert colors != before or not before, some
 
 
-@pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.sweep(4)
-def test_no_words_lie_on_each_other_or_leave_the_picture(page, write, sample, width):
-    """On a telephone and on a page of a book."""
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(write(sample.make()))
-    picture(page).and_(page.locator("[viewBox]")).wait_for()
-    states, clashes = page.evaluate(WALK, sample.walk)
-    assert clashes == []
-    assert states == math.prod(map(len, sample.walk.values())) > 10
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(SMALLEST) >= 12
-
-
-@pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.parametrize(
-    ("figure", "steps"),
-    [
-        (WhySlower, {"GPU": ["T4", "H100"], "Strategy": ["ddp"], "Number of GPUs": [0, 3], "Batch size": [0, 4, 7]}),
-        (OverlapExplorer, {"Host": ["fitted", "fast"], "Number of GPUs": [0, 2, 4], "Bucket size": [0, 1, 4, 6]}),
-    ],
-)
-@pytest.mark.slow
-def test_no_words_of_the_recorded_grids_clash(page, write, figure, steps, width):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(write(figure()))
-    picture(page).and_(page.locator("[viewBox]")).wait_for()
-    [menu] = {"Link", "In a node"} & {*page.locator(".mgpu-menu > span").all_text_contents()}
-    for name in ("Network", menu):
-        options = page.get_by_role("combobox", name=name).locator("option:enabled")
-        steps = {name: options.evaluate_all("all => all.map((option) => option.value)")} | steps
-    assert page.evaluate(WALK, steps)[1] == []
-
-
 def test_recorded_grids_make_pages_of_a_bearable_size():
     for figure, study, largest in ((WhySlower, why_slower, 300_000), (OverlapExplorer, ddp_step, 200_000)):
         assert len(figure().static_html().encode()) < largest and study.OUT.stat().st_size <= largest
 
 
-def test_whatever_is_chosen_picture_words_and_controls_agree(page, write, sample):
-    """Also an option that is hidden or disabled: a typed letter chooses it, and some browsers show it."""
+def drive(page, write, figure, width):
+    """Set all controls of a figure to all values, also an option that is hidden or disabled: a typed letter chooses
+    it, and some browsers show it."""
+    page.set_viewport_size({"width": width, "height": 800})
     page.goto(write())
-    figure = sample.make()
-    steps, differences = page.evaluate(FORCE, [figure._esm, state_of(figure)])
-    assert differences == [] and steps > 5
+    page.add_style_tag(content=figure._css)
+    steps, differences, clashes = page.evaluate(FORCE, [figure._esm, state_of(figure)])
+    assert differences == clashes == [] and steps > 5
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(SMALLEST) >= 12
+
+
+@pytest.mark.parametrize("width", [360, 720])
+def test_whatever_is_chosen_picture_words_and_controls_agree_and_fit(page, write, sample, width):
+    """On a telephone and on a page of a book."""
+    drive(page, write, sample.make(), width)
+
+
+@pytest.mark.parametrize("figure", [WhySlower, OverlapExplorer])
+@pytest.mark.parametrize("width", [360, 720])
+@pytest.mark.slow
+def test_so_they_do_with_the_recorded_grids(page, write, figure, width):
+    drive(page, write, figure(), width)
 
 
 @pytest.mark.sweep(4)
@@ -218,39 +198,6 @@ def test_all_figures_share_a_page(page, write, says):
     page.goto(write(*figures))
     roots = page.locator("figure.mgpu")
     assert [sentence(roots.nth(n)) for n in range(len(figures))] == [says(figure) for figure in figures]
-
-
-@pytest.mark.slow
-def test_live_in_jupyterlab(browser, lab, says):
-    """The slider moved by keyboard in JupyterLab is the trait that Python reads, and what Python sets is shown."""
-    address, token, folder = lab
-    sources = (
-        "from mgpu_lib.widgets import BatchSplitter\nfigure = BatchSplitter()\nfigure",
-        "figure.num_gpus = 3\nprint('Python reads', figure.batch_size)",
-    )
-    cells = [nbformat.v4.new_code_cell(source, id=f"cell-{n}") for n, source in enumerate(sources)]
-    spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=spec), folder / "live.ipynb")
-    context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    context.set_default_timeout(120_000)
-    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-    try:
-        page = context.new_page()
-        page.add_locator_handler(page.locator(".jp-Dialog"), accept)
-        page.goto(f"{address}/lab/tree/live.ipynb?token={token}")
-        root = page.locator(".jp-OutputArea figure.mgpu")
-        run_cell(page, 0, root)
-        slider = root.get_by_label("Batch size")
-        slider.focus()
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowRight")
-        assert sentence(root) == says(BatchSplitter(batch_size=12))
-        run_cell(page, 1, page.get_by_text("Python reads 12"))
-        root.get_by_text("3 GPUs", exact=True).wait_for()
-        assert sentence(root) == says(BatchSplitter(batch_size=12, num_gpus=3))
-        assert root.count() == 1, "the live widget should be shown, and the static page not beside it"
-    finally:
-        context.close()
 
 
 # Without JavaScript

@@ -330,14 +330,6 @@ def test_the_gpu_and_that_times_are_modelled_stand_in_the_figure(page, write, st
     assert f"(modelled, {step.spec.key}, {step.link.name})" in picture(page).text_content()
 
 
-def test_no_words_of_a_real_step_clash(page, write, step):
-    page.set_viewport_size({"width": 360, "height": 800})
-    page.goto(write(TimelineViewer(step, event=9)))
-    picture(page).and_(page.locator("[viewBox]")).wait_for()
-    states, clashes = page.evaluate(figure_pages.WALK, {"Zoom": list(range(7)), "Window": [0, 9_000, 10**6]})
-    assert (states, clashes) == (21, [])
-
-
 def test_the_page_sends_zoom_and_window_together(live, says):
     """Hovering stays in the page; what is chosen goes to Python."""
     root = live(viewer())
