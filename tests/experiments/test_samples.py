@@ -5,6 +5,7 @@ record it anew. `collective_validation` has no sample: test_collective_validatio
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -97,6 +98,7 @@ def as_recorded(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@functools.cache
 def images():
     """All of Fashion-MNIST, where it lies on this machine: tests fetch nothing."""
     with pytest.MonkeyPatch.context() as patch:
