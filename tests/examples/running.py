@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SCRIPT = ROOT / "examples" / "train_ddp.py"
 KILLING = HERE / "killing.py"
-LIMIT = 240  # seconds for a run
-VANISHING = 40  # seconds for its processes to end by themselves, once the first one has
+LIMIT = 2400  # seconds for a run
+VANISHING = 400  # seconds for its processes to end by themselves, once the first one has
 FORK = "fork"  # instead of a path to Python: run the program as forking.py does
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
 

@@ -141,16 +141,9 @@ def test_ranks_that_torchrun_does_not_end_are_ended(script, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("os.kill(os.getpid(), 9)", r"^rank 1 was ended by signal 9 \(SIGKILL\)$"),
-        ("os._exit(3)", "^rank 1 ended with exit status 3$"),
-    ],
-)
-def test_a_rank_that_dies_without_a_word(script, what, words):
-    script.write_text(f"import os, time\nif os.environ['RANK'] == '1':\n    {what}\ntime.sleep(600)\n")
-    with pytest.raises(RuntimeError, match=words):
+def test_a_rank_that_dies_without_a_word(script):
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os._exit(3)\ntime.sleep(6000)\n")
+    with pytest.raises(RuntimeError, match=r"^rank 1 ended with exit status 3$"):
         mgpu.launch(script, 2)
 
 

@@ -101,7 +101,7 @@ def test_a_real_kernel_stores_the_same_bytes_each_time():
 
     def outputs():
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+        nbclient.NotebookClient(book, timeout=1200, kernel_name="python3").execute()
         return [[output.data for output in cell.outputs] for cell in book.cells]
 
     first = outputs()

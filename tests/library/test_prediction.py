@@ -120,7 +120,7 @@ def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
 def test_ddp_takes_what_eight_processes_with_values_take(resnet50, tmp_path):
     program = tmp_path / "step.py"
     program.write_text(STEP)
-    lines = ranks.torchrun(8, program, seconds=550).stdout.splitlines()
+    lines = ranks.torchrun(8, program, seconds=5500).stdout.splitlines()
     seconds, memory = zip(*(map(float, line.split()) for line in lines), strict=True)
     predicted = mgpu.predict(resnet50, images(32), n_gpus=8, strategy="ddp").seconds
     assert seconds == pytest.approx([predicted] * 8, rel=0.02)

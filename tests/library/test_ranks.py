@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import nbformat
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -159,23 +158,3 @@ def test_ranks_end_with_a_notebook_that_is_killed():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)
     assert done.returncode == -signal.SIGKILL and len(done.stdout.split()) == 2
     assert all(gone(int(pid)) for pid in done.stdout.split())
-
-
-@pytest.mark.slow
-def test_a_notebook_with_ranks_runs_the_same_again(tmp_path):
-    code = [
-        "import mgpu_lib as mgpu\nranks = mgpu.start_ranks(2)",
-        f"%%ranks{BEGIN}",
-        f"%%ranks{SUM}",
-        f"%%ranks\n{ONE_FAILS}",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in code])
-    notebook.cells[3].metadata["tags"] = ["raises-exception"]
-    path = tmp_path / "ranks.ipynb"
-    nbformat.write(notebook, path)
-    jupyter = "jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace"
-    check = "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider"
-    for command in (jupyter, check, check):
-        done = subprocess.run([sys.executable, "-m", *command, path], capture_output=True, text=True, timeout=2400)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "[rank1]: 1 NVIDIA A100" in path.read_text() and "RuntimeError: shape" in path.read_text()

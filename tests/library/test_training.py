@@ -160,7 +160,7 @@ train(1, 2, 0.1, num_epochs=2, data=Data("zeros", X, y, X, y), devices=[torch.de
     settings = {"TQDM_DISABLE": disabled, "TQDM_MININTERVAL": "0"}
     env = {**os.environ, **settings, "PYTHONPATH": str(Path(training.__file__).parents[1])}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200, check=True)
     assert done.stdout == "" and ("epoch 2/2" in done.stderr) == (not disabled)
 
 

@@ -14,7 +14,7 @@ from mgpu_lib import widgets
 from mgpu_lib.recorded import RESULTS
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 300  # seconds for each of the steps
+LIMIT = 3000  # seconds for each of the steps
 SHOW = """
 import json, sys
 from pathlib import Path

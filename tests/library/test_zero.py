@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).parents[1] / "virtual" / "programs" / "zero.py"
 
 @pytest.fixture(scope="module")
 def passed(request):
-    return ranks.passed(request, PROGRAM, 6, seconds=600)  # a minute when nothing else runs
+    return ranks.passed(request, PROGRAM, 6)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def launched(folder, *arguments):
     command = [sys.executable, "-m", "mgpu_lib.virtual", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
 
 
 STEPS = """

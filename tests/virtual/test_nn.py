@@ -652,7 +652,7 @@ def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
         [sys.executable, "-c", READ, str(path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         check=True,
         env={"PATH": "/usr/bin"},
         cwd=tmp_path,

@@ -298,7 +298,7 @@ with virtual_gpus(1):
         assert called(x).tolist() == new(x).tolist() == [3, 3]
     assert net(torch.ones(1, 2)).shape == (1, 2) and len(calls) == 1
 assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2"""
-    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", code], timeout=1200, check=True)
 
 
 def test_the_profiler_is_quiet():
@@ -310,7 +310,7 @@ from mgpu_lib.virtual import virtual_gpus
 with virtual_gpus(1), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
     torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda"))
 assert "aten::" in profiler.key_averages().table()"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200, check=True)
     assert "timeline" in done.stderr and done.stderr.count("\n") < 12, done.stderr
 
 

@@ -4,19 +4,28 @@ Each rank works out by itself what should come out. Rank 0 prints "ok NAME" for 
 """
 
 import sys
-import traceback
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from checking import CHECKS, raises, run
 from torch.distributed import P2POp, ReduceOp
 
-CHECKS = []
+GROUPS = {}  # by the number of their ranks
 
 
 def check(function):
-    CHECKS.append(function)
+    """A function of (group, rank, n), which all n ranks of a group call, of each group."""
+
+    def of_all_groups(rank, n):
+        for size in range(1, n + 1):
+            if size not in GROUPS:
+                GROUPS[size] = dist.new_group(list(range(size))) if size < n else dist.group.WORLD
+            if rank < size:
+                function(GROUPS[size], rank, size)
+
+    of_all_groups.__name__ = function.__name__
+    CHECKS.append(of_all_groups)
     return function
 
 
@@ -81,12 +90,7 @@ def refused(group, rank, n):
         (torch.ones(2, dtype=torch.bool).cuda(), ReduceOp.AVG, "Cannot use ReduceOp.AVG"),
         (torch.ones(4, 4).cuda().t()[:, 1:], ReduceOp.SUM, "Tensors must be contiguous"),
     ):
-        try:
-            dist.all_reduce(x, op, group=group)
-        except (RuntimeError, ValueError, TypeError) as e:
-            assert error in str(e), e
-        else:
-            raise AssertionError(f"{error}: was not refused")
+        raises((RuntimeError, ValueError, TypeError), error, dist.all_reduce, x, op, group=group)
 
 
 @check
@@ -302,30 +306,5 @@ def barriers(group, rank, n):
     work.wait()
 
 
-def main(names):
-    dist.init_process_group("nccl", timeout=timedelta(seconds=30))
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    assert dist.get_backend() == "nccl" and dist.is_nccl_available()
-    groups = {n: dist.new_group(list(range(n))) for n in range(1, dist.get_world_size())}
-    groups[dist.get_world_size()] = None
-    for function in CHECKS:
-        if names and function.__name__ not in names:
-            continue
-        failed = 0
-        try:
-            for n, group in groups.items():
-                if rank < n:
-                    function(group or dist.group.WORLD, rank, n)
-        except Exception:
-            failed = 1
-            print(f"rank {rank}, {function.__name__}, {n} ranks", traceback.format_exc(), file=sys.stderr)
-        flag = torch.tensor(failed, device="cuda")
-        dist.all_reduce(flag)
-        if rank == 0 and not flag:
-            print("ok", function.__name__)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:])

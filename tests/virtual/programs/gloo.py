@@ -111,16 +111,6 @@ def ranks_may_share_a_gpu(rank, n):
     assert x.tolist() == [n] * 3
 
 
-@check
-def each_device_may_have_its_own_backend(rank, n):
-    group = dist.new_group(backend="cpu:gloo,cuda:nccl")
-    for device in "cpu", "cuda":
-        x = torch.ones(2, device=device)
-        dist.all_reduce(x, group=group)
-        assert x.tolist() == [n] * 2
-    raises(ValueError, "Cannot use ReduceOp.BAND with NCCL", dist.all_reduce, x.int(), ReduceOp.BAND, group)
-
-
 if __name__ == "__main__":
     import sys
 
