@@ -125,43 +125,20 @@ def test_views_run_nothing(machine):
     assert (free(machine.devices[0]), len(machine.timeline)) == before
 
 
-def test_more_work_takes_more_time(dry):
-    times = []
-    for n in (1, 8, 64, 512, 4096):
-        start = free(dry.devices[0])
-        torch.empty(n, 4096, device="cuda:0") @ torch.empty(4096, 4096, device="cuda:0")
-        torch.cuda.synchronize()
-        times.append(events(dry, "mm")[-1].end - events(dry, "mm")[-1].start)
-        assert start < free(dry.devices[0])
-    assert times == sorted(times) and times[-1] > 20 * times[0]
-
-
-def test_a_faster_gpu_and_lower_precision_take_less_time():
-    def seconds(gpu, tf32=False, dtype=torch.float32):
+def test_tf32_follows_pytorchs_switches_or_the_clocks():
+    def seconds(tf32=None, gpu="A100-40"):
         with mgpu.virtual_gpus(1, gpu=gpu, backing="meta") as machine:
-            machine.clock.tf32 = (tf32, tf32)
-            X = torch.empty(4096, 4096, device="cuda:0", dtype=dtype)
-            start, _ = machine.elapsed(), X @ X
-            torch.cuda.synchronize()
-            return machine.elapsed() - start
-
-    assert seconds("T4") > seconds("V100") > seconds("H100")
-    assert seconds("A100-40") > 2 * seconds("A100-40", tf32=True) > 2 * seconds("A100-40", dtype=torch.float16)
-    assert seconds("V100", tf32=True) == seconds("V100") > 2 * seconds("V100", dtype=torch.float16)
-
-
-def test_tf32_follows_pytorchs_switches():
-    def seconds():
-        with mgpu.virtual_gpus(1, gpu="A100-40", backing="meta"):
-            busy(torch.device("cuda:0"))
-            return free(torch.device("cuda:0"))
+            machine.clock.tf32 = tf32
+            busy(machine.devices[0])
+            return free(machine.devices[0])
 
     before = torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = False
         exact = seconds()
+        assert exact > 2 * seconds((True, True)) and seconds((True, True), "V100") == seconds(gpu="V100")
         torch.backends.cuda.matmul.allow_tf32 = True
-        assert exact > 2 * seconds()
+        assert seconds() == seconds((True, True)) and seconds((False, False)) == exact
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -191,16 +168,6 @@ def test_copies_to_one_gpu_take_turns_and_those_of_other_pairs_do_not(dry):
         one, two = [e for e in other.timeline if e.row == "copy in"]
         assert two.start < one.end
     assert dry.elapsed() == start, "the inner machine has a clock of its own"
-
-
-def test_pcie_is_slower_than_nvlink():
-    def seconds(link):
-        with mgpu.virtual_gpus(2, link=link, backing="meta") as machine:
-            torch.empty(10**8, dtype=torch.uint8, device="cuda:0").to("cuda:1")
-            torch.cuda.synchronize()
-            return machine.elapsed()
-
-    assert seconds("pcie") > 2 * seconds("nvlink")
 
 
 def staged(X, pin):
@@ -406,7 +373,7 @@ def data_parallel_times():
 
 def test_the_same_program_takes_the_same_time_with_threads_too():
     first = data_parallel_times()
-    assert all(data_parallel_times() == first for _ in range(5))
+    assert all(data_parallel_times() == first for _ in range(2))
 
 
 def test_other_threads_share_the_first_ones_time(machine):
@@ -526,10 +493,7 @@ def test_timeline_figures(dry):
     assert timeline.communication(0) == timeline.communication(1) == pytest.approx(copy.end - copy.start)
     assert timeline.utilization() == {0: pytest.approx(timeline.busy(0) / (timeline.end - timeline.start)), 1: 0.0}
     assert timeline.overlap() == {0: 0.0, 1: 0.0}
-    assert timeline.bound_by(0) == {
-        "compute": pytest.approx(timeline.busy(0)),
-        "link": pytest.approx(copy.end - copy.start),
-    }
+    assert timeline.bound_by(0) == pytest.approx({"compute": timeline.busy(0), "link": copy.end - copy.start})
     assert len(timeline.since(mm.called + 1e-9)) == 2 and isinstance(timeline.since(1.0), Timeline)
     assert "modelled, A100-80" in repr(timeline) and timeline[0] == mm and len(list(timeline)) == len(timeline) == 3
     empty = timeline.since(99.0)
@@ -537,9 +501,6 @@ def test_timeline_figures(dry):
 
 
 def test_rows_and_plot(dry):
-    import matplotlib
-
-    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
     busy(dry.devices[0])
@@ -558,11 +519,8 @@ def test_chrome_trace(dry, tmp_path):
     trace = json.loads(path.read_text())["traceEvents"]
     complete = [e for e in trace if e["ph"] == "X"]
     assert {e["pid"] for e in complete} == {0, 1, 2}
-    assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {
-        "host",
-        "cuda:0 (virtual A100-80)",
-        "cuda:1 (virtual A100-80)",
-    }
+    processes = {e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    assert processes == {"host", "cuda:0 (virtual A100-80)", "cuda:1 (virtual A100-80)"}
     mm = next(e for e in complete if e["name"] == "mm" and e["pid"] == 1)
     assert mm["dur"] == pytest.approx(1e6 * dry.timeline.busy(0)) and mm["args"]["flops"] == 2 * 4096**3
     assert list(tmp_path.iterdir()) == [path]
@@ -571,30 +529,20 @@ def test_chrome_trace(dry, tmp_path):
 # Long programs: the older events are dropped
 
 
-@pytest.fixture
-def few_kept(monkeypatch):
-    monkeypatch.setattr("mgpu_lib.virtual.clock.LIMIT", 40)
+@pytest.mark.parametrize("strategy", ["manual", "data_parallel", "ddp", "program"])
+def test_a_prediction_counts_the_whole_step_however_long_it_is(strategy, monkeypatch):
+    def layers():
+        return nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
 
+    def program():
+        net, X = nn.parallel.DistributedDataParallel(layers().cuda()), torch.empty(256, 512, device="cuda")
+        return lambda: [net(X).sum().backward() for _ in range(3)]
 
-def long_step():
-    net = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))).cuda())
-    X = torch.empty(256, 512, device="cuda")
-    return lambda: [net(X).sum().backward() for _ in range(3)]
+    def predicted():
+        if strategy == "program":
+            return mgpu.dry_run(program, 16)
+        return mgpu.predict(layers(), torch.empty(64, 512), "V100", 2, strategy)
 
-
-@pytest.mark.parametrize(
-    "predicted",
-    [
-        lambda: mgpu.dry_run(long_step, 16),
-        *(
-            lambda strategy=strategy: mgpu.predict(
-                nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))), torch.empty(64, 512), "V100", 2, strategy
-            )
-            for strategy in ("manual", "data_parallel", "ddp")
-        ),
-    ],
-)
-def test_a_prediction_counts_the_whole_step_however_long_it_is(predicted, monkeypatch):
     whole = predicted()
     monkeypatch.setattr("mgpu_lib.virtual.clock.LIMIT", 30)
     made = predicted()
@@ -604,7 +552,8 @@ def test_a_prediction_counts_the_whole_step_however_long_it_is(predicted, monkey
     assert shares[0] == pytest.approx(shares[1], rel=1e-9)
 
 
-def test_a_timeline_says_what_it_lacks(few_kept, tmp_path):
+def test_a_timeline_says_what_it_lacks(monkeypatch, tmp_path):
+    monkeypatch.setattr("mgpu_lib.virtual.clock.LIMIT", 40)
     with mgpu.virtual_gpus(1) as machine:
         X = torch.ones(2, device="cuda:0")
         for _ in range(99):
@@ -654,6 +603,10 @@ def test_timer_belongs_to_its_machine(machine):
     machine.stop()
     with pytest.raises(RuntimeError, match="no virtual machine answers"):
         timer.now()
+    with pytest.raises(ValueError, match="name the devices"):
+        mgpu.Timer([])
+    with pytest.raises(ValueError, match="repeats=0"):
+        mgpu.Timer(["cpu"]).measure(print, repeats=0)
 
 
 def test_rows_never_overlap():
@@ -690,10 +643,3 @@ def test_a_thread_that_is_off_the_clock_books_on_none():
         assert len(later.timeline) == later.elapsed() == 0
         torch.ones(8).to("cuda:0")
         assert len(later.timeline) > 0 < later.elapsed()
-
-
-def test_timer_refuses_nonsense():
-    with pytest.raises(ValueError, match="name the devices"):
-        mgpu.Timer([])
-    with pytest.raises(ValueError, match="repeats=0"):
-        mgpu.Timer(["cpu"]).measure(print, repeats=0)

@@ -1,17 +1,12 @@
 """Data sheets: every figure is checked against others that were read on real machines, or against its neighbours."""
 
-import ast
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 
-from mgpu_lib.virtual import specs
 from mgpu_lib.virtual.specs import GPUS, LINKS, SOURCES, find_gpu, find_link
 
 every_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
-every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
 
 # What CUDA's deviceQuery prints on these GPUs: FP32 cores per SM, highest clock of the SMs (GHz), width of the memory
 # bus (bits), clock of the memory (MHz, two transfers per tick). From these the peaks of the data sheets follow.
@@ -40,25 +35,13 @@ CAPACITY = {
 }
 
 
-def figures(sheet):
-    values = (getattr(sheet, field.name) for field in dataclasses.fields(sheet))
-    return [value for value in values if isinstance(value, (int, float))]
-
-
-@every_gpu
-def test_gpu_figures_are_positive_and_of_the_right_unit(gpu):
-    assert all(value > 0 for value in figures(gpu))
-    assert isinstance(gpu.memory, int) and 10 * 2**30 < gpu.memory < 300 * 2**30
-    assert 0.1e12 <= gpu.bandwidth <= 10e12
-    assert 5e12 < gpu.fp32 < 200e12
-    assert 50 < gpu.power <= 1000 and 2017 <= gpu.launched <= 2026
-
-
 @every_gpu
 def test_gpu_peaks_follow_from_cores_and_clocks(gpu):
     cores, clock, bits, memory_clock = DEVICE_QUERY[gpu.key]
     assert gpu.fp32 == pytest.approx(gpu.sm_count * cores * 2 * clock * 1e9, rel=0.02)
     assert gpu.bandwidth == pytest.approx(bits / 8 * memory_clock * 1e6 * 2, rel=0.03)
+    assert 50 < gpu.power <= 1000 and 2017 <= gpu.launched <= 2026 and GPUS[gpu.key] is gpu
+    assert {gpu.pcie, gpu.nvlink} <= {*LINKS, None}
 
 
 @every_gpu
@@ -81,20 +64,6 @@ def test_tensor_cores_are_dense_and_match_the_generation(gpu):
         assert gpu.bf16 == pytest.approx(gpu.sm_count * per_clock[gpu.capability] * clock, rel=0.1)
 
 
-@every_gpu
-def test_gpu_names_links_that_exist(gpu):
-    assert gpu.pcie in LINKS and gpu.pcie.startswith("pcie")
-    assert gpu.nvlink is None or (gpu.nvlink in LINKS and gpu.nvlink.startswith("nvlink"))
-    assert GPUS[gpu.key] is gpu
-
-
-@every_link
-def test_link_figures_are_positive_and_of_the_right_unit(link):
-    assert all(value > 0 for value in figures(link))
-    assert 10e9 < link.bandwidth < 1e12 and 1e-7 < link.latency < 1e-4
-    assert LINKS[link.key] is link
-
-
 def test_link_bandwidth_is_one_direction():
     per_direction = {key: round(link.bandwidth / 1e9, 2) for key, link in LINKS.items()}
     assert per_direction == {
@@ -106,6 +75,7 @@ def test_link_bandwidth_is_one_direction():
         "nvlink4": 450,
         "nvlink5": 900,
     }
+    assert all(1e-7 < link.latency < 1e-4 and LINKS[link.key] is link for link in LINKS.values())
 
 
 def test_every_sheet_says_where_it_comes_from():
@@ -120,18 +90,9 @@ def test_every_sheet_says_where_it_comes_from():
         assert source.key == key and source.title and source.url.startswith("https://")
 
 
-def test_the_issue_s_gpus_and_links_are_there():
-    assert {"T4", "L4", "V100", "A100-40", "A100-80", "RTX4090", "H100", "H200", "B200"} <= set(GPUS)
-    assert {"pcie3", "pcie4", "pcie5", "nvlink2", "nvlink3", "nvlink4"} <= set(LINKS)
-
-
 def test_sheets_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         GPUS["V100"].memory = 1
-
-
-def test_find_gpu():
-    assert find_gpu("V100").name == "Tesla V100-SXM2-16GB"
 
 
 @pytest.mark.parametrize(
@@ -159,26 +120,21 @@ def test_find_gpu_names_what_was_passed_and_what_would_do(key, hints):
     "key, gpu, link",
     [
         ("nvlink", "V100", "nvlink2"),
-        ("nvlink", "A100-80", "nvlink3"),
         ("nvlink", "H200", "nvlink4"),
         ("nvlink", "B200", "nvlink5"),
         ("pcie", "V100", "pcie3"),
-        ("pcie", "RTX4090", "pcie4"),
         ("nvlink3", "V100", "nvlink3"),
-        ("pcie5", "T4", "pcie5"),
         (None, "V100", "nvlink2"),
         (None, "T4", "pcie3"),
-        (None, "L4", "pcie4"),
     ],
 )
 def test_find_link(key, gpu, link):
     assert find_link(key, find_gpu(gpu)) is LINKS[link]
 
 
-@pytest.mark.parametrize("gpu", ["T4", "L4", "RTX4090"])
-def test_find_link_on_a_gpu_without_nvlink(gpu):
-    with pytest.raises(ValueError, match=f'the {gpu} has no NVLink; link="pcie" would do'):
-        find_link("nvlink", find_gpu(gpu))
+def test_find_link_on_a_gpu_without_nvlink():
+    with pytest.raises(ValueError, match='the T4 has no NVLink; link="pcie" would do'):
+        find_link("nvlink", find_gpu("T4"))
 
 
 @pytest.mark.parametrize(
@@ -190,11 +146,3 @@ def test_find_link_names_what_was_passed_and_what_would_do(key, hint):
     message = str(error.value)
     assert repr(key) in message and hint in message.partition("Known: ")[0]
     assert all(name in message.partition("Known: ")[2] for name in ("nvlink", "pcie", *LINKS))
-
-
-def test_specs_needs_only_the_standard_library():
-    tree = ast.parse(Path(specs.__file__).read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    modules = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
-    assert modules and {name.split(".")[0] for name in modules} <= sys.stdlib_module_names
