@@ -118,7 +118,8 @@ def test_what_takes_too_long_is_ended(script):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(script, how):
     script.write_text(HANGS)
-    code = f"import mgpu_lib; mgpu_lib.launch({str(script)!r}, 2)"
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where pytest doesn't
+    code = f"{listens}; import mgpu_lib; mgpu_lib.launch({str(script)!r}, 2)"
     notebook = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     await_that(lambda: len([*script.parent.glob("is there *")]) == 2)
     everybody = notebook, *processes(script)
