@@ -23,6 +23,8 @@ NOT_IMITATED = {
     "normal": "without a device the numbers belong on the CPU",
 }
 REFUSED = {"as_strided"}  # some of whose samples PyTorch itself refuses on the CPU
+# With three dimensions CUDA makes it of single operations and the CPU of one kernel, each 1e-5 away from float64.
+ROUNDED = {"nn.functional.scaled_dot_product_attention": {"rtol": 1.3e-6, "atol": 3e-5}}
 REPLACED = {"quantile", "nanquantile", "linalg.matrix_rank", "nn.functional.one_hot"}
 
 
@@ -83,7 +85,8 @@ def compare(op, sample, expected):
     assert all(type(t) is VirtualTensor for t in got if named), f"{op.name} left the GPU"
     assert [t.shape for t in got] == [t.shape for t in expected], op.name
     if "empty" not in op.name:
-        torch.testing.assert_close([t.detach().cpu() for t in got], [t.detach() for t in expected], equal_nan=True)
+        options = {"equal_nan": True, **ROUNDED.get(op.name, {})}
+        torch.testing.assert_close([t.detach().cpu() for t in got], [t.detach() for t in expected], **options)
 
 
 def seeded(function, *args):
