@@ -68,7 +68,7 @@ def test_a_dry_run_of_it(folder):
     (command,) = (line for line in COMMANDS if "--dry-run" in line)
     data = running.write_data(folder[0] / "more", images=4 * 4096)
     said = running.done(["bash", "-c", command], folder[0], MGPU_DATA=data)
-    assert said.startswith("16 H100, DGX H100") and "ms from one optimizer step to the next" in said
+    assert "\n16 H100, DGX H100" in said and "ms from one optimizer step to the next" in said
 
 
 ELSEWHERE = "HOST", "sbatch", "--dry-run"  # words of commands that have tests of their own

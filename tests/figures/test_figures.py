@@ -11,8 +11,8 @@ from figure_samples import SAMPLES
 from PIL import Image
 from traitlets import TraitError
 
-from experiments import ddp_step, why_slower
 from mgpu_lib import widgets
+from mgpu_lib.recorded import RESULTS
 from mgpu_lib.widgets import BatchSplitter, OverlapExplorer, WhySlower, base
 from mgpu_lib.widgets.base import DECLARATION, EXPORT, HERE, PICTURES, module, picture_name
 from mgpu_lib.widgets.planner import FORMULAS
@@ -109,8 +109,9 @@ def test_dark_has_colors_of_its_own(page, write, sample, dark):
 
 
 def test_recorded_grids_make_pages_of_a_bearable_size():
-    for figure, study, largest in ((WhySlower, why_slower, 300_000), (OverlapExplorer, ddp_step, 200_000)):
-        assert len(figure().static_html().encode()) < largest and study.OUT.stat().st_size <= largest
+    for figure, study, largest in ((WhySlower, "why_slower", 300_000), (OverlapExplorer, "ddp_step", 200_000)):
+        assert len(figure().static_html().encode()) < largest
+        assert (RESULTS / f"{study}.json").stat().st_size <= largest
 
 
 def drive(page, write, figure, width):

@@ -9,7 +9,6 @@ import pytest
 from figure_pages import picture, sentence
 from figure_samples import overlap, overlap_grid
 
-from experiments import ddp_step
 from mgpu_lib import recorded as results
 from mgpu_lib.widgets import OverlapExplorer
 
@@ -19,7 +18,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(ddp_step.OUT.read_text(encoding="utf-8"))
+    return json.loads((results.RESULTS / "ddp_step.json").read_text(encoding="utf-8"))
 
 
 def all_states(data):

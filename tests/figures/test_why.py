@@ -9,7 +9,6 @@ import pytest
 from figure_pages import picture
 from figure_samples import why, why_grid
 
-from experiments import why_slower
 from mgpu_lib import recorded as results
 from mgpu_lib.widgets import WhySlower
 
@@ -20,7 +19,7 @@ LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(why_slower.OUT.read_text(encoding="utf-8"))
+    return json.loads((results.RESULTS / "why_slower.json").read_text(encoding="utf-8"))
 
 
 def all_states(data):
