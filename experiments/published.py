@@ -164,9 +164,13 @@ def build_by(name):
     return make and functools.partial(make, **options)
 
 
-@functools.cache
 def build(name):
-    """The model, without values."""
+    """The model, without values: one of its own for each caller, who may change it."""
+    return copy.deepcopy(built(name))
+
+
+@functools.cache
+def built(name):
     return build_by(name)().to("meta")
 
 
@@ -202,7 +206,7 @@ def tf32(row):
 def step_on(device, row):
     """A function that does one step of a row on `device`, as the program that measured did."""
     program = PROGRAMS[row["source"]]
-    net = copy.deepcopy(build(row["model"])).to_empty(device=device)
+    net = build(row["model"]).to_empty(device=device)
     X = torch.empty(batch_shape(row), device="cpu" if program.get("copied") else device)
     if row["precision"] == "fp16":
         net, X = net.half(), X.half()

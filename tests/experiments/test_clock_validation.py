@@ -141,6 +141,13 @@ def test_rows_and_predict_agree(name):
     assert said == pytest.approx(clock_validation.seconds(row), rel=0.02)
 
 
+def test_a_row_does_not_depend_on_what_others_did_to_their_network():
+    row = PUBLISHED["pycls-v100-resnet50-infer-b64"]
+    before = clock_validation.seconds(row)
+    published.build(row["model"]).to(memory_format=torch.channels_last)
+    assert clock_validation.seconds(row) == before
+
+
 def roomy(init):
     """GPUs with more memory than they have: the model's memory isn't what is tested."""
 
