@@ -33,6 +33,20 @@ def test_tables_have_sources_and_names_of_their_own():
         assert row["source_url"].startswith("https://") and row["quote"] and row["measured"]
 
 
+@pytest.mark.parametrize("module", [published, published_collectives, published_runs, published_transformers])
+def test_rows_are_chosen_and_halved_by_rules_alone(module):
+    """A curve is in one half."""
+    rows = module.tables() if module is published_collectives else module.rows()
+    assert {row["excluded"] for row in rows} == {None, *module.RULES}
+    halves = {}
+    for row in rows:
+        late = module is published_transformers and module.late(row)
+        assert ("half" in row) == bool(row["excluded"] is None or row.get("remembers") or late), row
+        if "half" in row:
+            halves.setdefault(row["curve"], set()).add(row["half"])
+    assert len(halves) >= 20 and all(len(found) == 1 for found in halves.values())
+
+
 @pytest.mark.parametrize("table", COLLECTIVES, ids=lambda table: f"{table['key']}-{table['collective']}")
 def test_bandwidths_follow_from_times(table):
     for nbytes, microseconds, bandwidth in table["rows"]:
@@ -43,19 +57,18 @@ def test_bandwidths_follow_from_times(table):
 def test_what_is_kept_for_trials_is_in_no_table():
     text = json.dumps([COLLECTIVES, SCALING, TRANSFORMERS, RUNS]).lower()
     assert not any(word in text for word in ("llm-foundry", "torchtitan", "mosaicml"))
-    assert (
-        "resnet" not in json.dumps(TRANSFORMERS).lower() and "deeplearningexamples" not in json.dumps(SCALING).lower()
-    )
+    assert "resnet" not in json.dumps(TRANSFORMERS).lower()
+    assert "deeplearningexamples" not in json.dumps(SCALING).lower()
+    assert "resnet50v1.5" not in published.PATH.read_text()
+    for row in published.rows():
+        if "DeepLearningExamples" in row["url"]:
+            assert row["model"].startswith("resnext101_32x4d") and "resnext101-32x4d" in row["url"]
 
 
 def test_tables_are_halved_as_it_was_decided_before_anything_was_fitted():
     tables = published_collectives.tables()
-    assert len(tables) == 67 and all(("half" in table) != bool(table["excluded"]) for table in tables)
-    assert {table["excluded"] for table in tables} == {None, *published_collectives.RULES}
-    curves = {(table["curve"], table.get("half")) for table in tables}
-    assert len(curves) == len({curve for curve, _ in curves}), "a curve lies in both halves"
     halves = sorted((table["key"], table["collective"], table.get("half", "")) for table in tables)
-    assert hashlib.sha256(json.dumps(halves).encode()).hexdigest()[:16] == "a23a75cc449d966b"
+    assert hashlib.sha256(json.dumps(halves).encode()).hexdigest()[:16] == "a23a75cc449d966b" and len(tables) == 67
 
 
 def test_tables_of_scaling_are_chosen_as_it_was_decided_before_anything_was_predicted():
@@ -105,11 +118,7 @@ def counted_runs():
 def test_runs_are_chosen_and_halved_as_it_was_decided_before_anything_was_predicted():
     rows = published_runs.rows()
     assert len(rows) == 372 and len({row["id"] for row in rows}) == len(rows)
-    assert {row["excluded"] for row in rows} == {None, *published_runs.RULES}
     assert list(published_runs.RULES) == list(published_runs.FAILS)
-    assert all(("half" in row) == (row["excluded"] is None or row["remembers"]) for row in rows)
-    curves = {(row["curve"], row["half"]) for row in rows if "half" in row}
-    assert len(curves) == len({curve for curve, _ in curves}), "a curve lies in both halves"
     how = sorted([row["id"], str(row["excluded"]), row["remembers"], row.get("half", "")] for row in rows)
     assert hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16] == "d8aa2249a2455c34"
 
@@ -143,6 +152,18 @@ def test_runs_have_machines_and_sizes_that_fit_together():
         assert row["global_batch"] % (row["micro_batch"] * row["data"]) == 0
         stages = row["pipeline"] * row["virtual_stages"]
         assert row["layers"] % stages == 0 or short_ends(row, stages)
+
+
+def test_seconds_of_transformers():
+    rows = {row["id"]: row for row in published_transformers.rows()}
+    for name, seconds in {
+        "DeepLearningExamples, pre-training/24x1024/A100-80/fp16/128 tokens/256 on each of 1": 256 * 32 / 580,
+        "FlashAttention/24x1536/A100-80/bf16/2048 tokens/16 on each of 8": 8 * 16 * 2 * 2048 / 245_000,
+        "Lambda, SQuAD/12x768/H100/fp16/384 tokens/320 on each of 1": 320 / 877,
+    }.items():
+        assert published_transformers.seconds(rows[name]) == pytest.approx(
+            seconds, rel=0.05 if "Lambda" in name else 1e-6
+        )
 
 
 def test_seconds_of_runs_follow_from_what_is_printed():

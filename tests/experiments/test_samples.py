@@ -1,7 +1,7 @@
 """Each study's sample, run again, comes out as it was recorded: modelled times to the last digit, training nearly so.
 
 Where one fails, either the code has a fault, or what it models or trains has changed: then delete the study's file and
-record it anew. `collective_validation` has no sample: test_collective_validation.py runs all of it.
+record it anew. `collective_validation` has no sample: test_validations.py runs all of it.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """The studies beside the grid: what is recorded is what one run alone does, and what is computed from runs is right."""
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -99,87 +100,54 @@ def test_the_program_of_a_sample_runs_on_other_images(module, few, monkeypatch):
 # What the studies share
 
 
-def count_to(limit):
-    """A study whose third run is interrupted, unless `limit` is higher: (its arguments, the runs that it made)."""
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def count(until=None, recipe=(1, 2), summary=lambda runs: [run["1"] for run in runs.values()]):
+    """Record the study "counting", or a part of it: run `until` is interrupted. The runs that were made."""
     made = []
 
     def record(number):
-        if len(made) == limit:
+        if number == until:
             raise KeyboardInterrupt
         made.append(number)
-        return {"double": 2 * number}
+        return {1: 2 * number}
 
-    return ({str(i): (i,) for i in range(4)}, record, {"numbers": (1, 2)}, lambda runs: {"runs": len(runs)}), made
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
-    return tmp_path / "results"
+    with contextlib.suppress(KeyboardInterrupt):
+        study.run("counting", {str(i): (i,) for i in range(4)}, record, recipe, summary)
+    return made
 
 
 def test_an_interrupted_study_goes_on(results, capsys):
-    arguments, made = count_to(2)
-    with pytest.raises(KeyboardInterrupt):
-        study.run("counting", *arguments)
-    part = json.loads((results / "counting.unfinished.json").read_text())
-    assert part["summary"] == {"runs": 2} and not (results / "counting.json").exists()
-    arguments, rest = count_to(9)
-    study.run("counting", *arguments)
-    assert made + rest == [0, 1, 2, 3] and not (results / "counting.unfinished.json").exists()
-    whole = json.loads((results / "counting.json").read_text())
-    assert whole["runs"] == {str(i): {"double": 2 * i} for i in range(4)} and whole["summary"] == {"runs": 4}
-    assert whole["provenance"]["command"] == "python -m experiments.counting"
-    study.run("counting", *arguments)
-    assert rest == [2, 3] and "up to date" in capsys.readouterr().out
-
-
-def test_a_study_that_goes_on_has_runs_of_one_form(results):
-    """Those from the file have text as keys. The others get it too, before the summary reads them."""
-    (cases, _, recipe, _), _ = count_to(2)
-
-    def record_until(limit):
-        def record(number):
-            if number == limit:
-                raise KeyboardInterrupt
-            return {1: number}
-
-        return record
-
-    arguments = cases, record_until(2), recipe, lambda runs: {"numbers": [run["1"] for run in runs.values()]}
-    with pytest.raises(KeyboardInterrupt):
-        study.run("counting", *arguments)
-    study.run("counting", cases, record_until(9), *arguments[2:])
-    assert json.loads((results / "counting.json").read_text())["summary"] == {"numbers": [0, 1, 2, 3]}
+    """Runs from the file have text as keys. The others get it too, before the summary reads them."""
+    part, whole = results / "counting.unfinished.json", results / "counting.json"
+    assert count(2) == [0, 1] and json.loads(part.read_text())["summary"] == [0, 2] and not whole.exists()
+    assert count() == [2, 3] and not part.exists()
+    found = json.loads(whole.read_text())
+    assert found["runs"] == {str(i): {"1": 2 * i} for i in range(4)} and found["summary"] == [0, 2, 4, 6]
+    assert found["provenance"]["command"] == "python -m experiments.counting"
+    assert count() == [] and "up to date" in capsys.readouterr().out
+    assert count(summary=lambda runs: "another") == [] and json.loads(whole.read_text())["summary"] == "another"
 
 
 def test_a_study_with_another_recipe_is_recorded_anew_and_replaced_when_complete(results):
-    study.run("counting", *count_to(9)[0])
+    count()
     before = (results / "counting.json").read_text()
-    (cases, record, _, summary), made = count_to(2)
-    with pytest.raises(KeyboardInterrupt):
-        study.run("counting", cases, record, {"numbers": (1, 3)}, summary)
-    assert made == [0, 1] and (results / "counting.json").read_text() == before
+    assert count(2, recipe=(1, 3)) == [0, 1] and (results / "counting.json").read_text() == before
 
 
 def test_what_two_processes_model_is_kept_until_all_of_it_is_there(results, capsys):
     """Its worker processes import what they call, so it is a function of a library: int("10") is 10."""
-    (results / "counting.unfinished.json").parent.mkdir()
-    part = {"recipe": [1], "runs": {"10": "kept"}}
-    (results / "counting.unfinished.json").write_text(json.dumps(part))
+    (results / "counting.unfinished.json").write_text(json.dumps({"recipe": [1], "runs": {"10": "kept"}}))
     found = study.modelled("counting", ["9", "10", "11"], int, [1])
     assert found == {"9": 9, "10": "kept", "11": 11}
     study.finish("counting", [1], {"cells": found})
     assert [path.name for path in results.iterdir()] == ["counting.json"]
     assert study.modelled("counting", ["9"], int, [1]) is None and "up to date" in capsys.readouterr().out
     assert study.modelled("counting", ["9"], int, [2]) == {"9": 9}, "of another recipe"
-
-
-def test_a_new_summary_needs_no_new_run(results):
-    study.run("counting", *count_to(9)[0])
-    (cases, record, recipe, _), made = count_to(9)
-    study.run("counting", cases, record, recipe, lambda runs: "another")
-    assert json.loads((results / "counting.json").read_text())["summary"] == "another" and made == []
 
 
 # oscillation
@@ -356,37 +324,16 @@ def test_warm_up_lasts_an_epoch(few, monkeypatch, rule, lr):
 
 
 @pytest.mark.slow
-def test_what_diverges_has_no_accuracy(few, monkeypatch):
+def test_a_run_that_diverges_ends_at_that_step_without_an_accuracy(few, monkeypatch):
+    """What a summary makes of such runs, the recorded ones show."""
     monkeypatch.setitem(scaling.RULES, "linear", lambda *_: 1e8)
-    runs = {
-        "lenet/1024/linear/0": scaling.record("lenet", 1024, "linear", False, 0),
-        "lenet/1024/kept/0": scaling.record("lenet", 1024, "kept", False, 0),
-        "lenet/1024/kept/1": scaling.record("lenet", 1024, "kept", False, 1),
-    }
-    found = scaling.summary(runs)
     X, y, *_ = study.split()
     params = [get_params(lenet_params(0), CPU)]
     losses = [train_batch(*batch, params, [CPU], 1e8) for batch in itertools.islice(endless(X, y, 1024, 0), 4)]
-    first = 1 + [math.isfinite(loss) for loss in losses].index(False)
-    assert found["lenet/1024/linear"] == {"lr": 1e8, "ended_at_step": [first]}
-    accuracies = [run["test_accuracy"] for key, run in runs.items() if "kept" in key]
-    assert found["lenet/1024/kept"]["ended_at_step"] == []
-    assert found["lenet/1024/kept"]["test_accuracy"] == pytest.approx(
-        [sum(accuracies) / 2, min(accuracies), max(accuracies)], abs=1e-5
-    )
-
-
-# example
-
-
-@pytest.mark.slow
-def test_an_example_that_diverges_has_no_accuracy(few):
-    runs = {"2/256/1e+08/2/0": example.record(2, 256, 1e8, 2, 0), "1/256/0.2/1/0": example.record(1, 256, 0.2, 1, 0)}
-    found = example.summary(runs)
-    (ended,) = found["2/256/1e+08/2"]["ended_at_step"]
-    assert 1 <= ended <= 8 and found["2/256/1e+08/2"]["test_accuracy"] is None
-    accuracy = runs["1/256/0.2/1/0"]["test_accuracy"]
-    assert found["1/256/0.2/1"] == {"ended_at_step": [], "test_accuracy": [round(accuracy, 5)] * 3}
+    run = scaling.record("lenet", 1024, "linear", False, 0)
+    assert run["diverged_at_step"] == 1 + [math.isfinite(loss) for loss in losses].index(False)
+    other = example.record(2, 256, 1e8, 2, 0)
+    assert 1 <= other["ended_at_step"] <= 8 and run["test_accuracy"] is None is other["test_accuracy"]
 
 
 # resnet_grid
@@ -433,9 +380,12 @@ def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
 
 
 def test_a_run_of_resnet18(few, monkeypatch):
-    """With a smaller network in its place, which takes the same images."""
+    """With a smaller network in its place, which takes the same images, and some of these."""
+    images = few._replace(X_train=few.X_train[:256], y_train=few.y_train[:256])
+    monkeypatch.setattr(tuning, "fashion_mnist", lambda: images)
+    monkeypatch.setattr(resnet18, "THREADS", torch.get_num_threads())
     monkeypatch.setattr(resnet18.models, "resnet18", models.resnet8)
-    run, lost = resnet18.record(2, 64, 0.1, 0), resnet18.record(1, 500, 1e30, 0)
+    run, lost = resnet18.record(2, 32, 0.1, 0), resnet18.record(1, 64, 1e30, 0)
     assert run["diverged_at_step"] is None and len(run["train_loss"]) == len(run["test_accuracy"]) == resnet18.EPOCHS
     assert run["train_loss"][-1] < run["train_loss"][0] < math.log(10)
     assert lost["diverged_at_step"] >= 2 and len(lost["test_accuracy"]) < resnet18.EPOCHS
