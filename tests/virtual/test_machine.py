@@ -35,67 +35,34 @@ def v100s():
 
 
 def pytorch():
-    """Everything that is patched lives in these."""
-    from torch.nn.parallel import _functions, comm
-
-    owners = [
-        torch,
-        torch.Tensor,
-        torch.cuda,
-        torch._C,
-        torch.nn.Module,
-        torch.nn.functional,
-        torch.utils,
-        torch._utils,
-        comm,
-        torch.cuda.comm,
-        torch.cuda.nccl,
-        torch.cuda.random,
-        torch._C._nn,
-        _functions,
-        torch.amp.autocast,
-        torch.amp.autocast_mode,
-        torch.fft,
-        torch.nested,
-        torch.backends.cudnn,
-        torch.nn.parameter.UninitializedTensorMixin,
-        torch.utils._foreach_utils,
-        torch.autograd,
-        torch.autograd.Function,
-        torch.autograd.function.BackwardCFunction,
-        torch.UntypedStorage,
-        torch.__future__,
-        torch.distributed,
-    ]
-    return [dict(vars(owner)) for owner in owners] + [
-        list(torch.serialization._package_registry),
-        torch._C._len_torch_function_stack(),
-        torch.__future__.get_swap_module_params_on_conversion(),
-    ]
+    """Every function and class that a module or a class of PyTorch holds, and what else is patched."""
+    owners = [module for name, module in [*sys.modules.items()] if name.split(".")[0] == "torch"]
+    owners += [value for module in owners for value in vars(module).values() if issubclass(type(value), type)]
+    held = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
+    held.pop((sys.modules["torch._custom_class_base"], "_FakeScriptObject_cls"), None)  # found when first asked for
+    state = torch._C._len_torch_function_stack(), torch.__future__.get_swap_module_params_on_conversion()
+    return held, [*state, list(torch.serialization._package_registry)]
 
 
-def same(before, after):
-    for a, b in zip(before, after, strict=True):
-        if isinstance(a, dict):
-            assert a.keys() == b.keys() and all(a[k] is b[k] for k in a)
-        else:
-            assert a == b
+def check_as_it_was(before):
+    assert [where for where, value in pytorch()[0].items() if before[0].get(where) is not value] == []
+    assert pytorch()[0].keys() == before[0].keys() and pytorch()[1] == before[1]
 
 
 def test_stop_puts_back_every_bit():
-    torch.nn.DataParallel, torch._dynamo  # noqa: B018  (modules that PyTorch loads when first asked for)
-    importlib.import_module("torch.utils.flop_counter")  # which the clock asks for
+    for name in ("torch._dynamo", "torch.utils.flop_counter"):
+        importlib.import_module(name)  # which PyTorch, or the clock, loads when it first needs it
     before = pytorch()
     machine = virtual_gpus(2).start()
     nn.DataParallel(nn.Linear(2, 2).to("cuda:0"), [0, 1])(torch.ones(4, 2))
     assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and current() is machine
     machine.stop()
-    same(before, pytorch())
+    check_as_it_was(before)
     machine.stop()  # off already: nothing to do
     assert current() is None
     with pytest.raises(ZeroDivisionError), virtual_gpus(2):
         1 / 0  # noqa: B018
-    same(before, pytorch())
+    check_as_it_was(before)
 
 
 def test_nesting():
@@ -113,7 +80,7 @@ def test_nesting():
         assert torch.cuda.device_count() == 4 and torch.cuda.current_device() == 3 and (x + 1).item() == 2
         with pytest.raises(RuntimeError, match="on already"):
             outer.start()
-    same(before, pytorch())
+    check_as_it_was(before)
 
 
 def test_a_machine_can_be_started_again_and_tensors_outlive_it():
@@ -125,25 +92,20 @@ def test_a_machine_can_be_started_again_and_tensors_outlive_it():
         assert (x + torch.ones(2, device="cuda:1")).tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "2", None, True])
-def test_bad_numbers_of_gpus(n):
-    with pytest.raises(ValueError, match="whole number, at least 1"):
-        virtual_gpus(n)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        *(({"n": n}, "whole number, at least 1") for n in (0, -1, 1.5, "2", None, True)),
         ({"gpu": "V10"}, "no GPU named 'V10'. Did you mean 'V100'"),
         ({"link": "nvlink9"}, "no link named 'nvlink9'"),
         ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"),
-        ({"backing": "cuda:5"}, "backing='cuda:5'"),
-        ({"backing": "disk"}, "backing='disk'"),
+        *(({"backing": backing}, f"backing='{backing}'") for backing in ("cuda:5", "disk")),
+        *(({"host": host}, f"host={host!r}") for host in (0, -1, float("inf"), "fast")),
     ],
 )
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
-        virtual_gpus(2, **options)
+        virtual_gpus(**{"n": 2, **options})
 
 
 # --- what torch.cuda answers ----------------------------------------------------------------------------------------
@@ -219,9 +181,7 @@ def test_memory_is_counted_and_freed(gpus):
     x = torch.empty(MiB, device="cuda:1")
     y = x[: MiB // 2]  # a view takes none
     z = x + 1
-    assert (
-        torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB and torch.cuda.memory_allocated(0) == 0
-    )
+    assert torch.cuda.memory_allocated(1) == gpus.ledgers[1].allocated == 8 * MiB > torch.cuda.memory_allocated(0) == 0
     del x, z
     assert torch.cuda.memory_allocated(1) == 4 * MiB  # the view keeps its base's memory
     del y
@@ -234,11 +194,9 @@ def test_memory_is_counted_and_freed(gpus):
 
 
 def test_blocks_are_rounded_up_to_512_bytes(gpus):
-    x = torch.empty(1, device="cuda:0")
-    y = torch.empty(129, device="cuda:0")
+    held = torch.empty(1, device="cuda:0"), torch.empty(129, device="cuda:0")
     assert torch.cuda.memory_allocated(0) == 512 + 1024 and torch.cuda.memory_stats(0)["allocation.all.current"] == 2
-    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory - 2 * MiB, gpus.spec.memory)
-    del x, y
+    assert torch.cuda.mem_get_info(0) == (gpus.spec.memory - 2 * MiB, gpus.spec.memory) and len(held) == 2
 
 
 def test_a_training_step_holds_what_it_should(gpus):
@@ -269,34 +227,24 @@ def test_dropout_keeps_a_mask_of_one_byte_an_element(gpus):
 
 
 def test_running_out(v100s):
-    free = torch.cuda.get_device_properties(0).total_memory
-    with pytest.raises(
-        torch.OutOfMemoryError,
-        match=r"CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB",
-    ):
-        torch.empty(4 << 30, device="cuda:1")
-    blocks = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0") for _ in range(free >> 30)]
+    GiB, words = 1 << 30, "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 1 has a total capacity of 15.75 GiB"
+    with pytest.raises(torch.OutOfMemoryError, match=words) as raised:
+        torch.empty(16 * GiB, dtype=torch.uint8, device="cuda:1")
+    assert str(raised.value).endswith("unallocated. (virtual GPU: the capacity is a data sheet's)")
+    blocks = [torch.empty(GiB, dtype=torch.uint8, device="cuda:0") for _ in range(15)]
     for use in (
-        lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"),
+        lambda: torch.empty(GiB, dtype=torch.uint8, device="cuda"),
         lambda: blocks[0].clone(),
-        lambda: torch.empty(1 << 30, dtype=torch.uint8).to("cuda:0"),
+        lambda: torch.empty(GiB, dtype=torch.uint8).to("cuda:0"),
     ):
         with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 1\.00 GiB"):
             use()
     assert torch.cuda.memory_stats()["num_ooms"] == 3
     blocks.pop()
-    blocks.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0"))  # room again
-
-
-def test_out_of_memory_says_whose_the_capacity_is(v100s):
-    def complaint():
-        with pytest.raises(torch.OutOfMemoryError) as raised:
-            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
-        return str(raised.value)
-
-    assert complaint().endswith("unallocated. (virtual GPU: the capacity is a data sheet's)")
-    v100s.ledgers[0].capacity = 5 * MiB
-    assert "a total capacity of 5.00 MiB" in complaint() and complaint().endswith("unallocated. (virtual GPU)")
+    blocks.append(torch.empty(GiB, dtype=torch.uint8, device="cuda:0"))  # room again
+    v100s.ledgers[1].capacity = 5 * MiB
+    with pytest.raises(torch.OutOfMemoryError, match=r"total capacity of 5.00 MiB .* unallocated. \(virtual GPU\)$"):
+        torch.empty(GiB, device="cuda:1")
 
 
 def test_memory_fraction(v100s):
@@ -323,9 +271,7 @@ def test_memory_statistics(gpus):
     torch.cuda.reset_accumulated_memory_stats(0)
     torch.cuda.reset_peak_memory_stats(0)
     assert stats("allocation") == [1, 1, 0, 0] and stats("allocated_bytes") == [4 * MiB, 4 * MiB, 0, 0]
-    kept.resize_(
-        2 * MiB
-    )  # CUDA copies to new memory, and then gives back the old (aten/src/ATen/native/cuda/Resize.cpp)
+    kept.resize_(2 * MiB)  # takes new memory before it gives back the old, as aten/src/ATen/native/cuda/Resize.cpp
     assert stats("allocation") == [1, 2, 1, 1]
     assert stats("allocated_bytes") == [8 * MiB, 12 * MiB, 8 * MiB, 4 * MiB]
     del kept
@@ -406,11 +352,8 @@ def test_traffic_is_counted(gpus):
     z = torch.zeros(256, device="cuda:1")
     z.copy_(y)
     assert gpus.traffic == Counter({("cuda:0", "cuda:1"): 2048, ("cpu", "cuda:0"): 1024, ("cuda:1", "cpu"): 1024})
-    assert (
-        gpus.bytes_moved() == 4096
-        and gpus.bytes_moved("cuda:0") == 2048
-        and gpus.bytes_moved(target=torch.device("cpu")) == 1024
-    )
+    moved = gpus.bytes_moved(), gpus.bytes_moved("cuda:0"), gpus.bytes_moved(target=torch.device("cpu"))
+    assert moved == (4096, 2048, 1024)
 
 
 def test_what_prices_and_capacities_follow_from_is_fixed(gpus):
@@ -457,6 +400,11 @@ def test_streams_and_events(gpus):
     assert event.query() and stream.query() and x.item() == 2
     with torch.cuda.stream(None):
         assert torch.cuda.current_device() == 0
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with pytest.raises(ValueError, match="must be recorded"):
+        start.elapsed_time(end)
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        torch.cuda.Event().elapsed_time(end)
 
 
 @pytest.mark.parametrize(("device", "index"), [(None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1)])
@@ -478,41 +426,11 @@ def test_streams_are_of_a_gpu(gpus):
             make(2)
 
 
-def test_a_failed_operation_holds_no_memory(gpus):
-    def fail():
-        x = torch.ones(1000, 1000, device="cuda:0")
-        with pytest.raises(RuntimeError, match=r"size|shape"):
-            x @ torch.ones(3, 3, device="cuda:0")
-
-    gc.disable()
-    try:
-        fail()
-        assert torch.cuda.memory_allocated(0) < 1000
-    finally:
-        gc.enable()
-
-
-def test_event_times_need_two_events_that_were_recorded(gpus):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with pytest.raises(ValueError, match="must be recorded"):
-        start.elapsed_time(end)
-    with pytest.raises(ValueError, match="enable_timing=True"):
-        torch.cuda.Event().elapsed_time(end)
-    start.record()
-    end.record()
-    assert start.elapsed_time(end) >= 0
-
-
 def test_each_gpu_has_its_own_random_numbers(gpus):
     torch.manual_seed(0)
-    cpu = torch.rand(3)
     a, b = torch.rand(3, device="cuda:0"), torch.rand(3, device="cuda:1")
     assert torch.equal(a.cpu(), b.cpu())  # manual_seed seeds all of them, with the same number
-    torch.manual_seed(0)
-    assert torch.equal(torch.rand(3), cpu)  # draws on a GPU leave the CPU's numbers alone
-    assert torch.equal(torch.rand(3, device="cuda:0").cpu(), a.cpu()) and not torch.equal(
-        torch.rand(3, device="cuda:0").cpu(), a.cpu()
-    )
+    assert not torch.equal(torch.rand(3, device="cuda:0"), a)
     torch.cuda.set_device(1)
     torch.cuda.manual_seed(7)
     assert torch.cuda.initial_seed() == 7
@@ -532,15 +450,17 @@ def test_generators(gpus):
     assert generator.device == torch.device("cuda", 1) and generator.initial_seed() == 3
     a = torch.randn(4, device="cuda:1", generator=generator)
     b = torch.empty(4, device="cuda:1").normal_(generator=generator.manual_seed(3))
-    assert torch.equal(a, b) and a.get_device() == 1
-    assert torch.multinomial(torch.ones(4, device="cuda:1"), 2, generator=generator).get_device() == 1
+    assert torch.equal(a, b) and torch.multinomial(a.abs(), 2, generator=generator).get_device() == a.get_device() == 1
+    for clone in (copy.copy, copy.deepcopy, lambda g: g.clone_state(), lambda g: pickle.loads(pickle.dumps(g))):
+        other = clone(generator)
+        assert other.device == generator.device and other is not generator
+        assert torch.equal(*[torch.rand(3, device="cuda:1", generator=g) for g in (generator, other)])
 
 
 def test_draws_leave_the_numbers_of_the_cpu_alone(gpus):
     """Another thread may be drawing there."""
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
     x = torch.ones(64, device="cuda:1", requires_grad=True)
+    net = nn.Sequential(nn.Linear(64, 3), nn.Dropout(), nn.AlphaDropout(), nn.LSTM(3, 4, 2, dropout=0.5)).to("cuda:1")
     draws = (
         lambda: F.dropout(x),
         lambda: torch.native_dropout(x, 0.5, True)[0],
@@ -554,7 +474,10 @@ def test_draws_leave_the_numbers_of_the_cpu_alone(gpus):
         lambda: torch.poisson(5 * x),
         lambda: x.detach().multinomial(9),
         lambda: x.detach().clone().uniform_(),
+        lambda: net(x.expand(9, 64))[0],
+        lambda: torch.inference_mode()(net)(x.expand(9, 64))[0],
     )
+    state = torch.get_rng_state()
     drawn = [draw() for draw in draws]
     assert all(d.get_device() == 1 for d in drawn) and torch.equal(torch.get_rng_state(), state)
     for draw in draws:
@@ -567,21 +490,6 @@ def test_draws_leave_the_numbers_of_the_cpu_alone(gpus):
         torch.manual_seed(0)
         for ours, theirs in zip(torch.native_dropout(x, p, train), torch.native_dropout(x.detach().cpu(), p, train)):
             assert torch.equal(ours.detach().cpu(), theirs)
-
-
-@pytest.mark.parametrize("options", [{}, {"inference": True}])
-def test_layers_that_draw(gpus, options):
-    lstm = nn.LSTM(3, 4, num_layers=2, dropout=0.5).to("cuda:1")
-    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.AlphaDropout(), nn.Dropout1d()).to("cuda:1")
-    x = torch.ones(5, 2, 3, device="cuda:1")
-    state = torch.get_rng_state()
-    with torch.inference_mode(options.get("inference", False)):
-        torch.cuda.manual_seed_all(0)
-        first = lstm(x)[0], net(x)
-        torch.cuda.manual_seed_all(0)
-        again = lstm(x)[0], net(x)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) and a.get_device() == 1 for a, b in zip(first, again, strict=True))
 
 
 def test_a_generator_of_a_gpu_is_not_for_the_cpu(gpus):
@@ -604,18 +512,6 @@ def test_a_generator_of_a_gpu_is_not_for_the_cpu(gpus):
     with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
         torch.empty(2, device="cuda:1").normal_(generator=torch.Generator())
     assert x.clone().uniform_(generator=torch.Generator()).device == x.device
-
-
-@pytest.mark.parametrize(
-    "clone", [copy.copy, copy.deepcopy, lambda g: g.clone_state(), lambda g: pickle.loads(pickle.dumps(g))]
-)
-def test_copies_of_a_generator_belong_to_its_gpu(gpus, clone):
-    generator = torch.Generator("cuda:1").manual_seed(5)
-    torch.rand(3, device="cuda:1", generator=generator)
-    other = clone(generator)
-    assert other.device == generator.device and other is not generator
-    drawn = [torch.rand(3, device="cuda:1", generator=g) for g in (generator, other)]
-    assert torch.equal(*drawn)
 
 
 FORKED = """
@@ -751,24 +647,13 @@ def test_meta_has_shapes_memory_and_no_values():
         X = torch.ones(1 << 20, 8).to("cuda:0")
         out = net(X)
         out.sum().backward()
-        assert (
-            out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8) and machine.ledgers[1].peak > 16 << 20
-        )
+        assert out.shape == (1 << 20, 4) and net.module.weight.grad.shape == (4, 8)
+        assert machine.ledgers[1].peak > 16 << 20
         assert repr(X) == "tensor(..., device='cuda:0', size=(1048576, 8))"
         torch.randn(3, device="cuda:1")
         F.dropout(X)
-        for use in (
-            lambda: out.sum().item(),
-            lambda: out[0].tolist(),
-            lambda: out.cpu(),
-            lambda: out.numpy(force=True),
-            lambda: bool(out[0, 0] > 0),
-            lambda: X.nonzero(),
-            lambda: X[X > 0],
-            lambda: f"{out.sum()}".index("?"),
-            lambda: torch.zeros(1 << 20, 4).copy_(out),
-        ):
-            with pytest.raises((RuntimeError, ValueError), match=r"no values here|substring"):
+        for use in (lambda: out[0].tolist(), lambda: out.numpy(force=True), lambda: torch.zeros(1 << 20, 4).copy_(out)):
+            with pytest.raises((RuntimeError, ValueError), match="no values here"):
                 use()
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(80 << 30, dtype=torch.uint8, device="cuda:1")

@@ -1,6 +1,6 @@
-"""Every operation of PyTorch, on PyTorch's own sample inputs: values and gradients on a virtual GPU equal the CPU's.
+"""Every operation and module of PyTorch, on its own sample inputs: a virtual GPU gives the CPU's values and gradients.
 
-A part of the operations, and all with MGPU_ALL=1, as `make test ALL=1` sets it.
+A part of them, and all with MGPU_ALL=1, as `make test ALL=1` sets it.
 """
 
 import functools
@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.tensor import VirtualTensor
@@ -120,3 +120,33 @@ def test_operations_equal_those_on_the_cpu(part):
                 compared += 1
     assert compared >= len(samples) - 1 >= 0.9 * len(ops), "nearly every operation has a sample"
     assert len(ops) > 600 / PARTS
+
+
+def module_given(info, sample, device):
+    """What the module of a sample returns on `device`, and its gradients for its parameters and its inputs."""
+    torch.manual_seed(0)
+    module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).double().to(device)
+    move = on_gpu if device == "cuda:1" else fresh
+    args, kwargs = tree_map(move, (sample.forward_input.args, sample.forward_input.kwargs))
+    torch.manual_seed(0)
+    outputs = tensors(module(*args, **kwargs))
+    wanted = [t for t in (*tensors((args, kwargs)), *module.parameters()) if t.requires_grad]
+    total = sum(t.sum() for t in outputs if t.requires_grad)
+    found = outputs + [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+    assert {t.device for t in (*found, *module.state_dict().values())} == {torch.device(device)}
+    return [t.detach().cpu() for t in (*found, *module.state_dict().values())]
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.filterwarnings("ignore")
+def test_modules_equal_those_on_the_cpu(part):
+    from torch.testing._internal.common_modules import module_db
+
+    with virtual_gpus(2):
+        for info in module_db[part::4]:
+            options = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": True}
+            samples = info.module_inputs_func(info, **options)
+            for sample in samples[:: -(-len(samples) // 30)]:
+                found, expected = (module_given(info, sample, device) for device in ("cuda:1", "cpu"))
+                torch.testing.assert_close(found, expected, equal_nan=True, msg=f"{info.name}: {sample.desc}")

@@ -59,13 +59,22 @@ def test_a_subclass_stays_one_on_a_gpu(gpus, where):
     assert type(there.cpu()) is type(boxes().cpu()) is torch.Tensor  # which torchvision wants so
 
 
-def test_a_plain_subclass_computes_and_travels(gpus):
-    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
+@pytest.mark.parametrize("kind", [Marked, Asking])
+def test_a_plain_subclass_computes_and_travels(gpus, kind):
+    w = torch.ones(2, device="cuda:1", requires_grad=True)
+    x, here = w.as_subclass(kind), torch.ones(2).as_subclass(kind)
     y = x + 1
-    assert isinstance(y, Marked) and y.device == GPU1 and y.tolist() == [2, 2]
-    assert isinstance(torch.ones(2).as_subclass(Marked).cuda(), Marked)
-    assert type(x.cpu()) is Marked
-    assert repr(x) == "Marked([1., 1.], device='cuda:1')"
+    assert isinstance(y, kind) and y.device == GPU1 and y.tolist() == [2, 2]
+    assert isinstance(here.cuda(), kind) and type(x.cpu()) is kind
+    assert repr(x.detach()) == f"{kind.__name__}([1., 1.], device='cuda:1')"
+    (x * 3).sum().backward()
+    assert w.grad.tolist() == [3, 3] and w.grad.device == GPU1
+    plain = x.as_subclass(torch.Tensor)
+    assert type(here.as_subclass(torch.Tensor)) is torch.Tensor and not isinstance(plain, kind) and plain.device == GPU1
+    x = x.detach()
+    x.note = "kept"
+    for made in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert isinstance(made, kind) and made.device == GPU1 and made.note == "kept" and made.tolist() == [1, 1]
 
 
 def test_what_makes_a_tensor_virtual_does_not_travel_with_its_attributes(gpus):
@@ -94,37 +103,11 @@ def test_subclasses_of_subclasses_compute_together(gpus):
     assert x.add_(y).tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("kind", ["marked", "asking"])
-def test_a_subclass_becomes_a_plain_tensor_again(gpus, kind):
-    cls = {"marked": Marked, "asking": Asking}[kind]
-    assert type(torch.ones(2).as_subclass(cls).as_subclass(torch.Tensor)) is torch.Tensor
-    there = torch.ones(2, device="cuda:1").as_subclass(cls).as_subclass(torch.Tensor)
-    assert not isinstance(there, cls) and there.device == GPU1
-
-
-def test_gradients_go_through_a_subclass(gpus):
-    w = torch.ones(2, device="cuda:1", requires_grad=True)
-    (w.as_subclass(Marked) * 3).sum().backward()
-    assert w.grad.tolist() == [3, 3] and w.grad.device == GPU1
-
-
-def test_copies_of_a_subclass_are_of_its_class(gpus):
-    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
-    x.note = "kept"
-    for made in (copy.copy(x), copy.deepcopy(x)):
-        assert isinstance(made, Marked) and made.device == GPU1 and made.note == "kept"
-
-
 def test_a_method_is_still_the_one_in_sets_and_tables():
-    kept = {torch.Tensor.to, torch.Tensor.cuda}
+    kept = {torch.Tensor.to, torch.Tensor.cuda, torch.FloatTensor}
     with virtual_gpus(1):
         assert torch.Tensor.to in kept and torch.Tensor.cuda in kept and torch.Tensor.cpu not in kept
-
-
-def test_the_type_of_a_parameter_makes_parameters(gpus):
-    weight = nn.Linear(2, 2).cuda().weight
-    made = type(weight)(weight.data, requires_grad=False)
-    assert isinstance(made, nn.Parameter) and not made.requires_grad and made.device == GPU0
+        assert torch.FloatTensor in kept
 
 
 # Inference mode
@@ -140,15 +123,6 @@ def test_views_in_inference_mode(gpus):
     assert x.tolist() == [0, 3, 2, 3]
 
 
-def test_a_transformer_in_inference_mode(gpus):
-    torch.manual_seed(0)
-    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
-    X = torch.randn(2, 3, 8)
-    with torch.inference_mode():
-        expected = net(X)
-        torch.testing.assert_close(net.cuda()(X.cuda()).cpu(), expected)
-
-
 # Classes and old names
 
 
@@ -157,6 +131,9 @@ def test_classes_stay_classes(gpus):
         assert isinstance(getattr(torch.cuda, name), type) and getattr(torch.cuda, name) | None
     assert issubclass(torch.cuda.Stream, torch.Stream) and issubclass(torch.cuda.Event, torch.Event)
     assert not issubclass(torch.cuda.Stream, torch.Event)
+    weight = nn.Linear(2, 2).cuda().weight
+    made = type(weight)(weight.data, requires_grad=False)
+    assert isinstance(made, nn.Parameter) and not made.requires_grad and made.device == GPU0
 
 
 @pytest.mark.parametrize("name", LEGACY)
@@ -168,18 +145,6 @@ def test_old_types(gpus, name):
     assert isinstance(x.cpu(), on_cpu) and not isinstance(x.cpu(), on_gpu)
     assert on_gpu(2, 3).shape == (2, 3) and x.type(on_cpu).device.type == "cpu" and x.cpu().type(on_gpu).is_cuda
     assert x.type() == str(on_gpu) == f"torch.cuda.{name}Tensor"
-
-
-def test_old_types_are_pytorchs_own_again():
-    own, kept = torch.FloatTensor, {torch.FloatTensor: 1}
-    with virtual_gpus(1):
-        assert torch.FloatTensor == own and kept[torch.FloatTensor] == 1
-    assert torch.FloatTensor is own
-
-
-def test_new_on_another_gpu(gpus):
-    assert torch.ones(1, device="cuda:0").new([1, 2], device=1).device == GPU1
-    assert torch.ones(1, device="cuda:1").new(2, 3).device == GPU1
 
 
 @pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
@@ -194,21 +159,19 @@ def test_the_default_type(gpus):
 
 
 def test_more_properties(gpus):
-    properties = torch.cuda.get_device_properties(1)
-    assert properties.L2_cache_size == 40 * 2**20 and properties.warp_size == 32
-    assert properties.max_threads_per_multi_processor == 2048 and properties.shared_memory_per_block_optin == 163 * 1024
-    assert properties.clock_rate == pytest.approx(1.41e6, rel=0.01)
-    with virtual_gpus(1, "T4"):
-        properties = torch.cuda.get_device_properties(0)
-        assert properties.memory_bus_width == 256
-        assert properties.memory_clock_rate == pytest.approx(5_001_000, rel=0.01)  # deviceQuery on one
-    with virtual_gpus(1, "B200"):
-        properties = torch.cuda.get_device_properties(0)
-        assert properties.L2_cache_size == 126.5 * 2**20
-        assert properties.memory_clock_rate == pytest.approx(3_996_000, rel=0.01)  # nvidia-smi on one
+    def properties(gpu):
+        with virtual_gpus(1, gpu):
+            return torch.cuda.get_device_properties(0)
+
+    a100, t4, b200 = map(properties, ("A100-80", "T4", "B200"))
+    assert (a100.L2_cache_size, b200.L2_cache_size, t4.memory_bus_width) == (40 * 2**20, 126.5 * 2**20, 256)
+    assert (a100.warp_size, a100.max_threads_per_multi_processor) == (32, 2048)
+    assert a100.shared_memory_per_block_optin == 163 * 1024 and a100.clock_rate == pytest.approx(1.41e6, rel=0.01)
+    # as deviceQuery and nvidia-smi say
+    assert [t4.memory_clock_rate, b200.memory_clock_rate] == pytest.approx([5_001_000, 3_996_000], rel=0.01)
     for name in ("memory_bus_width", "memory_clock_rate"):
-        with virtual_gpus(1, "H200"), pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
-            getattr(torch.cuda.get_device_properties(0), name)
+        with pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
+            getattr(properties("H200"), name)
 
 
 # Streams and events
@@ -227,16 +190,14 @@ def test_events_of_two_gpus_are_not_compared(gpus):
         events[0].elapsed_time(events[1])
 
 
-def test_a_stream_by_its_numbers(gpus):
-    stream = torch.cuda.Stream(1)
+def test_a_stream_has_numbers_and_can_sleep(gpus):
+    torch.cuda.set_device(1)
+    stream = torch.cuda.Stream()
     assert stream.cuda_stream != torch.cuda.default_stream(1).cuda_stream == 0
     assert torch.cuda.Stream.priority_range() == (0, -3)
     numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
     torch._C._cuda_setStream(**numbers)
     assert torch.cuda.current_stream(1) == stream
-
-
-def test_sleep_takes_its_cycles(gpus):
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     torch.cuda._sleep(1_410_000)
@@ -280,10 +241,12 @@ def test_compile_runs_functions_as_they_are(gpus):
     assert double(torch.ones(2)).tolist() == double(torch.ones(2, device="cuda:1")).tolist() == [2, 2]
 
 
-def test_what_was_compiled_before_runs_as_it_is():
-    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch."""
+def test_what_was_compiled_before_runs_as_it_is_and_the_profiler_is_quiet():
+    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch; the profiler, asked of a
+    driver that isn't there, prints a backtrace for every operation."""
     code = """
 import torch
+from torch.profiler import ProfilerActivity, profile
 from mgpu_lib.virtual import virtual_gpus
 calls = []
 def backend(graph, inputs):
@@ -297,16 +260,7 @@ with virtual_gpus(1):
     for x in (torch.ones(2), torch.ones(2, device="cuda")):
         assert called(x).tolist() == new(x).tolist() == [3, 3]
     assert net(torch.ones(1, 2)).shape == (1, 2) and len(calls) == 1
-assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2"""
-    subprocess.run([sys.executable, "-c", code], timeout=1200, check=True)
-
-
-def test_the_profiler_is_quiet():
-    """Asked of a driver that isn't there, it prints a backtrace for every operation."""
-    code = """
-import torch
-from torch.profiler import ProfilerActivity, profile
-from mgpu_lib.virtual import virtual_gpus
+assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2
 with virtual_gpus(1), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
     torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda"))
 assert "aten::" in profiler.key_averages().table()"""
@@ -317,26 +271,18 @@ assert "aten::" in profiler.key_averages().table()"""
 # nn.parallel.comm
 
 
-def test_scatter_checks_its_arguments(gpus):
-    comm, X = torch.cuda.comm, torch.arange(6.0)
-    with pytest.raises(RuntimeError, match=r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"):
-        comm.scatter(X, (0, 1), chunk_sizes=(2, 2, 2))
-    with pytest.raises(RuntimeError, match="at least one device"):
-        comm.scatter(X, ())
-    with pytest.raises(RuntimeError, match="to sum exactly to 6"):
-        comm.scatter(X, (0, 1), chunk_sizes=(2, 2))
-    with pytest.raises(RuntimeError, match="stream at index 1"):
-        comm.scatter(X, (0, 1), streams=[None, torch.cuda.Stream(0)])
+def test_comm_writes_to_out_and_checks_its_arguments(gpus):
+    comm, out, X = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)], torch.arange(6.0)
     assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_comm_writes_to_out(gpus):
-    comm, out = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)]
     assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
     assert [part.tolist() for part in comm.scatter(torch.arange(4.0), out=out)] == [[0, 1], [2, 3]]
     gathered = torch.empty(4)
     assert comm.gather(out, out=gathered) is gathered and gathered.tolist() == [0, 1, 2, 3]
     for wrong, words in (
+        (lambda: comm.scatter(X, (0, 1), (2, 2, 2)), r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"),
+        (lambda: comm.scatter(X, ()), "at least one device"),
+        (lambda: comm.scatter(X, (0, 1), chunk_sizes=(2, 2)), "to sum exactly to 6"),
+        (lambda: comm.scatter(X, (0, 1), streams=[None, torch.cuda.Stream(0)]), "stream at index 1"),
         (lambda: comm.broadcast(torch.ones(3), out=out), "same shape as the source"),
         (lambda: comm.broadcast(torch.ones(2), out=[torch.ones(2)]), "output tensor at index 0 has device 'cpu'"),
         (lambda: comm.scatter(torch.ones(5), out=out), "Expected 5, but got total size 4"),
@@ -360,30 +306,6 @@ def test_gather_keeps_channels_last(gpus):
 
 
 # Modules and operations
-
-
-def test_lazy_modules_on_a_gpu(gpus):
-    for lazy, X in ((nn.LazyConv2d(4, 3), torch.ones(1, 2, 5, 5)), (nn.LazyBatchNorm2d(), torch.ones(2, 3, 4, 4))):
-        lazy.to(GPU1)
-        assert lazy.weight.device == GPU1
-        with pytest.raises(RuntimeError, match="uninitialized parameters can't be used with `DataParallel`"):
-            nn.DataParallel(lazy, [1, 0])(X.to(GPU1))
-        lazy(X.to(GPU1))
-        assert {t.device for t in lazy.state_dict().values()} == {GPU1}
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_without_biases(gpus, kind):
-    torch.manual_seed(0)
-    net, X = kind(3, 4, num_layers=2, bias=False), torch.randn(5, 2, 3)
-    expected = net(X)[0]
-    expected.sum().backward()
-    gradient = net.weight_hh_l0.grad.clone()
-    net.zero_grad()
-    output = net.cuda()(X.cuda())[0]
-    output.sum().backward()
-    torch.testing.assert_close(output.detach().cpu(), expected.detach())
-    torch.testing.assert_close(net.weight_hh_l0.grad.cpu(), gradient)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -419,23 +341,12 @@ def test_storages_are_identities(gpus):
 
 
 def test_complex_parameters_in_data_parallel(gpus):
-    class Added(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1, 10, dtype=torch.cfloat))
-
-        def forward(self, X):
-            return X + self.weight
-
-    net, X = Added(), torch.rand(4, 10, dtype=torch.cfloat)
+    net, X = nn.Linear(10, 10, dtype=torch.cfloat), torch.rand(4, 10, dtype=torch.cfloat)
+    expected = net(X)
     out = nn.DataParallel(net.cuda())(X.cuda())
     out.real.sum().backward()
-    assert torch.equal(X + 1, out.detach().cpu()) and net.weight.grad.tolist() == [[4] * 10]
-
-
-def test_a_subclass_is_pickled_as_such(gpus):
-    x = pickle.loads(pickle.dumps(torch.ones(2, device=GPU1).as_subclass(Marked)))
-    assert isinstance(x, Marked) and x.tolist() == [1, 1]
+    torch.testing.assert_close(out.detach().cpu(), expected)
+    assert net.bias.grad.tolist() == [4] * 10
 
 
 def test_what_replaces_a_function_has_its_name(gpus):

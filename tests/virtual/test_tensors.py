@@ -56,15 +56,8 @@ def test_factories_make_the_same_on_the_named_gpu(gpus, owner, name, args):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "meta"])
 def test_any_device_can_be_the_default(gpus, device):
-    makers = [
-        torch.zeros,
-        torch.rand,
-        torch.arange,
-        torch.eye,
-        torch.tensor,
-        torch.as_tensor,
-        partial(torch.full, (2,)),
-    ]
+    makers = [getattr(torch, name) for name in "zeros rand arange eye tensor as_tensor".split()]
+    makers.append(partial(torch.full, (2,)))
     wanted = GPU0 if device == "cuda" else torch.device(device)
 
     def check(inside):
@@ -101,7 +94,7 @@ def test_likes_are_on_the_same_gpu_unless_they_are_told(gpus):
         assert make(w).device == GPU1
         assert make(w, device="cpu").device == CPU and make(w, device="cuda:3").get_device() == 3
     assert w.new(4, 5).shape == (4, 5) and w.new(4, 5).device == GPU1 and w.new([1, 2]).tolist() == [1, 2]
-    assert w.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu
+    assert w.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu and w.new([1], device=0).device == GPU0
     before = gpus.traffic.copy()
     w.new(4, 5)
     assert gpus.traffic == before
@@ -336,15 +329,12 @@ def test_gradients_cross_devices_both_ways(gpus):
 
 
 def test_data_and_grad(gpus):
-    w = torch.ones(2, device="cuda:1", requires_grad=True)
-    w.data = torch.zeros(2, device="cuda:1")
-    assert w.tolist() == [0, 0] and w.requires_grad and not w.data.requires_grad
-    w.data = torch.ones(3, device="cuda:2")
-    assert w.device == GPU2 and w.shape == (3,)
-    w.grad = torch.ones(3, device="cuda:2")
-    p = nn.Parameter(torch.ones(2))
-    p.data = p.data.cuda(1)  # an old way to move a parameter
-    assert p.device == GPU1 and isinstance(p, nn.Parameter) and p.requires_grad
+    p = nn.Parameter(torch.ones(2, device="cuda:1"))
+    p.data = torch.zeros(2, device="cuda:1")
+    assert p.tolist() == [0, 0] and p.requires_grad and not p.data.requires_grad
+    p.data = torch.ones(3, device="cuda:2")  # an old way to move a parameter
+    assert p.device == GPU2 and p.shape == (3,) and isinstance(p, nn.Parameter)
+    p.grad = torch.ones(3, device="cuda:2")
     p.data = p.data.cpu()
     assert type(p) is nn.Parameter and p.device == CPU
 
@@ -369,16 +359,6 @@ def test_a_slice_takes_anything_and_chosen_elements_a_number_from_another_device
     assert torch.cuda.max_memory_allocated(1) == before, "no copy is made on the way"
 
 
-def test_numbers_on_the_cpu_mix_with_tensors_on_a_gpu(gpus):
-    x = torch.ones(3, device="cuda:1")
-    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2.0) * x).device == GPU1
-
-
-def test_meta_tensors_become_empty_ones(gpus):
-    net = nn.Linear(2, 2, device="meta").to_empty(device="cuda:1")
-    assert net.weight.device == GPU1 and net(torch.ones(1, 2, device=GPU1)).shape == (1, 2)
-
-
 @pytest.mark.parametrize("home", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("origin", ["cpu", "cuda:0", "cuda:1"])
 def test_what_writes_a_value_takes_a_single_number_from_anywhere(gpus, home, origin):
@@ -393,6 +373,8 @@ def test_what_writes_a_value_takes_a_single_number_from_anywhere(gpus, home, ori
         lambda x: x.fill_(seven),
     ]
     if home != "cpu":
+        three = torch.zeros(3, device=home)
+        assert (three + torch.tensor(2.0)).tolist() == [2, 2, 2] and (torch.tensor(2.0) * three).device == three.device
         writes.append(lambda x: x.masked_fill_(x == 0, seven))
     for write in writes:
         x = torch.zeros(3, device=home)
@@ -443,6 +425,38 @@ def test_two_devices_are_named(gpus, where):
             function(a, b)
 
 
+class Changed(torch.autograd.Function):
+    """The identity of a tensor; its gradient is moved to a device."""
+
+    @staticmethod
+    def forward(ctx, device, x):
+        ctx.device = device
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad.to(ctx.device)
+
+
+def hooked(x, device, leaf=True):
+    def moved(grad):
+        return grad.to(device)
+
+    x = x.requires_grad_() if leaf else x.requires_grad_() * 1
+    x.register_hook(lambda grad: 2 * grad)
+    x.register_hook(moved)
+    x.sum().backward()
+
+
+def given(x, wrong, way):
+    y = x.requires_grad_() * 2
+    {
+        "backward": lambda: y.backward(wrong),
+        "grad": lambda: torch.autograd.grad([y, x * 3], [x], [torch.ones_like(y), wrong]),
+        "of several": lambda: torch.autograd.backward([y], [wrong]),
+    }[way]()
+
+
 def convolve(weights, x):
     nn.Conv2d(1, 2, 3).to(weights)(x)
 
@@ -458,6 +472,9 @@ MKLDNN = " or input should be a MKLDNN tensor and weight is a dense tensor$"
 PICKED = r"indices should be either on cpu or on the same device as the indexed tensor \({}\)"
 TO_NUMPY = r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"
 NO_DATA = "^Cannot copy out of meta tensor; no data!$"
+GIVEN = "^invalid gradient at index {} - expected device {} but got {}$"
+RETURNED = "^Function ChangedBackward returned an invalid gradient at index 0 - expected device {} but got {}$"
+HOOKED = r"^hook 'moved' has changed the type of value \(was torch.{}FloatTensor got torch.{}FloatTensor\)"
 WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 and of cuda:1
     TYPES.format("", "cuda.") + "$": [lambda c, g, h: convolve("cuda:0", on("cpu", 1, 1, 5, 5))],
     TYPES.format("", "cuda.") + MKLDNN: [lambda c, g, h: convolve("cuda:0", on("cpu", 2, 1, 5, 5))],
@@ -465,6 +482,16 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)": [
         lambda c, g, h: convolve("cuda:1", on("cuda:0", 2, 1, 5, 5)),
     ],
+    GIVEN.format(0, "cuda:0", "cpu"): [lambda c, g, h: given(g, c, "backward"), lambda c, g, h: given(g, c, "of several")],
+    GIVEN.format(0, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "backward")],
+    GIVEN.format(0, "cpu", "cuda:0"): [lambda c, g, h: given(c, g, "backward")],
+    GIVEN.format(1, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "grad")],
+    GIVEN.format(1, "cuda:0", "cpu"): [lambda c, g, h: given(g, c, "grad")],
+    RETURNED.format("cuda:0", "cpu"): [lambda c, g, h: Changed.apply("cpu", g.requires_grad_()).sum().backward()],
+    RETURNED.format("cuda:0", "cuda:1"): [lambda c, g, h: Changed.apply("cuda:1", g.requires_grad_()).sum().backward()],
+    RETURNED.format("cpu", "cuda:1"): [lambda c, g, h: Changed.apply("cuda:1", c.requires_grad_()).sum().backward()],
+    HOOKED.format("cuda.", ""): [lambda c, g, h: hooked(g, "cpu"), lambda c, g, h: hooked(g, "cpu", leaf=False)],
+    HOOKED.format("", "cuda."): [lambda c, g, h: hooked(c, "cuda:0")],
     PICKED.format("cuda:0"): [lambda c, g, h: g[h.long()]],
     PICKED.format("cpu"): [lambda c, g, h: c[h.long()]],
     SAME: [
