@@ -482,7 +482,10 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)": [
         lambda c, g, h: convolve("cuda:1", on("cuda:0", 2, 1, 5, 5)),
     ],
-    GIVEN.format(0, "cuda:0", "cpu"): [lambda c, g, h: given(g, c, "backward"), lambda c, g, h: given(g, c, "of several")],
+    GIVEN.format(0, "cuda:0", "cpu"): [
+        lambda c, g, h: given(g, c, "backward"),
+        lambda c, g, h: given(g, c, "of several"),
+    ],
     GIVEN.format(0, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "backward")],
     GIVEN.format(0, "cpu", "cuda:0"): [lambda c, g, h: given(c, g, "backward")],
     GIVEN.format(1, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "grad")],
