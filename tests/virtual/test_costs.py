@@ -23,24 +23,15 @@ def works(call, tf32=NO_TF32, backing="meta"):
     return found
 
 
-def convolution(
-    groups=1,
-    kernel=3,
-    stride=1,
-    channels=64,
-    layout=torch.contiguous_format,
-    dtype=torch.float32,
-    tf32=NO_TF32,
-    batch=8,
-    first=False,
-):
+def convolution(first=False, tf32=NO_TF32, dtype=torch.float32, layout=torch.contiguous_format, batch=8, **options):
     """The Work of a convolution's forward and backward; 32x32 pixels. The first one's input wants no gradient."""
+    options = {"kernel": 3, "stride": 1, "groups": 1} | options
 
     def call(device):
-        X = torch.ones(batch, channels, 32, 32, device=device, dtype=dtype).to(memory_format=layout)
-        X.requires_grad_(not first)
-        W = torch.ones(channels, channels // groups, kernel, kernel, device=device, dtype=dtype, requires_grad=True)
-        out = F.conv2d(X, W, stride=stride, padding=kernel // 2, groups=groups)
+        X = torch.ones(batch, 64, 32, 32, device=device, dtype=dtype).to(memory_format=layout).requires_grad_(not first)
+        shape = 64, 64 // options["groups"], options["kernel"], options["kernel"]
+        W = torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
+        out = F.conv2d(X, W, None, options["stride"], options["kernel"] // 2, groups=options["groups"])
         out.backward(torch.ones_like(out))
 
     found = works(call, tf32)
@@ -104,9 +95,10 @@ def test_what_bounds_a_kernel():
 
 def test_batch_norm_reads_more_in_training():
     def call(training):
-        return lambda device: F.batch_norm(
-            *(torch.ones(s, device=device) for s in ((4, 8, 6, 6), 8, 8)), training=training
-        )
+        def run(device):
+            F.batch_norm(*(torch.ones(s, device=device) for s in ((4, 8, 6, 6), 8, 8)), training=training)
+
+        return run
 
     train, infer = (works(call(training))[-1].nbytes for training in (True, False))
     assert train - infer >= 4 * 4 * 8 * 36

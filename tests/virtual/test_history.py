@@ -108,27 +108,26 @@ def test_entries_say_what_happened_where(gpus):
     assert oom["frames"][0]["name"] == "taken"
 
 
+def let_go(held):
+    held.clear()
+
+
 @pytest.mark.parametrize(
-    ("context", "block", "alloc", "free"),
-    [("all", True, "take", "let_go"), ("alloc", True, "take", "take"), ("state", True, None, None), (None,) * 4],
+    ("context", "wanted"),
+    [
+        ("all", ["taken", "let_go", "let_go"]),
+        ("alloc", ["taken"] * 3),  # an entry of a release says who took the block, as in PyTorch
+        ("state", [None] * 3),
+        (None, [None] * 3),
+    ],
 )
-def test_what_has_a_context(gpus, context, block, alloc, free):
-    """With "alloc" an entry of a release says who took the block, as in PyTorch."""
-
-    def take():
-        return taken(5000)
-
-    def let_go(held):
-        held.clear()
-
+def test_what_has_a_context(gpus, context, wanted):
     _record_memory_history(context=context)
-    kept, gone = take(), [take()]
+    kept, gone = taken(5000), [taken(5000)]
     let_go(gone)
-    assert bool(blocks(_snapshot())[0]["frames"]) is bool(block)
-    for action, wanted in (("alloc", alloc), ("free_requested", free), ("free_completed", free)):
-        frames = [e for e in _snapshot()["device_traces"][0] if e["action"] == action][-1].get("frames", [])
-        assert [f["name"] for f in frames if f["name"] in ("take", "let_go")] == ([wanted] if wanted else [])
-    del kept
+    assert bool(blocks(_snapshot())[0]["frames"]) == (context is not None) and kept.nbytes == 5000
+    entries = {e["action"]: (e.get("frames") or [{"name": None}])[0]["name"] for e in _snapshot()["device_traces"][0]}
+    assert [entries[action] for action in ("alloc", "free_requested", "free_completed")] == wanted
 
 
 @pytest.mark.parametrize(
@@ -194,15 +193,13 @@ def test_pytorchs_viewers_read_what_is_dumped(gpus, tmp_path):
     del big
     _dump_snapshot(tmp_path / "snapshot.pickle")
     snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
-    assert re.search(
-        r"active_allocated.*;test_history.py:\d+:taken 31457180\n", viz.memory(snapshot, format_flamegraph=str)
-    )
-    assert re.search(r"active_allocated.*taken 31457180\n", viz.segments(snapshot, format_flamegraph=str))
+    flames = viz.memory(snapshot, format_flamegraph=str), viz.segments(snapshot, format_flamegraph=str)
+    assert re.search(r"active_allocated.*;test_history.py:\d+:taken 31457180\n", flames[0])
+    assert re.search(r"active_allocated.*taken 31457180\n", flames[1])
     assert "only_before" in viz.compare(before, snapshot["segments"], format_flamegraph=str)
     assert "total_reserved: 730.0MiB\ntotal_allocated: 30.0MiB\ntotal_free: 700.0MiB" in viz.segsum(snapshot)
-    assert re.search(
-        r"a = .*:700.0MiB\]\nb = .*:30.0MiB\]\ndel a # 700.0MiB\n# free completed for a", viz.trace(snapshot)
-    )
+    said = r"a = .*:700.0MiB\]\nb = .*:30.0MiB\]\ndel a # 700.0MiB\n# free completed for a"
+    assert re.search(said, viz.trace(snapshot))
     for page in (viz.trace_plot(snapshot), viz.trace_plot(snapshot, plot_segments=True), viz.segment_plot(snapshot)):
         (stored,) = json.loads(re.search(r"const local_files = (.*)", page).group(1))
         assert pickle.loads(base64.b64decode(stored["base64"])) == snapshot
@@ -229,16 +226,13 @@ def test_blocks_may_die_while_others_are_made(gpus):
 
 
 def test_a_history_keeps_nothing_alive(gpus):
-    class Thing:
-        pass
-
     def work():
-        thing, x = Thing(), taken(5000)
-        return weakref.ref(thing), x.shape
+        net, x = nn.Identity(), taken(5000)
+        return weakref.ref(net), x.shape
 
     _record_memory_history()
-    thing, _ = work()
-    assert thing() is None and torch.cuda.memory_allocated() == 0 and len(trace()) == 3
+    net, _ = work()
+    assert net() is None and torch.cuda.memory_allocated() == 0 and len(trace()) == 3
 
 
 def test_a_dry_run_says_what_fills_the_memory():

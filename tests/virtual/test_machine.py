@@ -69,7 +69,7 @@ def test_nesting():
     before = pytorch()
     with virtual_gpus(4) as outer:
         torch.cuda.set_device(3)
-        x = torch.ones(1, device="cuda:3")
+        x, start = torch.ones(1, device="cuda:3"), outer.elapsed()
         with virtual_gpus(2, gpu="T4") as inner:
             assert torch.cuda.device_count() == 2 and torch.cuda.current_device() == 0 and current() is inner
             assert torch.cuda.get_device_name() == "Tesla T4 (virtual)"
@@ -77,6 +77,7 @@ def test_nesting():
                 torch.ones(1, device="cuda:1") + x  # it belongs to the outer machine
             with pytest.raises(RuntimeError, match="stop it first"):
                 outer.stop()
+            assert inner.elapsed() > 0 and outer.elapsed() == start  # each has a clock of its own
         assert torch.cuda.device_count() == 4 and torch.cuda.current_device() == 3 and (x + 1).item() == 2
         with pytest.raises(RuntimeError, match="on already"):
             outer.start()
