@@ -97,7 +97,9 @@ def test_which_attention_cuda_would_choose(gpu, dtype, shape, options, kernels):
             out = F.scaled_dot_product_attention(*there, **options)
         assert [n for n in names.seen if "attention" in n] == [KERNELS[kernel] for kernel in kernels]
         for found, wanted in zip(torch.autograd.grad(out.sum(), there), expected, strict=True):
-            tolerances = {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}  # others' kernels round elsewhere
+            tolerances = (
+                {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}
+            )  # others' kernels round elsewhere
             torch.testing.assert_close(found.cpu(), wanted, **tolerances)
 
 
