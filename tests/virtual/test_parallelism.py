@@ -7,7 +7,7 @@ import pytest
 import ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
-CHECKS = "grouped.py", "placed.py", "replicated.py", "sharded.py", "staged.py"
+CHECKS = "gloo.py", "grouped.py", "placed.py", "replicated.py", "sharded.py", "staged.py"
 
 
 def names():

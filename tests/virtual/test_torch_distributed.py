@@ -32,17 +32,6 @@ def test_values_are_those_of_nccl(name, passed):
     assert name in passed
 
 
-@pytest.fixture(scope="module")
-def passed_with_gloo(request):
-    return ranks.passed(request, PROGRAMS / "gloo.py", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", checks("gloo.py"))
-def test_gloo_takes_tensors_on_gpus(name, passed_with_gloo):
-    assert name in passed_with_gloo
-
-
 def test_backends_that_a_program_registers_stay(monkeypatch):
     monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list])
     before = dict(dist.Backend._plugins)

@@ -1,5 +1,6 @@
 """What the programs of checks share: a network, batches, and the network trained alone, on the CPU, as the oracle."""
 
+import contextlib
 import copy
 import sys
 import traceback
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+F = nn.functional
 CHECKS = []
 STEPS = 3
 
@@ -53,7 +55,7 @@ def sgd(parameters, **options):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
-def train(net, data, optimizer=sgd, loss=nn.functional.cross_entropy):
+def train(net, data, optimizer=sgd, loss=F.cross_entropy):
     """The network, after a step with each of the (X, y) of `data`."""
     optimizer = optimizer(net.parameters()) if callable(optimizer) else optimizer
     for X, y in data:
@@ -108,9 +110,43 @@ def equal_on_all_ranks(tensor):
     return all(torch.equal(tensor, other) for other in everybody)
 
 
-def run(names, backend="nccl"):
+def check_accumulation(ddp, net, rank, n):
+    """Two micro-batches a step: only the second travels, and it takes the first along."""
+    data, optimizer = list(batches(16)), sgd(ddp.parameters())
+    for X, y in data:
+        optimizer.zero_grad()
+        first, second = zip(part(X, rank, n).chunk(2), part(y, rank, n).chunk(2), strict=True)
+        with ddp.no_sync():
+            (F.cross_entropy(ddp(first[0]), first[1]) / 2).backward()
+        assert not equal_on_all_ranks(next(ddp.parameters()).grad)
+        (F.cross_entropy(ddp(second[0]), second[1]) / 2).backward()
+        optimizer.step()
+    same_networks(ddp.module, trained_alone(net, data=data))
+
+
+def check_unused_parameters(ddp, alone, rank, n):
+    """Other ones on other ranks, and in other steps; what no rank uses has no gradient, what was used under no_sync
+    has."""
+    optimizers = sgd(ddp.parameters()), sgd(alone.parameters())
+    for step, (X, y) in enumerate(batches()):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        used = [step + r * (step > 0) for r in range(n)]  # in the first step the same on all ranks
+        with ddp.no_sync() if step > 1 else contextlib.nullcontext():
+            F.cross_entropy(ddp(part(X, rank, n), step), part(y, rank, n)).backward()
+        F.cross_entropy(ddp(part(X, rank, n), used[rank]), part(y, rank, n)).backward()
+        for number, x, t in zip(used, X.chunk(n), y.chunk(n), strict=True):
+            ((F.cross_entropy(alone(x, step), t) + F.cross_entropy(alone(x, number), t)) / n).backward()
+        for found, expected in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            assert (found.grad is None) == (expected.grad is None)
+        for optimizer in optimizers:
+            optimizer.step()
+    same_networks(ddp.module, alone)
+
+
+def run(names):
     """Run the checks of these names, or all: rank 0 prints "ok NAME" for each that no rank failed."""
-    dist.init_process_group(backend, timeout=timedelta(seconds=80))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=80))
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank)
     for function in CHECKS:

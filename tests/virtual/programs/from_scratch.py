@@ -11,15 +11,15 @@ from checking import (
     Branches,
     batches,
     check,
+    check_accumulation,
+    check_unused_parameters,
     equal_on_all_ranks,
     network,
-    part,
     parts,
     raises,
     run,
     same,
     same_networks,
-    sgd,
     train,
     trained_alone,
 )
@@ -96,41 +96,14 @@ def uneven_shards(rank, n):
 
 @check
 def accumulation(rank, n):
-    """Two micro-batches a step: only the second travels, and it takes the first along."""
-    net, data = network(), list(batches(16))
-    ddp = replica(net, rank, bucket_bytes=200)
-    optimizer = sgd(ddp.parameters())
-    for X, y in data:
-        optimizer.zero_grad()
-        halves = list(zip(X.chunk(2), y.chunk(2), strict=True))
-        with ddp.no_sync():
-            F.cross_entropy(ddp(part(halves[0][0], rank, n)), part(halves[0][1], rank, n)).div(2).backward()
-        assert n == 1 or not equal_on_all_ranks(next(ddp.parameters()).grad)
-        F.cross_entropy(ddp(part(halves[1][0], rank, n)), part(halves[1][1], rank, n)).div(2).backward()
-        optimizer.step()
-    same_networks(ddp.module, trained_alone(net, data=data))
+    check_accumulation(replica(network(), rank, bucket_bytes=200), network(), rank, n)
 
 
 @check
 def unused_parameters(rank, n):
-    """Each rank goes another way; what no rank uses has no gradient, and what was used under no_sync counts."""
     for size in SIZES:
-        net, alone = replica(Branches(5), rank, bucket_bytes=size, find_unused=True), Branches(5)
-        X, y = next(batches())
-        for shift in range(2):
-            with net.no_sync():
-                F.cross_entropy(net(part(X, rank, n), shift), part(y, rank, n)).backward()
-            F.cross_entropy(net(part(X, rank, n), (rank + shift) % 4), part(y, rank, n)).backward()
-            losses = [
-                F.cross_entropy(alone(x, number), t)
-                for r, (x, t) in enumerate(zip(X.chunk(n), y.chunk(n), strict=True))
-                for number in (shift, (r + shift) % 4)
-            ]
-            (sum(losses) / n).backward()
-            for p, q in zip(net.module.parameters(), alone.parameters(), strict=True):
-                assert (p.grad is None) == (q.grad is None)
-                if q.grad is not None:
-                    same(p.grad, q.grad)
+        net = replica(Branches(5), rank, bucket_bytes=size, find_unused=True)
+        check_unused_parameters(net, Branches(5), rank, n)
 
 
 @check

@@ -5,7 +5,8 @@ Run by torchrun; with names of checks as arguments, only those.
 
 import sys
 
-import grouped  # noqa: F401, their checks enter themselves
+import gloo  # noqa: F401, their checks enter themselves
+import grouped  # noqa: F401
 import placed  # noqa: F401
 import replicated  # noqa: F401
 import sharded  # noqa: F401

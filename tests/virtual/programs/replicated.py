@@ -11,6 +11,8 @@ from checking import (
     Branches,
     batches,
     check,
+    check_accumulation,
+    check_unused_parameters,
     equal_on_all_ranks,
     network,
     part,
@@ -49,21 +51,9 @@ def ddp_buckets(rank, n):
 
 @check
 def ddp_unused_parameters(rank, n):
-    """Other ones on other ranks, and in other steps."""
-    net, alone = replica(Branches(), rank, find_unused_parameters=True, bucket_cap_mb=SMALL), Branches()
-    optimizers = sgd(net.parameters()), sgd(alone.parameters())
-    for step, (X, y) in enumerate(batches()):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        used = [step + r * (step > 0) for r in range(n)]  # in the first step the same on all ranks
-        F.cross_entropy(net(part(X, rank, n), used[rank]), part(y, rank, n)).backward()
-        losses = [F.cross_entropy(alone(x, i), t) for x, t, i in zip(X.chunk(n), y.chunk(n), used, strict=True)]
-        (sum(losses) / n).backward()
-        for found, expected in zip(net.module.parameters(), alone.parameters(), strict=True):
-            assert (found.grad is None) == (expected.grad is None)
-        for optimizer in optimizers:
-            optimizer.step()
-    same_networks(net.module, alone)
+    check_unused_parameters(
+        replica(Branches(5), rank, find_unused_parameters=True, bucket_cap_mb=SMALL), Branches(5), rank, n
+    )
 
 
 @check
@@ -181,19 +171,7 @@ def ddp_power_sgd(rank, n):
 
 @check
 def ddp_accumulation(rank, n):
-    """Two micro-batches a step, and gradients travel with the second."""
-    net, data = network(), list(batches(16))
-    ddp = replica(net, rank, gradient_as_bucket_view=True)
-    optimizer = sgd(ddp.parameters())
-    for X, y in data:
-        optimizer.zero_grad()
-        first, second = zip(part(X, rank, n).chunk(2), part(y, rank, n).chunk(2), strict=True)
-        with ddp.no_sync():
-            (F.cross_entropy(ddp(first[0]), first[1]) / 2).backward()
-        assert not equal_on_all_ranks(ddp.module[0].weight.grad)
-        (F.cross_entropy(ddp(second[0]), second[1]) / 2).backward()
-        optimizer.step()
-    same_networks(ddp.module, trained_alone(net, data=data))
+    check_accumulation(replica(network(), rank, gradient_as_bucket_view=True), network(), rank, n)
 
 
 @check

@@ -1,10 +1,11 @@
 """Programs that split a network in several ways: for a dry run, and with values under torchrun.
 
-    torchrun --nproc-per-node 4 -m mgpu_lib.virtual split.py NAME
+    torchrun --nproc-per-node 4 -m mgpu_lib.virtual split.py NAME ...
 
-Each rank says, as a line of JSON, how long the third step took it, and the most that its GPU has held.
+Each rank says for each, as a line of JSON, how long the third step took it, and the most that its GPU has held.
 """
 
+import gc
 import json
 import os
 import sys
@@ -131,9 +132,18 @@ def measured(step):
     return machine.elapsed() - start
 
 
+def main(names):
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in names:
+        dist.init_process_group("nccl", store=dist.PrefixStore(name, store), rank=rank, world_size=n)
+        torch.cuda.reset_peak_memory_stats()
+        seconds = measured(started(PROGRAMS[name])())
+        found = {"program": name, "rank": rank, "seconds": seconds, "peak": torch.cuda.max_memory_allocated()}
+        print(json.dumps(found) + "\n", end="", flush=True)
+        dist.destroy_process_group()
+        gc.collect()  # hooks and what they are attached to refer to each other
+
+
 if __name__ == "__main__":
-    dist.init_process_group("nccl")
-    seconds = measured(started(PROGRAMS[sys.argv[1]])())
-    found = {"rank": dist.get_rank(), "seconds": seconds, "peak": torch.cuda.max_memory_allocated()}
-    print(json.dumps(found) + "\n", end="", flush=True)
-    dist.destroy_process_group()
+    main(sys.argv[1:])

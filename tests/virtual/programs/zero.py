@@ -1,4 +1,4 @@
-"""The library's own ZeRO, in all stages, against the network on one device, on one to six ranks.
+"""The library's own ZeRO, in all stages, against the network on one device, on one to four ranks.
 
 Run by torchrun: for each n up to the number of ranks the first n of them make a group; with names of checks as
 arguments, only those. Prints "ok NAME n" for what no rank failed.
@@ -180,7 +180,7 @@ def what_cannot_be_trained_is_named(rank, n):
         raises(RuntimeError, "no gradient for branches.0.weight, branches.0.bias: freeze", zero.step)
 
 
-SIZE = 60 * 128  # numbers of a layer: in bytes a multiple of 512 for each of 1 to 6 ranks
+SIZE = 60 * 128  # numbers of a layer: in bytes a multiple of 512 for each of 1 to 4 ranks
 
 
 def built(stage, layers=4):
