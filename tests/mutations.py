@@ -129,7 +129,7 @@ FAULTS = [
         "mgpu_lib/exercises/data_parallelism_from_scratch.py",
         "limit = 2 * (k - 1) * -(-numbers // k) * 4",
         "limit = 2 * (k - 1) * numbers * 4",
-        "book/test_exercises_data_parallelism_from_scratch.py",
+        "book/test_exercises.py",
     ),
     Fault(
         "the best learning rate is chosen by the test images",

@@ -1,38 +1,91 @@
-"""The exercises of all pages: each has a check, which takes the solution shown, explains, and never raises.
+"""The exercises of all pages: each has a check, which takes the solution shown, explains, and never raises."""
 
-Wrong answers, and right ones of another kind, are in one file for each module of checks, test_exercises_<module>.py.
-"""
-
+import os
 import re
+import textwrap
 
 import pytest
-from answers import said
+import torch
+import torch.distributed as dist
 from pages import PAGES, cells, solutions
+from wrong_answers import RIGHT, WRONG, changed
 
 from mgpu_lib import exercises
 from mgpu_lib.exercises.framework import exercise, expect, filled
 
-# The solutions that the pages show
+FUNCTIONS = sorted({name.removeprefix("check_") for name in exercises.__all__} - {"aliases", "largest"})
+PRELUDE = """
+import copy
+from functools import partial
+import torch
+from torch import nn
+from torch.nn import functional as F
+import mgpu_lib as mgpu
+from mgpu_lib import lenet
+"""
 
 
 def shown_solutions():
-    """(exercise, solution, its page) for all solutions that the pages show."""
-    found = []
+    """(exercise, its solution, the page that shows it)."""
     for page in PAGES:
         code = "\n".join(cell.source for cell in cells(page) if cell.cell_type == "code")
         for program in solutions(page):
             for name, function in re.findall(r"check_(\w+)\((\w+)\)", code):
                 if re.search(rf"^def {function}\(", program, re.M):
-                    found.append(pytest.param(name, program, page, id=f"{page}: {name}"))
-    return found
+                    yield name, program, page
 
 
-@pytest.mark.parametrize("name, program, page", shown_solutions())
+SHOWN = {name: program for name, program, _ in shown_solutions()}
+
+
+def program_of(name, answer):
+    """The program that an answer stands for: (the body of a function,) or changes of the solution shown."""
+    if len(answer) > 1:
+        return changed(SHOWN[name], *answer)
+    if f"import {name}" in answer[0]:
+        return answer[0]
+    signature = re.search(rf"^def {name}\(.*\):\n", SHOWN[name], re.M)[0]
+    return signature + textwrap.indent(textwrap.dedent(answer[0]).strip(), "    ")
+
+
+def answer(name, program):
+    """The function `name` that `program` defines, as a reader would in a cell. One calls a function of its page."""
+    names, prelude = {}, [cell.source for cell in cells("museum") if cell.id == "right-step" and name == "clipped_step"]
+    exec("\n".join([PRELUDE, *prelude, program]), names)
+    return names[name]
+
+
+def said(capsys, name, program):
+    """The one line that the check of exercise `name` prints about an answer."""
+    getattr(exercises, f"check_{name}")(answer(name, program))
+    [line] = capsys.readouterr().out.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name, program, page", [*shown_solutions()], ids=lambda value: value.partition("\n")[0])
 def test_the_solution_shown_is_right(name, program, page, capsys):
-    prelude = ""
-    if name == "clipped_step":  # it calls a function of its page
-        [prelude] = [cell.source for cell in cells(page) if cell.id == "right-step"]
-    assert said(capsys, name, program, prelude).startswith("right: ")
+    """And checks on many processes leave environment, groups and random numbers alone."""
+    environment, state = dict(os.environ), torch.get_rng_state()
+    assert said(capsys, name, program).startswith("right: ")
+    if page == "10-distributeddataparallel":
+        assert (dict(os.environ), dist.is_initialized()) == (environment, False)
+        assert state.equal(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name, wrong", [(name, wrong) for name, all in WRONG.items() for wrong in all])
+def test_a_wrong_answer_is_explained(name, wrong, capsys):
+    line = said(capsys, name, program_of(name, wrong[:-1]))
+    assert line.startswith("not yet: ") and wrong[-1] in line, line
+
+
+@pytest.mark.parametrize("name, right", [(name, right) for name, all in RIGHT.items() for right in all])
+def test_other_right_answers(name, right, capsys):
+    line = said(capsys, name, program_of(name, (right,) if isinstance(right, str) else right))
+    assert line.startswith("right: "), line
+
+
+def test_every_exercise_has_wrong_answers():
+    assert sorted(WRONG) == sorted(SHOWN) == FUNCTIONS
 
 
 EXERCISE = r'^> <a id="(ex-[\w-]+)"></a>\*\*Exercise (\S+) \(.+\)\*\*\n'
@@ -59,9 +112,6 @@ def test_every_exercise_has_a_check_and_then_a_solution(page):
 
 
 # What all checks share
-
-
-FUNCTIONS = sorted({name.removeprefix("check_") for name in exercises.__all__} - {"aliases", "largest"})
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

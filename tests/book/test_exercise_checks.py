@@ -1,0 +1,159 @@
+"""What the checks of some exercises rest on: curves, programs and steps that are what the exercise calls them."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from test_exercises import SHOWN, answer
+
+from mgpu_lib import evidence, exercises
+from mgpu_lib.exercises import (
+    batch_size_and_learning_rate,
+    distributeddataparallel,
+    one_rank,
+    planning_a_run,
+    where_the_time_goes,
+)
+from mgpu_lib.models import lenet_module, resnet18
+from mgpu_lib.prediction import predict
+
+
+@pytest.mark.parametrize(
+    "names, phrase",
+    [
+        ({"X[:2]", "X.detach()", "X.to(devices[0])"}, "right: all six"),
+        (["X[:2]", "X.detach()", "X.to(devices[0])"], "right: all six"),
+        (set(), "yours to fill in"),
+        ({"X.to(devices[0])"}, "look again at X.detach()"),
+        ({"X[:2]", "X.detach()", "X.to(devices[0])", "X.cpu()"}, "they were copied"),
+        ({"X"}, "isn't among the six names"),
+    ],
+)
+def test_aliases(names, phrase, capsys):
+    exercises.check_aliases(names)
+    assert phrase in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "largest, line",
+    [
+        (None, "yours to fill in"),
+        (64, "right: 64 fits, and 128 doesn't"),
+        (32, "not yet: twice that, 64, fits too"),
+        (numpy.int64(64), "right: 64 fits, and 128 doesn't"),
+        (128, "not yet: 128 is too large"),
+        (100, "not yet: 100 is no power of two"),
+        (0, "not yet: 0 is no power of two"),
+        ("64", "not yet: '64' is no power of two"),
+    ],
+)
+def test_the_largest_batch(largest, line, capsys):
+    exercises.check_largest(largest, lambda batch_size: batch_size <= 100)
+    assert capsys.readouterr().out == line + "\n"
+
+
+# Where the time goes
+
+
+@pytest.mark.parametrize(
+    "program, right",
+    [
+        (where_the_time_goes.products, "compute"),
+        (where_the_time_goes.sums, "memory"),
+        (where_the_time_goes.tiny, "host"),
+        (where_the_time_goes.copies, "link"),
+        (where_the_time_goes.hidden, "compute"),
+    ],
+)
+def test_the_programs_have_clear_bottlenecks(program, right):
+    """Whatever rates the clock is fitted to: the largest is a quarter more than the next."""
+    costs = where_the_time_goes.costs_of(where_the_time_goes.timeline_of(program))
+    first, second = sorted(costs, key=costs.get, reverse=True)[:2]
+    assert first == right and costs[first] > 1.25 * costs[second], costs
+
+
+def test_a_copy_that_is_hidden_would_look_like_the_bottleneck():
+    timeline = where_the_time_goes.timeline_of(where_the_time_goes.hidden)
+    assert timeline.communication(0) > 0 and timeline.overlap()[0] > 0.9
+    assert timeline.communication(0) > max(timeline.bound_by(0)[kind] for kind in ("compute", "memory"))
+
+
+# Batch size and learning rate
+
+
+def five():
+    letters = batch_size_and_learning_rate.LETTERS
+    return {letters[letter]: run for letter, run in batch_size_and_learning_rate.curves().items()}
+
+
+def test_the_five_curves_show_what_they_are_called():
+    found, jumping = five(), batch_size_and_learning_rate.jumping
+    assert found.keys() == batch_size_and_learning_rate.EXPLAINED.keys()
+    assert len({id(run) for run in found.values()}) == 5
+    slow, good, jumps, late = (found[name] for name in ("too small", "good", "jumps", "learned, then died"))
+    assert slow.ended is good.ended is jumps.ended is None
+    assert slow.accuracy[-1] < good.accuracy[-1] - 0.05
+    assert jumping(slow) <= jumping(good) < jumping(jumps) / 2 and max(jumps.accuracy) > 0.6
+    assert slow.accuracy[-1] > max(slow.accuracy[:-3]), "still rising"
+    assert found["dead at once"].ended and max(found["dead at once"].accuracy) < 2 * evidence.GUESSING
+    assert late.ended and max(late.accuracy) > 0.3 and late.accuracy[-1] < 2 * evidence.GUESSING
+
+
+def test_a_run_whose_loss_was_no_longer_finite_is_not_one_that_died(monkeypatch):
+    batches, died = evidence.grid("lenet"), five()["learned, then died"]
+    batches[16][max(batches[16])].append(died._replace(accuracy=[*died.accuracy[:-1], 0.95]))
+    monkeypatch.setattr(evidence, "grid", lambda net: batches)
+    assert five()["learned, then died"] == died
+
+
+# DistributedDataParallel
+
+
+@pytest.mark.parametrize(
+    "make, first, cap", [(lenet_module, 0.01, 0.01), (resnet18, 1, 25), (resnet18, 4, 4), (resnet18, 1000, 1000)]
+)
+def test_a_step_sends_buckets_that_have_reached_their_cap(make, first, cap):
+    """The rule that the exercise states, against the reducer of the PyTorch that is installed."""
+    with torch.device("meta"):
+        net, X = make(), torch.empty(4, 1, 28, 28)
+    default = (first, cap) == (1, 25)
+    grads, buffers, calls = one_rank.ddp_step(net, X, None if default else cap)
+    full, left = distributeddataparallel.buckets_of(grads, first * 2**20, cap * 2**20)
+    sizes = [nbytes for name, nbytes in calls if name == "all_reduce"]
+    assert len(sizes) == full + left and len(calls) - len(sizes) == len({buffer.dtype for buffer in buffers})
+    assert sum(sizes) == sum(p.nbytes for p in net.parameters())
+    assert len(grads) == len(list(net.parameters()))
+
+
+@pytest.mark.slow
+def test_the_cap_that_the_exercise_calls_best_is_the_best_of_the_modelled_steps(capsys):
+    """The formula leaves out the host, the forward pass and the update; the steps have them all."""
+    asked, best_cap = [], answer("best_cap", SHOWN["best_cap"])
+    distributeddataparallel.check_best_cap(lambda *given: [asked.append(given), best_cap(*given)][1])
+    assert capsys.readouterr().out.startswith("right: ")
+    *given, caps = asked[-1]
+    X = torch.empty(32, 1, 28, 28, device="meta")
+    steps = {
+        cap: predict(resnet18(), X, "V100", 4, "ddp", link="pcie", bucket_cap_mb=cap / 2**20).seconds for cap in caps
+    }
+    ends = {cap: distributeddataparallel.last_end(*given, cap) for cap in caps}
+    assert sorted(caps, key=steps.get) == sorted(caps, key=ends.get)
+    assert min(steps, key=steps.get) not in (min(caps), max(caps)), "the best is between too small and too large"
+
+
+# Plan a run on a thousand GPUs
+
+
+@pytest.mark.parametrize("dimensions", planning_a_run.MESHES)
+def test_one_placement_alone_is_best(dimensions):
+    """Else a right answer could be refused."""
+    best = planning_a_run.least_exposed(dimensions, 8)
+    rest = {name: sizes for name, sizes in dimensions.items() if name not in best}
+    assert 8 % planning_a_run.size(best, dimensions) == 0
+    assert all(far >= near for _, far, near in dimensions.values())
+    assert all(8 % (planning_a_run.size(best, dimensions) * n) for n, *_ in rest.values()), "nothing more fits"
+
+
+def test_the_run_that_training_days_names_is_the_published_one():
+    assert math.isclose(312e12 * 0.4764 / (6 * 65.2e9), 380, rel_tol=1e-3)

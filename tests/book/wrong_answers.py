@@ -1,0 +1,555 @@
+"""Wrong answers to the exercises, with what their checks say of them, and right ones that the pages don't show.
+
+An answer is the body of a function, or changes of the solution that the page shows: (before, after), for several
+changes one pair after the other. What is to be said of a wrong one stands last.
+"""
+
+
+def changed(program, *changes):
+    for before, after in zip(changes[::2], changes[1::2], strict=True):
+        assert program.count(before) == 1, before
+        program = program.replace(before, after)
+    return program
+
+
+LR = "StepLR(optimizer, step_size=epochs, gamma=0.5)"
+BUCKET_ENDS = "if bucket and size + grad.nbytes > bucket_bytes"
+REPLICAS = "num_replicas=dist.get_world_size(), rank=rank"
+ROWS = "X, y = X[rank::world_size], y[rank::world_size]"
+VIA_CPU = """
+    total = sum(tensor.cpu() for tensor in data)
+    for tensor in data:
+        tensor.copy_(total)"""
+WHOLE_RING = """
+    k, own = len(data), [tensor.clone() for tensor in data]
+    for _ in range(k - 1):
+        own = [own[(i - 1) % k].to(data[i].device, copy=True) for i in range(k)]
+        for i in range(k):
+            data[i] += own[i]"""
+PARTNERS = """
+    k, step = len(data), 1  # everybody exchanges with a partner: right for powers of 2, twice the traffic
+    while step < k:
+        others = [data[i ^ step].to(data[i].device, copy=True) for i in range(k)]
+        for i in range(k):
+            data[i] += others[i]
+        step *= 2"""
+AT_MOST = """
+    count, held = len({buffer.dtype for buffer in buffers}), 0
+    for grad in grads:
+        if held + grad.nbytes > cap and held:
+            count, held = count + 1, 0
+        held += grad.nbytes
+    return count + 1"""
+SAMPLED = """
+    from torch.utils.data.distributed import DistributedSampler
+    rows = list(DistributedSampler(X, world_size, rank, shuffle=False))
+    right = net(X[rows]).argmax(1) == y[rows]
+    return right.sum(), len(rows)"""
+RATIOS = """
+    ratios = []
+    for s, l in zip(small, large):
+        noise = (s - l) / (1 / b - 1 / B)
+        ratios.append(noise / (l - noise / B))
+    return sum(ratios) / len(ratios)"""
+SCALED = """norm = torch.cat([p.grad.flatten() for p in params]).norm()
+        for p in params:
+            p.grad.mul_(length / norm)"""
+CLIP = "    for params in replicas:\n        nn.utils.clip_grad_norm_(params, length)\n"
+REDUCE = "    for same in zip(*replicas):\n        mgpu.allreduce([p.grad for p in same])\n"
+HIDDEN = "timeline.communication(0) * (1 - timeline.overlap()[0])"
+PAYS = "time(1, batch) >= 1.5 * time(2, batch)"
+MIXED = "fifty sums of 32 × 32 and three of 4096 × 4096: 'memory'"
+
+WRONG = {
+    # Meet your GPUs
+    "emptiest_gpu": [
+        ("max", "min", "has the least free memory"),
+        ("return max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])", "is no device"),
+        ("return devices[1]", "another GPU has"),
+        ("return min(devices, key=torch.cuda.memory_allocated)", "Others use this machine, too"),
+        ("return min(devices, key=torch.cuda.memory_reserved)", "Others use this machine, too"),
+        (
+            "return max([torch.device(i) for i in range(torch.cuda.device_count())], key=torch.cuda.mem_get_info)",
+            "one of the devices that were passed",
+        ),
+    ],
+    "strays": [
+        (", *net.named_buffers()", "", "buffers, such as"),
+        ("tensor.device != device", "tensor.device.type != device.type", "not its type"),
+        ("[name for", "[tensor for", "not the tensors"),
+        ("!=", "==", "all of the network is on"),
+        ("return [] if net[2].weight.device == device else [n for n, _ in net.named_parameters()]", "only 2.weight"),
+    ],
+    "physical": [
+        ("return visible.split(',')[i]", "turn it into a number"),
+        ("return i", "numbers what it sees from 0 on"),
+        ("return int(visible[2 * i])", "numbers what it sees from 0 on"),
+        ("return visible.split(',').index(str(i))", "numbers what it sees from 0 on"),
+    ],
+    # Tensors on devices
+    "to_device": [
+        ("return [x.to(device) for x in nest]", "can't use your answer: AttributeError"),
+        ("return nest.to(device) if isinstance(nest, torch.Tensor) else nest", "the caller's list"),
+        ("return nest.to(device)", "return nest.to(device).clone()", "needs no copy"),
+        ("type(nest)(to_device(value, device) for value in nest)", "[to_device(x, device) for x in nest]", "as list"),
+        ("(list, tuple)", "(list, tuple, str)", "type(nest)(", "list(", "your code raises"),
+        ("(to_device(value", "((lambda x, d: x.to(d) if isinstance(x, torch.Tensor) else x)(value", "moved"),
+    ],
+    # Data parallelism from scratch
+    "accuracy_of_each": [
+        ("devices)]", "devices)][0]", "for 3 replicas: return a list"),
+        ("devices)]", "devices)][:1]", "return a list with one accuracy for each"),
+        ("devices)]", "devices)][::-1]", "belongs at place i"),
+        ("zip(device_params, devices)", "[(device_params[0], devices[0])] * len(devices)", "the same replica each"),
+        ("X, y, device)", "X, y, devices[0])", "your code raises RuntimeError"),
+        ("X, y, device)", "X[::2], y[::2], device)", "no shards"),
+        ("[mgpu", "[100 * mgpu", "between 0 and 1"),
+        ("[mgpu", "[len(y) * mgpu", "between 0 and 1"),
+    ],
+    "ring_allreduce": [
+        ("data[:] = [sum(t.to(own.device) for t in data) for own in data]", "still has its own numbers"),
+        ("mgpu.allreduce(data)", "sends to GPU 0; in a ring"),
+        (WHOLE_RING, "Send one chunk in each round"),
+        ("range(k - 1):  # and", "range(0):  # and", "others?"),
+        (VIA_CPU, "from the CPU. Send from GPU to GPU"),
+    ],
+    "tree_allreduce": [
+        (VIA_CPU, "from the CPU. Send from GPU to GPU"),
+        ("mgpu.allreduce(data)", "GPU 0 receives 3 tensors, and 2 will do"),
+        ("pass", "still has its own numbers"),
+        ("while step > 1:", "while False:", "GPU 1 still has its own numbers"),
+        (PARTNERS, "tensors travel in all"),
+    ],
+    "bucketed_allreduce": [
+        ("mgpu.allreduce(flat)", "flat = [sum(t.cpu() for t in flat)] * len(flat)", "from the CPU. Send from GPU"),
+        (BUCKET_ENDS, "if bucket", "32 messages were sent for 16 gradients"),
+        (BUCKET_ENDS, "if False", "one message has 280 bytes"),
+        (BUCKET_ENDS, "if bucket and size >= bucket_bytes", "one message has 64"),
+        ("for i, piece in zip(bucket, ", "for i, piece in zip([], ", "copy the sums from the bucket back"),
+        ("grads[i].copy_(piece.view_as(grads[i]))", "grads[i].copy_(values[0])", "isn't the sum"),
+    ],
+    "uneven_weights": [
+        ("return [1 / len(sizes)] * len(sizes)", "equal weights are right for equal shards only"),
+        ("in sizes]", "in sizes][:1]", "one weight for each shard"),
+        (" / sum(sizes)", "", "not to 1"),
+        ("sum", "max", "not to 1"),
+        ("size / sum(sizes)", "(1 / (size + 1)) / sum(1 / (n + 1) for n in sizes)", "as much as any other"),
+    ],
+    # The parallel primitives
+    "gather_in_order": [
+        ("sorted(finished, key=lambda pair: pair[0])", "finished", "in which the replicas finished"),
+        ("pair[0]", "pair[1].device.index", "sorted by GPU"),
+        ("to(device)", "to('cuda:0')", "is on cuda:0, and was asked for on cuda:2"),
+        (".to(device)", "", "your code raises RuntimeError"),
+        ("cat([part", "stack([part[:1]", "don't stack"),
+        ("part.to", "part.detach().to", "no gradient reaches the parts"),
+        ("sorted(finished, key", "finished\n    in_order.sort(key", "changed"),
+    ],
+    "scatter_sizes": [
+        ("return [len(part) for part in torch.arange(rows).tensor_split(k)]", "So tensor_split cuts"),
+        ("rows, size)]", "rows, size)] + [0] * (k - -(-rows // size))", "Leave out the GPUs"),
+        ("return [rows // k] * (k - 1) + [rows - rows // k * (k - 1)]", "scatter gives"),
+        ("return [-(-rows // k)] * k", "Together they hold"),
+    ],
+    "broadcast_backward": [
+        ("grad.to(device) for", "grad.to(device).sum() for", "the gradient has shape (), the parameter (2,)"),
+        ("arrived[0])", "arrived[0]) / len(arrived)", "don't average"),
+        ("sum(arrived[1:], arrived[0])", "arrived[0]", "other replicas' rows"),
+        ("grad.to(device) for", "grad for", "your code raises RuntimeError"),
+        (" if grad is not None", "", "your code raises AttributeError"),
+        ("to(device)", "to('cuda:1')", "is on cuda:1"),
+        (
+            "return sum(arrived[1:], arrived[0])",
+            "for grad in arrived[1:]:\n        arrived[0] += grad\n    return arrived[0]",
+            "grads[0] was changed",
+        ),
+    ],
+    "step_bytes": [
+        ("(k - 1)", "k", "sends nothing to itself"),
+        ("2 * params", "params", "gradients of the parameters"),
+        ("+ buffers", "+ 2 * buffers", "one way"),
+        ("2 * outputs", "outputs", "gather's backward"),
+        ("(inputs", "(2 * inputs", "need no gradient"),
+        (" // k", "", "a k-th of the inputs"),
+        (" + buffers + (inputs + 2 * outputs) // k", "", "the ledger counts"),
+    ],
+    # DataParallel in one line
+    "strip_prefix": [
+        ("wrapped and", "wrapped[:1] == list(state)[:1] != [] and", "['b', 'module.w'] became"),
+        ("wrapped and ", "", "your code raises ValueError"),
+        ("wrapped and len(wrapped) < len(state)", "False", "a ValueError"),
+        ('name.removeprefix("module.")', 'name.replace("module.", "")', "inside a name"),
+        ('name.removeprefix("module.")', 'name.lstrip("module.")', "lstrip removes letters"),
+        ('name.removeprefix("module.")', "name[7:]", "none may change"),
+        ('name.removeprefix("module.")', 'name.split(".", 1)[1]', "none may change"),
+        (": value for", ": value.clone() for", "no clone"),
+        ("for key in list(state):\n    state[key.removeprefix('module.')] = state.pop(key)", "the caller's dict was"),
+        ("{name.rem", "{name.removeprefix('module.').rem", "only one goes"),
+    ],
+    "halve_every": [
+        (LR, "StepLR(optimizer, epochs)", "falls to a tenth"),
+        (LR, "ExponentialLR(optimizer, 0.5)", "after every epoch"),
+        ("step_size=epochs", "step_size=1", "after every epoch"),
+        ("0.5", "2", "it grows"),
+        ("return optimizer", "a scheduler is asked for"),
+        (LR, "LambdaLR(optimizer, [lambda e: 0.5 ** (e // epochs), lambda e: 1])", "second parameter group"),
+    ],
+    "unwrap": [
+        ("return net.module", "has no .module"),
+        ('return getattr(net, "module", net)', "only has a part called module"),
+        ("isinstance(net, nn.DataParallel)", "hasattr(net, 'module')", "only has a part called module"),
+        ("return copy.deepcopy(net.module)", "no copy"),
+        ("return net", "the wrapper came back"),
+    ],
+    # Where the time goes
+    "longest_gap": [
+        ("return max((b.start - a.end for a, b in zip(events, events[1:])), default=0)", "sort them"),
+        ("latest_end = max(latest_end, event.end)", "latest_end = event.end", "inside a longer one"),
+        ("0, events[0].end", "0, 0", "before the first event"),
+        ("return longest", "return sum(b.start - a.end for a, b in zip(events, events[1:]))", "from 4 to 6"),
+    ],
+    "bottleneck": [
+        (HIDDEN, 'bound.get("link", 0)', "Only the communication that overlap() doesn't hide"),
+        ("return max(timeline.bound_by(0), key=timeline.bound_by(0).get)", "'fixed' is none of"),
+        ("max(costs, key=costs.get)", "max(costs.values())", "is none of"),
+        (HIDDEN, "0", "and the times are"),
+        ("timeline.waiting_for_host(0) + ", "", MIXED),
+        (' + bound.get("fixed", 0)', "", MIXED),
+    ],
+    "smallest_batch": [
+        (PAYS, "time(2, batch) < time(1, batch)", "not 1.5 times"),
+        (PAYS, "2 * time(1, batch) >= 1.5 * time(2, 2 * batch)", "the one of all GPUs together"),
+        ("return batch", "return batch // 2", "is that the shard of each GPU?"),
+        ("return 0", "return None", "return 0 then"),
+        ("return 8192", "instead of"),
+    ],
+    "step_seconds": [
+        ("            torch.cuda.synchronize(device)\n", "            pass\n", "Synchronize every device"),
+        ("synchronize(device)", "synchronize()", "Synchronize every device"),
+        ("statistics.median", "statistics.mean", "that is the mean"),
+        ("statistics.median", "max", "the slowest call"),
+        ("statistics.median", "sum", "of all five calls"),
+        ("range(2)", "range(0)", "called 5 times"),
+        (
+            "range(2)",
+            "range(0)",
+            "range(5)",
+            "range(7)",
+            "statistics.median(seconds)",
+            "min(seconds[:2])",
+            "a cold one",
+        ),
+    ],
+    "workers_needed": [
+        ("math.ceil", "int", "Round up"),
+        ("math.ceil(loading / step)", "int(loading // step) + 1", "exactly as fast as the step is fast enough"),
+        ("max(1, math.ceil(loading / step))", "math.ceil(loading / step) if loading > step else 0", "take turns"),
+        ("return loading / step", "instead of 4"),
+    ],
+    # Batch size and learning rate
+    "best_lr": [
+        ("return known[256] * batch_size / 256", "A rule that starts far away"),
+        ("return known[1]", "Go up: what do the neighbors"),
+        ("return 100.0", "isn't near"),
+        ("return 0", "no learning rate"),
+        ("return known", "no learning rate"),
+        ("return known[batch_size]", "your code raises KeyError"),
+    ],
+    "diagnose": [
+        ("dead at once", "good", "curve B isn't 'good': it never leaves"),
+        ("too small", "good", "curve C isn't 'good': it rises slowly"),
+        ("jumps", "too small", "falls back again and again"),
+        ("learned, then died", "dead at once", "above guessing before"),
+        ("good", "jumps", "curve E isn't 'jumps': it rises fast"),
+        ('return "too large"', "is none of too small, good"),
+    ],
+    # How large a batch pays
+    "critical_batch": [
+        ("return E_min / S_min", "return E_min", "the fewest images. Divide by S_min"),
+        ("return E_min / S_min", "return S_min", "E_min / S_min is asked for"),
+        ("return E_min / S_min", "return S_min / E_min", "turn it round"),
+        (", w=[1 / s for s in S]", "", "do they decide alone?"),
+        ("B, S = list(steps), list(steps.values())\nreturn B[0] * (S[0] / S[-1] - 1)", "less than the steps of the"),
+        ("return str(steps)", "is no number"),
+    ],
+    "two_batch_noise": [
+        ("noise / signal", "signal / noise", "that is signal over noise"),
+        ("noise / signal", "noise / large", "the large batch has noise too"),
+        ("noise / signal", "noise", "that is tr Σ"),
+        ("noise / signal", "(small - large) / signal", "small - large is tr Σ"),
+        (RATIOS, "Take the means of the lengths first"),
+    ],
+    # DistributedDataParallel
+    "mended_script": [
+        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
+        (REPLICAS, "num_replicas=dist.get_world_size(), rank=local_rank", "16 of 32 images are never looked at"),
+        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=rank", "your code raises ValueError: Invalid rank 2"),
+        ("set_device(local_rank)", "set_device(rank)", "rank 2 asks for a GPU that isn't there"),
+        ("    torch.cuda.set_device(local_rank)\n", "", "rank 1 works on GPU 0 of its machine, and its own is 1"),
+        ("        sampler.set_epoch(epoch)\n", "", "every epoch has the same order"),
+        (", sampler=sampler", ", shuffle=True", "64 images are looked at in an epoch, and there are 32"),
+        ("    dist.destroy", "    if rank == 0: dist.all_reduce(X.cuda())\n    dist.destroy", "wait for each"),
+        ("DistributedDataParallel(mgpu.lenet_module().cuda())", "mgpu.lenet_module().cuda()", "calls no collective"),
+        ("return 1", "rank 0 never looks at the data"),
+    ],
+    "ddp_collectives": [
+        ("len({buffer.dtype for buffer in buffers})", "0", "the buffers before"),
+        ("{buffer.dtype for buffer in buffers}", "buffers", "in one broadcast"),
+        (" + len(held)", "", "What is left in a bucket"),
+        ("caps.get(grad.dtype, first)", "cap", "has a cap of its own"),
+        ("caps.get(grad.dtype, first)", "first", "Only the first bucket"),
+        ("return len(grads) + len({b.dtype for b in buffers})", "travel together until"),
+        (AT_MOST, "may hold more than its cap"),
+        ("in grads:", "in [type('', (), {'dtype': 0, 'nbytes': g.nbytes}) for g in grads]:", "gradients of one type"),
+        ("return 10", "Count the broadcasts"),
+    ],
+    "best_cap": [
+        ("return max(caps)", "A large bucket waits for its last gradient"),
+        ("return min(caps)", "latency 2, bandwidth 2: 1 instead of 8"),
+        ("return caps.index(100)", "3 is none of the caps"),
+        (" + latency", "", "Every bucket pays the latency"),
+        ("ready[i]) + latency + held / bandwidth", "ready[i] + latency + held / bandwidth)", "all-reduces take turns"),
+        (" or i == len(ready) - 1", "", "instead of"),
+    ],
+    "count_correct": [
+        (SAMPLED, "those in rows [0, 1] twice"),
+        (changed(SAMPLED, "shuffle=False", "shuffle=False, drop_last=True"), "those in rows [8, 9] never"),
+        (changed(SAMPLED, "right.sum(), len(rows)", "right.float().mean()"), "return two numbers"),
+        (changed(SAMPLED, "right.sum(), len(rows)", "right.float().mean(), 1"), "isn't the accuracy of all"),
+        (f"    {ROWS}\n", "", "every rank counts all of them"),
+        (
+            "return ((net(X).argmax(1) == y).sum(), len(y)) if rank == 0 else (0, 0)",
+            "one rank looks at 10 images while others wait",
+        ),
+        (ROWS, "X, y = X[rank::world_size], y[:len(y[rank::world_size])]", "compare each with its own label"),
+        (".sum(), len(y)", ".float().mean() * len(y), len(y)", "What is the mean over no images?"),
+    ],
+    # Splitting a network
+    "best_cut": [
+        ("return len(work) // 2", "Work comes first"),
+        ("return 0", "without layers"),
+        ("return len(work)", "without layers"),
+        ("return float(len(work) // 2)", "the check can't use your answer: TypeError"),
+        ("max(sum(work[:cut]), sum(work[cut:])), ", "0, ", "Work comes first"),
+        ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
+        ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
+    ],
+    "bubble": [
+        ("(micro_batches + num_gpus - 1)", "micro_batches", "idle slots for each busy one"),
+        ("micro_batches + num_gpus - 1", "micro_batches + num_gpus", "slot m + k - 1"),
+        ("(micro_batches + num_gpus - 1)", "num_gpus", "Where does m come in"),
+        ("(num_gpus - 1) /", "micro_batches /", "busy share"),
+        ("(num_gpus - 1) /", "1 /", "does one GPU wait in k - 1"),
+    ],
+    "one_f_one_b": [
+        (
+            "return [f'{kind}{i}' for kind in 'FB' for i in range(micro_batches)]",
+            "rank 0 of 4, 8 micro-batches: after F4 it holds the activations of 5 micro-batches; 1F1B needs no more "
+            "than 4",
+        ),
+        (
+            "return [f'{kind}{i}' for i in range(micro_batches) for kind in 'FB']",
+            "4 ranks and 8 micro-batches: your orders take 96 slots, and 33 are possible",
+        ),
+        ("return [f'F{i}' for i in range(micro_batches)]", "should hold each of B0, B1"),
+        ("return [f'{kind}{i}' for i in range(micro_batches) for kind in 'BF']", "B0 comes before F0"),
+        (
+            "return [f'{kind}{i}' for i in list(range(micro_batches))[:: (-1) ** rank] for kind in 'FB']",
+            "nobody can go on: rank 0 waits for B0, rank 1 waits for F7",
+        ),
+    ],
+    "linear_three_gpus": [
+        ("zip(W.tensor_split(n)", "zip([W.to(d).tensor_split(n)[i] for i, d in enumerate(devices)]", "cut W first"),
+        ("return F.linear(X, W.to(devices[0]), b.to(devices[0])).detach()", "X gets no gradient"),
+        ("W.tensor_split", "W[:-1].tensor_split", "your code raises"),
+        (".to(devices[0])", "", "your code raises RuntimeError"),
+        (" + b_i.to(device)", "", "bias is missing"),
+        ("W.tensor_split", "W.detach().tensor_split", "W gets no gradient"),
+        ("cat(parts", "cat(parts[:2]", "7 columns instead"),
+        ("X.to(device) @", "2 * X.to(device) @", "X @ W.T + b"),
+        ("dim=1)", "dim=1)[:4]", "rows, X has 5"),
+    ],
+    "row_parallel": [
+        ("data[0] += b\n    mgpu.allreduce(data)", "mgpu.allreduce(data)\n    data[0] += b", "GPU 1 has the sum"),
+        ("data[0] += b", "data = [part + b.to(part.device) for part in data]", "the bias is in there 2 times"),
+        ("    mgpu.allreduce(data)\n", "", "holds only its summand"),
+        ("    return data", "", "your function returns None"),
+        ("return data", "return [data[0]] * len(data)", "on the GPU of its part"),
+        ("return data", "return data[:1]", "1 outputs for 2 GPUs"),
+    ],
+    # Sharding
+    "ranks_needed": [
+        ("return 16 * parameters // memory", "round up"),
+        ("return -(-16 * parameters // memory)", "which stay whole on every GPU"),
+        (" if memory > whole else math.inf", "", "however many there are"),
+        ("16 * parameters - whole", "16 * parameters", "Solve (bytes that stay whole)"),
+        ("math.ceil(shared / (memory - whole))", "shared // (memory - whole)", "round up"),
+    ],
+    "sent_bytes": [
+        (" * (k - 1) // k", "", "one part is its own"),
+        ("4 * parameters", "parameters", "has 4 bytes"),
+        ("1 if stage == 1 else micro_batches", "micro_batches", "scattered once, in step()"),
+        ("1 if stage == 1 else micro_batches", "1", "Which collectives belong to a"),
+        ("2 * micro_batches if stage == 3", "micro_batches if stage == 3", "That is 2 times"),
+        ("return 'many'", "Return a number"),
+    ],
+    "reshard": [
+        ("return list(torch.cat(shards).tensor_split(ranks))", "All shards have the same size"),
+        ("[:numel]", "", "padding for the old ranks"),
+        ("return list(torch.cat(shards)[:numel].chunk(ranks))", "instead of"),
+        ("torch.cat(shards)", "torch.cat(shards[::-1])", "their order"),
+        ("return shards", "shards instead of 4"),
+        ("return [0] * ranks", "a list of tensors"),
+    ],
+    "mesh_groups": [
+        ("return ", "a, b = ", "ranks, tensor))", "ranks, tensor))\n    return b, a", "The other way round"),
+        ("return [rank], [rank]", "2 ranks share a layer"),
+        ("return [], []", "in both of its groups itself"),
+        ("rows = ranks // tensor\nreturn list(range(rank % rows, ranks, rows)), [rank]", "their numbers follow"),
+        ("range(rank % tensor, ranks, tensor)", "range(ranks)", "one of every group"),
+        ("return rank", "Return two lists"),
+    ],
+    # Jobs that survive
+    "resumable": [
+        ("if checkpoint is not None", "if False", "the run starts over"),
+        ('first, done = checkpoint["epoch"], checkpoint["done"]', "first, done = 0, 0", "the run starts over"),
+        ('        net.load_state_dict(checkpoint["net"])\n', "", "the parameters that it had"),
+        ('        optimizer.load_state_dict(checkpoint["optimizer"])\n', "", "What does the optimizer remember"),
+        ('        scheduler.load_state_dict(checkpoint["scheduler"])\n', "", "Which learning rate comes next"),
+        ('        torch.set_rng_state(checkpoint["random"])\n', "", "dropout draws different random numbers"),
+        ("        sampler.set_epoch(epoch)\n", "", "rows differ from those of the loop given"),
+        ('checkpoint["epoch"], checkpoint["done"]', 'checkpoint["epoch"], 0', "repeats the epoch from its start"),
+        ('"done": done', '"done": done - 1', "takes step 5 again"),
+        (
+            "        done = 0",
+            '        done = checkpoint["done"] if checkpoint else 0',
+            "after step 5 of 9, the first rows are right, and 2 steps follow instead of 4",
+        ),
+        ('"epoch": epoch', '"epoch": 0', "which epoch is it"),
+        (", momentum=0.9", "", "optimizer and schedule should stay"),
+        ("save({", "if done == 3: save({", "save was called 3 times for 9 steps"),
+        ('"net": net.state_dict()', '"net": net', "not the objects themselves"),
+        ("torch.get_rng_state()", "torch.Generator", "can't be loaded with weights_only=True"),
+        ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
+    ],
+    # Plan a run on a thousand GPUs
+    "fewest_gpus": [
+        ("return -(-16 * parameters // memory)", "whole nodes"),
+        ("memory - activations", "memory", "however many GPUs there are"),
+        ("math.ceil", "int", "round up"),
+        ("return math.inf", "return 8", "don't make them smaller"),
+        ("16 *", "18 *", "Solve 16 * parameters"),
+        ("return 'many'", "Return a number"),
+    ],
+    "training_days": [
+        (" / 86_400", "", "seconds"),
+        ("86_400", "3600", "hours"),
+        ("6 *", "2 *", "six for each parameter"),
+        (" * mfu", "", "only a part of it"),
+        ("peak * mfu)", "peak) * mfu", "Divide by the MFU"),
+        ("n_gpus * ", "", "share the work"),
+        ("6 *", "7 *", "Divide all FLOPs"),
+        ("return '21 days'", "Return a number of days"),
+    ],
+    "best_interval": [
+        (" * 3600", "", "Hours have to become seconds"),
+        (" / n_gpus", "", "n times as many failures"),
+        ("/ n_gpus", "* n_gpus", "divided by n"),
+        ("2 * ", "", "half an interval"),
+        ("** 0.5", "** 0.5 / 3600", "These are hours"),
+        ("** 0.5", "** 0.4", "It is the root"),
+        ("return 'often'", "Return seconds"),
+    ],
+    "stays_in_node": [
+        ("return set(dimensions)", "a node has 8 GPUs"),
+        ("return set()", "time that a node saves"),
+        ("return {max(dimensions, key=lambda name: dimensions[name][1])}", "instead of"),
+        ("return {'tensor'} if dimensions['tensor'][0] <= 8 else set()", "time that a node saves"),
+        ("return {'network'}", "not all names"),
+        ("return 'tensor'", "Return a set"),
+    ],
+    # The museum
+    "clipped_step": [
+        (REDUCE + CLIP, CLIP + REDUCE + "    for params in replicas:\n", "the step differs from a single device's"),
+        ("        nn.utils.clip_grad_norm_(params, length)\n", "", "nothing was clipped"),
+        ("nn.utils", "params is replicas[0] and nn.utils", "the replicas differ"),
+        ("mgpu.sgd(params, lr, batch_size=len(X))", "torch.optim.SGD(params, lr / len(X)).step()", "has a gradient"),
+        ("nn.utils.clip_grad_norm_(params, length)", SCALED, "a gradient shorter than `length` was changed"),
+        ("(params, length)", "(params, 1.0)", "the step differs"),
+    ],
+}
+
+RIGHT = {
+    "strays": ["return [name for name, tensor in net.state_dict().items() if tensor.device != device]"],
+    "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
+    "bucketed_allreduce": ["from mgpu_lib.collectives import bucketed_allreduce"],
+    "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
+    "scatter_sizes": ["return tuple(len(part) for part in torch.arange(rows).chunk(k))"],
+    "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],
+    "strip_prefix": ["from mgpu_lib.checkpoints import strip_prefix"],
+    "unwrap": ["while type(net) is nn.DataParallel:\n    net = net.module\nreturn net"],
+    "halve_every": ["return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** (epoch // epochs))"],
+    "best_lr": [
+        """
+    import math
+    near = min(known, key=lambda B: abs(math.log(B / batch_size)))
+    return known[near] * (batch_size / near) ** 0.5"""
+    ],
+    "critical_batch": ["import mgpu_lib.evidence\nreturn mgpu_lib.evidence.critical_batch(steps)[0]"],
+    "two_batch_noise": [
+        """
+    from mgpu_lib.tuning import noise_from_norms, noise_scale
+    return noise_scale(noise_from_norms(s, l, b, B) for s, l in zip(small, large))"""
+    ],
+    "mended_script": [(f"data, {REPLICAS}", "data")],
+    "count_correct": [
+        """
+    X, y = X.tensor_split(world_size)[rank], y.tensor_split(world_size)[rank]  # blocks instead of every fourth row
+    return torch.stack([(net(X).argmax(1) == y).sum(), torch.tensor(len(y))])""",
+        """
+    per_rank = -(-len(X) // world_size)  # ranks take equally many steps, and what fills up isn't counted
+    rows = torch.arange(rank * per_rank, (rank + 1) * per_rank)
+    new = rows < len(X)
+    rows = rows.clamp(max=len(X) - 1)
+    return ((net(X[rows]).argmax(1) == y[rows]) & new).sum(), new.sum()""",
+    ],
+    "bubble": ["return 1 - torch.tensor(micro_batches / (micro_batches + num_gpus - 1)).item()"],  # in 32 bits
+    "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
+    "linear_three_gpus": [("W.tensor_split(n), b.tensor_split(n)", "W.chunk(n), b.chunk(n)")],  # of other sizes
+    "ranks_needed": [
+        """
+    for k in range(1, 100):
+        kept = (4 if stage == 3 else 0) / k + (4 if stage > 1 else 0) / k + 8 / k
+        kept += (4 if stage < 3 else 0) + (4 if stage == 1 else 0)
+        if kept * parameters <= memory:
+            return k
+    return -(-16 * parameters // memory) if stage == 3 else float("inf")"""
+    ],
+    "reshard": [
+        """
+    new = [torch.zeros(-(-numel // ranks)) for _ in range(ranks)]
+    for i in range(numel):  # number by number
+        new[i // len(new[0])][i % len(new[0])] = shards[i // len(shards[0])][i % len(shards[0])]
+    return new"""
+    ],
+    "mesh_groups": [
+        """
+    mesh = torch.arange(ranks).view(-1, tensor)
+    return mesh[rank // tensor], mesh[:, rank % tensor]"""
+    ],
+    "resumable": [  # random numbers that follow from the step need no place in the checkpoint
+        (
+            '        torch.set_rng_state(checkpoint["random"])\n',
+            "",
+            "            optimizer.zero_grad()",
+            "            torch.manual_seed(1000 * epoch + done)\n            optimizer.zero_grad()",
+        )
+    ],
+    "fewest_gpus": [
+        """
+    n = per_node
+    while activations < memory and 16 * parameters > n * (memory - activations):
+        n += per_node
+    return n if activations < memory else float("inf")"""
+    ],
+}
