@@ -18,12 +18,6 @@ from mgpu_lib.virtual import off_the_clock
 from mgpu_lib.virtual.timeline import Timeline
 
 
-@pytest.fixture
-def machine():
-    with mgpu.virtual_gpus(4) as machine:
-        yield machine
-
-
 def busy(device, n=4096):
     """Some milliseconds of work for `device`, and what the host spent on asking for it."""
     X = torch.empty(n, n, device=device)
@@ -81,11 +75,11 @@ def test_gpus_work_at_the_same_time_and_a_stream_in_order(dry):
         *(lambda X: X.long()[0].bincount(), lambda X: X[0].repeat_interleave(X[0].long())),
     ],
 )
-def test_reading_a_value_waits_for_the_gpu(machine, read):
-    X = torch.ones(64, 64, device=machine.devices[0])
-    machine.gpus[0].streams[0].free = 1.0  # as if it had a second's work
+def test_reading_a_value_waits_for_the_gpu(gpus, read):
+    X = torch.ones(64, 64, device=gpus.devices[0])
+    gpus.gpus[0].streams[0].free = 1.0  # as if it had a second's work
     read(X)
-    assert machine.elapsed() >= 1.0
+    assert gpus.elapsed() >= 1.0
 
 
 @pytest.mark.parametrize(
@@ -95,18 +89,18 @@ def test_reading_a_value_waits_for_the_gpu(machine, read):
         lambda X: torch.zeros(9, device="cuda:0"),
     ],
 )
-def test_other_calls_do_not_wait(machine, call):
-    X = torch.ones(64, 64, device=machine.devices[0])
-    machine.gpus[0].streams[0].free = 1.0
+def test_other_calls_do_not_wait(gpus, call):
+    X = torch.ones(64, 64, device=gpus.devices[0])
+    gpus.gpus[0].streams[0].free = 1.0
     call(X)
-    assert machine.elapsed() < 1e-3
+    assert gpus.elapsed() < 1e-3
 
 
-def test_views_run_nothing(machine):
-    X = torch.ones(64, 64, device=machine.devices[0])
-    before = free(machine.devices[0]), len(machine.timeline)
+def test_views_run_nothing(gpus):
+    X = torch.ones(64, 64, device=gpus.devices[0])
+    before = free(gpus.devices[0]), len(gpus.timeline)
     X.T, X[0], X.view(-1), X.detach(), torch.empty(5, device="cuda:0"), X.expand(2, 64, 64), X.requires_grad_()
-    assert (free(machine.devices[0]), len(machine.timeline)) == before
+    assert (free(gpus.devices[0]), len(gpus.timeline)) == before
 
 
 def test_tf32_follows_pytorchs_switches_or_the_clocks():
@@ -177,17 +171,17 @@ TO_THE_HOST = {
 
 
 @pytest.mark.parametrize("name", [*TO_THE_GPU, *(f"{name}, back" for name in TO_THE_HOST)])
-def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine, name):
+def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(gpus, name):
     copy = {**TO_THE_GPU, **{f"{name}, back": f for name, f in TO_THE_HOST.items()}}[name]
     X, ordinary = torch.ones(10**6, device="cuda:0"), torch.zeros(10**6)
 
     def cost(host, wait):
         """What the host waits for, beside what lies before it in the stream, and what the copy takes."""
         torch.cuda.synchronize()
-        machine.gpus[0].streams[0].free = busy_until = machine.elapsed() + 1.0
+        gpus.gpus[0].streams[0].free = busy_until = gpus.elapsed() + 1.0
         copy(X, host, wait)
-        [done] = [e for e in machine.timeline.since(busy_until - 1.0) if e.kind == "copy"]
-        return machine.elapsed() >= busy_until, done.end - done.start
+        [done] = [e for e in gpus.timeline.since(busy_until - 1.0) if e.kind == "copy"]
+        return gpus.elapsed() >= busy_until, done.end - done.start
 
     (waits, pageable), (waits_too, pinned) = cost(ordinary, True), cost(ordinary.pin_memory(), True)
     assert waits and waits_too and pinned < 0.8 * pageable
@@ -210,12 +204,12 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(machine,
         lambda X, wait: offloaded(X, pin=not wait),
     ],
 )
-def test_what_comes_to_the_host_without_waiting_is_pinned(machine, fetch):
+def test_what_comes_to_the_host_without_waiting_is_pinned(gpus, fetch):
     X = torch.ones(99, 99, device="cuda:0")
     for wait in (True, False):
-        machine.gpus[0].streams[0].free = until = machine.elapsed() + 1.0
+        gpus.gpus[0].streams[0].free = until = gpus.elapsed() + 1.0
         host = fetch(X, wait)
-        assert (machine.elapsed() >= until) == wait and (host is None or host.is_pinned() != wait)
+        assert (gpus.elapsed() >= until) == wait and (host is None or host.is_pinned() != wait)
 
 
 def test_streams_overlap_with_copies_but_kernels_share_the_gpu(dry):
@@ -301,13 +295,13 @@ def test_backward_has_a_thread_for_each_gpu(dry):
     assert {e.thread for e in dry.timeline if e.phase == "backward"} == {"host, backward"}
 
 
-def test_a_backward_pass_that_crosses_gpus_goes_in_order(machine):
+def test_a_backward_pass_that_crosses_gpus_goes_in_order(gpus):
     X = torch.ones(8, device="cuda:0", requires_grad=True)
     (X * 2).to("cuda:1").exp().sum().backward()
-    copy = events(machine, "copy cuda:1 to cuda:0")[0]
-    last = next(e for e in machine.timeline if e.phase == "backward" and e.gpu == 0 and e.name == "mul")
+    copy = events(gpus, "copy cuda:1 to cuda:0")[0]
+    last = next(e for e in gpus.timeline if e.phase == "backward" and e.gpu == 0 and e.name == "mul")
     assert last.launched > copy.launched and last.start >= copy.end
-    assert machine.elapsed() >= last.launched
+    assert gpus.elapsed() >= last.launched
 
 
 def test_replicas_threads_start_together_and_the_main_thread_waits_for_them(dry):
@@ -344,19 +338,19 @@ def test_the_same_program_takes_the_same_time_with_threads_too():
     assert data_parallel_times() == data_parallel_times()
 
 
-def test_other_threads_share_the_first_ones_time(machine):
+def test_other_threads_share_the_first_ones_time(gpus):
     """Python's lock lets one of them work at a time; what they spend is spent when they are joined."""
     X = torch.ones(4, device="cuda:0")
-    alone = -machine.elapsed() + [X + X, machine.elapsed()][1]
-    before = machine.elapsed()
+    alone = -gpus.elapsed() + [X + X, gpus.elapsed()][1]
+    before = gpus.elapsed()
     in_threads([lambda: [X + X for _ in range(50)]] * 3, together=True)
-    assert machine.elapsed() - before == pytest.approx(150 * alone)
+    assert gpus.elapsed() - before == pytest.approx(150 * alone)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
-            machine.clock.work(1.0)
-            start = machine.elapsed()
+            gpus.clock.work(1.0)
+            start = gpus.elapsed()
             pool.submit(lambda: X + X).result()
-            assert machine.timeline[-1].called == pytest.approx(start) and machine.elapsed() > start
+            assert gpus.timeline[-1].called == pytest.approx(start) and gpus.elapsed() > start
 
 
 def in_threads(calls, together):
@@ -395,39 +389,39 @@ def test_what_threads_do_at_the_same_time_may_differ_next_time():
     )
 
 
-def test_nvtx_ranges_name_phases(machine):
+def test_nvtx_ranges_name_phases(gpus):
     X = torch.ones(4, device="cuda:0", requires_grad=True)
     with torch.cuda.nvtx.range("outer"):
         with torch.cuda.nvtx.range("inner"):
             Y = X * 3
         (Y * Y).sum().backward()
     Y + 1
-    phases = [e.phase for e in machine.timeline]
+    phases = [e.phase for e in gpus.timeline]
     assert phases[:3] == ["forward", "inner", "outer"] and phases[-1] == "forward" and "backward" not in phases
     with torch.no_grad():
         Y + 1
-    assert machine.timeline[-1].phase == ""
+    assert gpus.timeline[-1].phase == ""
     X.sum().backward()
-    assert machine.timeline[-1].phase == "backward"
+    assert gpus.timeline[-1].phase == "backward"
     assert torch.cuda.nvtx.range_push("a") == 0 and torch.cuda.nvtx.range_push("b") == 1
     assert torch.cuda.nvtx.range_pop() == 1 and torch.cuda.nvtx.range_pop() == 0
     torch.cuda.nvtx.mark("here")
 
 
-def test_loading_batches(machine):
+def test_loading_batches(gpus):
     def epoch(workers, step):
-        start = machine.elapsed()
-        for _ in machine.loading(range(12), seconds=0.01, workers=workers):
-            machine.clock.work(step)
-        return machine.elapsed() - start
+        start = gpus.elapsed()
+        for _ in gpus.loading(range(12), seconds=0.01, workers=workers):
+            gpus.clock.work(step)
+        return gpus.elapsed() - start
 
     assert epoch(0, 0.005) == pytest.approx(12 * 0.015)
     assert epoch(1, 0.005) == pytest.approx(12 * 0.01 + 0.005), "the loader is slower: the last step comes after it"
     assert epoch(4, 0.005) == pytest.approx(0.01 + 12 * 0.005), "the first batch is waited for, the others are there"
     assert epoch(2, 0.005) == pytest.approx(0.01 + 12 * 0.005)
-    assert {e.row for e in machine.timeline if e.name == "load a batch"} == {"host", *(f"worker {i}" for i in range(4))}
+    assert {e.row for e in gpus.timeline if e.name == "load a batch"} == {"host", *(f"worker {i}" for i in range(4))}
     with pytest.raises(ValueError, match="negative"):
-        machine.loading([], -1.0)
+        gpus.loading([], -1.0)
 
 
 def test_start_begins_at_zero_again():
@@ -527,12 +521,12 @@ def test_a_timeline_says_what_it_lacks(monkeypatch, tmp_path):
 # Timer
 
 
-def test_timer_reads_the_virtual_clock(machine):
+def test_timer_reads_the_virtual_clock(gpus):
     X = torch.ones(256, 256, device="cuda:1")
-    timer = mgpu.Timer(machine.devices)
+    timer = mgpu.Timer(gpus.devices)
     with timer:
         X @ X
-    assert timer.seconds == pytest.approx(free(machine.devices[1]) - events(machine, "mm")[0].called)
+    assert timer.seconds == pytest.approx(free(gpus.devices[1]) - events(gpus, "mm")[0].called)
     timing = timer.measure(lambda: X @ X, repeats=4, warmup=1)
     assert len(timing.seconds) == 4 and timing.median == pytest.approx(timer.seconds)
     assert timing.spread == (pytest.approx(timing.median), pytest.approx(timing.median))
@@ -548,11 +542,11 @@ def test_timer_reads_the_computers_clock_elsewhere():
     assert low <= timing.median <= high and "5 runs" in repr(timing)
 
 
-def test_timer_belongs_to_its_machine(machine):
-    timer = mgpu.Timer(machine.devices)
+def test_timer_belongs_to_its_machine(gpus):
+    timer = mgpu.Timer(gpus.devices)
     with mgpu.virtual_gpus(1, gpu="T4"), pytest.raises(RuntimeError, match="make another Timer"):
         timer.now()
-    machine.stop()
+    gpus.stop()
     with pytest.raises(RuntimeError, match="no virtual machine answers"):
         timer.now()
     with pytest.raises(ValueError, match="name the devices"):

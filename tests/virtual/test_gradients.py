@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mgpu_lib.virtual import virtual_gpus
-
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
-
-
-@pytest.fixture
-def gpus():
-    with virtual_gpus(2) as machine:
-        yield machine
 
 
 class Twice(torch.autograd.Function):

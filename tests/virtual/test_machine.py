@@ -22,12 +22,6 @@ MiB = 1 << 20
 
 
 @pytest.fixture
-def gpus():
-    with virtual_gpus(2) as machine:
-        yield machine
-
-
-@pytest.fixture
 def v100s():
     """GPUs that are soon full."""
     with virtual_gpus(2, "V100") as machine:
@@ -36,17 +30,18 @@ def v100s():
 
 def pytorch():
     """Every function and class that a module or a class of PyTorch holds, and what else is patched."""
-    owners = [module for name, module in [*sys.modules.items()] if name.split(".")[0] == "torch"]
-    owners += [value for module in owners for value in vars(module).values() if issubclass(type(value), type)]
-    held = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
+    modules = [module for name, module in [*sys.modules.items()] if name.split(".")[0] == "torch"]
+    classes = {value for module in modules for value in vars(module).values() if issubclass(type(value), type)}
+    held = {(o, name): value for o in (*modules, *classes) for name, value in vars(o).items() if callable(value)}
     held.pop((sys.modules["torch._custom_class_base"], "_FakeScriptObject_cls"), None)  # found when first asked for
     state = torch._C._len_torch_function_stack(), torch.__future__.get_swap_module_params_on_conversion()
     return held, [*state, list(torch.serialization._package_registry)]
 
 
 def check_as_it_was(before):
-    assert [where for where, value in pytorch()[0].items() if before[0].get(where) is not value] == []
-    assert pytorch()[0].keys() == before[0].keys() and pytorch()[1] == before[1]
+    held, state = pytorch()
+    assert [where for where, value in held.items() if before[0].get(where) is not value] == []
+    assert held.keys() == before[0].keys() and state == before[1]
 
 
 def test_stop_puts_back_every_bit():
@@ -132,7 +127,7 @@ def test_the_rest_of_torch_cuda(gpus):
 
 
 def test_torch_accelerator(gpus):
-    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 4
     assert torch.accelerator.current_accelerator().type == "cuda"
     torch.accelerator.set_device_index(1)
     assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
@@ -358,7 +353,7 @@ def test_traffic_is_counted(gpus):
 
 
 def test_what_prices_and_capacities_follow_from_is_fixed(gpus):
-    with pytest.raises(AttributeError, match="spec of <2 virtual A100-80, NVLink 3, 12 links, on> is fixed"):
+    with pytest.raises(AttributeError, match="spec of <4 virtual A100-80, NVLink 3, 12 links, on> is fixed"):
         gpus.spec = gpus.spec
 
 
@@ -424,7 +419,7 @@ def test_streams_are_of_a_gpu(gpus):
         with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
             make("cpu")
         with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
-            make(2)
+            make(4)
 
 
 def test_each_gpu_has_its_own_random_numbers(gpus):

@@ -18,12 +18,6 @@ from torch.nn.parallel import comm
 from mgpu_lib.virtual import virtual_gpus
 
 
-@pytest.fixture
-def gpus():
-    with virtual_gpus(4) as machine:
-        yield machine
-
-
 def small_net():
     torch.manual_seed(0)
     return nn.Sequential(

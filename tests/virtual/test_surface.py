@@ -22,12 +22,6 @@ from mgpu_lib.virtual.patches.legacy import LEGACY
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
 
 
-@pytest.fixture
-def gpus():
-    with virtual_gpus(2) as machine:
-        yield machine
-
-
 class Marked(torch.Tensor):
     """A subclass of tensors that keeps PyTorch's own __torch_function__."""
 

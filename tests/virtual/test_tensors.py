@@ -11,18 +11,11 @@ from oracle import check_same_on_a_gpu
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.virtual.shapes import form_of
 
 ZEROS = torch.zeros  # imported, as it were, before any virtual GPU is on
 CPU, GPU0, GPU1, GPU2 = torch.device("cpu"), *(torch.device("cuda", i) for i in range(3))
 CPU_X = torch.arange(6.0).reshape(2, 3)
-
-
-@pytest.fixture
-def gpus():
-    with virtual_gpus(4) as machine:
-        yield machine
 
 
 # Making
