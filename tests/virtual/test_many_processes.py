@@ -14,17 +14,18 @@ pytestmark = pytest.mark.slow
 KERNEL = 1e-3  # seconds, as in programs/times.py
 
 
-def times():
-    """What each rank says when the program times.py runs."""
-    done = ranks.torchrun(3, PROGRAMS / "times.py")
-    return {int(rank): json.loads(said) for rank, said in re.findall(r"^rank (\d) (.*)$", done.stdout, re.M)}
+@pytest.fixture(scope="module")
+def said():
+    """What times.py writes in two runs at once, each a load for the other; the second one goes on to make mistakes."""
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda more: ranks.torchrun(3, PROGRAMS / "times.py", *more), ([], ["mistakes"]))
+        return [done.stdout for done in runs]
 
 
 @pytest.fixture(scope="module")
-def runs():
-    """Two at once, each a load for the other."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda _: times(), range(2)))
+def runs(said):
+    """What each rank says of its times, in both runs."""
+    return [{int(rank): json.loads(it) for rank, it in re.findall(r"^rank (\d) (.*)$", text, re.M)} for text in said]
 
 
 @pytest.fixture
@@ -66,10 +67,10 @@ def test_buckets_travel_behind_the_backward_pass(run):
 
 
 @pytest.fixture(scope="module")
-def words():
+def words(said):
     """{mistake: the error of each rank}."""
-    done, found = ranks.torchrun(3, PROGRAMS / "mistakes.py"), {}
-    for line in map(json.loads, done.stdout.splitlines()):
+    found = {}
+    for line in map(json.loads, re.findall(r"^{.*$", said[1], re.M)):
         found.setdefault(line["mistake"], {})[line["rank"]] = line["words"]
     return found
 
