@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-WRITING = "half", "fsync", "replace"  # moments inside a checkpoint's writing; half: some of the bytes are there
-MOMENTS = "step", *WRITING, "replaced"
+MOMENTS = "step", "half", "fsync", "replace", "replaced"  # half: some bytes of a checkpoint are written
 
 
 class Kill(NamedTuple):

@@ -54,12 +54,6 @@ def undisturbed_alone(tmp_path_factory):
     return folder
 
 
-def test_seeds_draw_thirty_kills_and_ten_of_them_inside_the_writing_of_a_checkpoint():
-    kills = [kill for plans in PLANS.values() for plan in plans.values() for kill in plan]
-    assert len(kills) >= 30 and sum(kill.moment in killing.WRITING for kill in kills) >= 10
-    assert {kill.moment for kill in kills} == set(killing.MOMENTS)
-
-
 @pytest.mark.parametrize("seed", PLANS["alone"])
 def test_a_killed_process_started_again_ends_as_an_undisturbed_one(seed, undisturbed_alone, tmp_path):
     plan = PLANS["alone"][seed]
