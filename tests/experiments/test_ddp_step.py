@@ -33,29 +33,6 @@ def test_the_grid_is_whole(recorded):
         assert len(cells) == (len(recorded["buckets"]) if name.count("/") > 1 else 1)
 
 
-def test_the_parts_of_a_cell_fit_each_other(recorded):
-    for name, cells in recorded["cells"].items():
-        for place, cell in enumerate(cells):
-            words = cell.split(" ")
-            ticks, kernels, exposed, idle, hidden = map(int, words[:5])
-            forward, backward, update, alone, broadcasts, reduces = map(times, words[5:])
-            assert abs(kernels + exposed + idle - 1000) <= 2
-            for spans in (forward + backward + update, alone, broadcasts + reduces):
-                edges = [time for start, end, _ in spans for time in (start, end)]
-                assert edges == sorted(edges) and max(edges, default=0) <= ticks / 100 + 1
-                assert all(0 <= covered <= end - start for start, end, covered in spans)
-            run = sum(covered for *_, covered in forward + backward + update)
-            assert run == pytest.approx(ticks / 100 * kernels / 1000, abs=ticks / 100 / 1000 + 10)
-            left = sum(covered for *_, covered in alone)
-            assert left == pytest.approx(ticks / 100 * exposed / 1000, abs=ticks / 100 / 1000 + len(alone))
-            sent = sum(end - start for start, end, _ in broadcasts + reduces)
-            if name.count("/") > 1:
-                assert left / sent == pytest.approx(1 - hidden / 1000, abs=0.02)
-                assert len(reduces) == len(recorded["bytes"][name.split("/")[0]][place].split())
-            else:
-                assert sent == left == hidden == 0
-
-
 def test_every_gradient_travels_once(recorded):
     for name, (net, _) in ddp_step.networks().items():
         params = [p.numel() * 4 for p in net.parameters()]

@@ -39,6 +39,20 @@ class Branches(nn.Module):
         return self.branches[number % (len(self.branches) - 1)](torch.tanh(self.trunk(X)))
 
 
+class Tied(nn.Module):
+    """The last layer has the weight of the first; a layer between is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = (nn.Linear(5, 5).double() for _ in range(3))
+        self.last.weight = self.first.weight
+        self.middle.requires_grad_(False)
+
+    def forward(self, X):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(X)))))
+
+
 def batches(rows=8, steps=STEPS, shape=(5,), classes=3):
     """Whole batches: each rank takes its part of every one of them."""
     generator = torch.Generator().manual_seed(1)

@@ -9,6 +9,7 @@ import sys
 import torch
 from checking import (
     Branches,
+    Tied,
     batches,
     check,
     check_accumulation,
@@ -31,20 +32,6 @@ from mgpu_lib.ddp import DDP
 
 F = nn.functional
 SIZES = 1, 200, 25 * 2**20  # bytes: a bucket for each tensor, some, and one for all
-
-
-class Tied(nn.Module):
-    """The last layer has the weight of the first; a layer between is frozen."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.middle, self.last = (nn.Linear(5, 5).double() for _ in range(3))
-        self.last.weight = self.first.weight
-        self.middle.requires_grad_(False)
-
-    def forward(self, X):
-        return self.last(torch.tanh(self.middle(torch.tanh(self.first(X)))))
 
 
 def replica(net, rank, **options):

@@ -96,22 +96,16 @@ def dtensor_operations(rank, n):
 
 
 @check
-def dtensor_random_numbers_of_different_seeds(rank, n):
-    """The first random number takes all ranks to where rank 0 is, as PyTorch does on real GPUs."""
+def dtensor_random_numbers(rank, n):
+    """What is replicated is equal on all ranks, and parts are different from each other.
+
+    The first random number takes all ranks to where rank 0 is, as PyTorch does on real GPUs.
+    """
     mesh = init_device_mesh("cuda", (n,))
     torch.distributed.tensor._random._rng_tracker = None  # as at the program's start
-    torch.manual_seed(7 + rank)
-    x = rand(8, 6, device_mesh=mesh, placements=[Replicate()])
-    assert equal_on_all_ranks(x.to_local())
-    torch.manual_seed(7)
-    assert torch.equal(x.to_local(), rand(8, 6, device_mesh=mesh, placements=[Replicate()]).to_local())
-
-
-@check
-def dtensor_random_numbers(rank, n):
-    """What is replicated is equal on all ranks, and parts are different from each other."""
-    mesh = init_device_mesh("cuda", (n,))
-    torch.manual_seed(5)
+    torch.manual_seed(5 + rank)
+    first = rand(8, 6, device_mesh=mesh, placements=[Replicate()])
+    assert equal_on_all_ranks(first.to_local())
     for make in (rand, randn, drawn, dropped):
         x = make(8, 6, device_mesh=mesh, placements=[Replicate()])
         assert equal_on_all_ranks(x.to_local()) and len(x.to_local().unique()) > 1
@@ -123,9 +117,7 @@ def dtensor_random_numbers(rank, n):
     plain = torch.rand(1000, device="cuda")  # whoever draws without a DTensor goes on as if it had been none
     assert equal_on_all_ranks(plain)
     torch.manual_seed(5)
-    again = rand(8, 6, device_mesh=mesh, placements=[Replicate()])
-    torch.manual_seed(5)
-    assert torch.equal(again.to_local(), rand(8, 6, device_mesh=mesh, placements=[Replicate()]).to_local())
+    assert torch.equal(first.to_local(), rand(8, 6, device_mesh=mesh, placements=[Replicate()]).to_local())
 
 
 def drawn(*shape, device_mesh, placements):

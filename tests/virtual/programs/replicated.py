@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from checking import (
     Branches,
+    Tied,
     batches,
     check,
     check_accumulation,
@@ -99,14 +100,10 @@ def ddp_hooks(rank, n):
         same_networks(train(ddp, parts(rank, n)).module, trained_alone(net), tolerance)
         assert equal_on_all_ranks(ddp.module[0].weight)
     assert len(numbers) > 1  # the buckets are as small as was asked for
-
-
-@check
-def ddp_hooks_in_c(rank, n):
     for kind, tolerance in ((dist.BuiltinCommHookType.ALLREDUCE, 1e-9), (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2)):
-        ddp = replica(network(), rank, bucket_cap_mb=SMALL)
+        ddp = replica(net, rank, bucket_cap_mb=SMALL)
         ddp._register_builtin_comm_hook(kind)
-        same_networks(train(ddp, parts(rank, n)).module, trained_alone(network()), tolerance)
+        same_networks(train(ddp, parts(rank, n)).module, trained_alone(net), tolerance)
 
 
 @check
@@ -222,12 +219,9 @@ def ddp_buffers(rank, n):
 
 @check
 def ddp_tied_and_frozen_parameters(rank, n):
-    net = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
-    net.double()[2].weight = net[0].weight
-    net[4].requires_grad_(False)
-    ddp = replica(net, rank)
-    assert ddp.module[2].weight is ddp.module[0].weight
-    same_networks(train(ddp, parts(rank, n)).module, trained_alone(net))
+    ddp = replica(Tied(), rank)
+    assert ddp.module.last.weight is ddp.module.first.weight
+    same_networks(train(ddp, parts(rank, n)).module, trained_alone(Tied()))
 
 
 @check
