@@ -107,21 +107,15 @@ def test_bad_options(options, words):
 # --- what torch.cuda answers ----------------------------------------------------------------------------------------
 
 
-def test_properties_come_from_the_data_sheet(gpus):
+def test_what_torch_cuda_says_of_a_gpu(gpus):
     properties = torch.cuda.get_device_properties(1)
     assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (8, 0)
     assert properties.total_memory == gpus.spec.memory and properties.multi_processor_count == 108
     assert "A100" in properties.name and "virtual" in properties.name and "total_memory=81157MB" in repr(properties)
     assert torch.cuda.get_device_properties("cuda:0").uuid != properties.uuid
-
-
-def test_the_rest_of_torch_cuda(gpus):
     assert torch.cuda.can_device_access_peer(0, 1) and not torch.cuda.is_current_stream_capturing()
     torch.cuda.init()
-    assert torch.cuda.is_initialized()
-    torch.cuda.synchronize()
-    torch.cuda.synchronize("cuda:1")
-    assert torch.cuda.is_bf16_supported(including_emulation=False)
+    assert torch.cuda.is_initialized() and torch.cuda.is_bf16_supported(including_emulation=False)
     with virtual_gpus(1, gpu="V100"):
         assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
 
@@ -595,13 +589,6 @@ def test_cuda_visible_devices_counts_until_cuda_starts(monkeypatch):
         assert not torch.cuda.is_available()
 
 
-@pytest.mark.parametrize("value", ["GPU-8932f937,GPU-1a5b", "MIG-8932f937"])
-def test_virtual_gpus_have_no_ids(monkeypatch, value):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    with found(), pytest.raises(RuntimeError, match=f"'{value}': virtual GPUs have numbers and no IDs"):
-        torch.cuda.device_count()
-
-
 def test_hidden_gpus_stay_where_they_are(monkeypatch):
     """In a DGX-1, two NVLinks join GPUs 0 and 3, one 0 and 1, none 0 and 7; an ID belongs to the GPU."""
     seconds, ids = [], []
@@ -619,10 +606,14 @@ def test_hidden_gpus_stay_where_they_are(monkeypatch):
     assert seconds[0] == seconds[3] < seconds[1] < seconds[2] and ids[0] == ids[3][::-1] and ids[0][1] != ids[1][1]
 
 
-def test_whoever_makes_gpus_has_all_of_them(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+@pytest.mark.parametrize("value", ["", "GPU-8932f937,GPU-1a5b", "MIG-8932f937"])
+def test_whoever_makes_gpus_has_all_of_them_and_they_have_no_ids(monkeypatch, value):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     with virtual_gpus(2):
         assert torch.cuda.device_count() == 2
+    if value:
+        with found(), pytest.raises(RuntimeError, match=f"'{value}': virtual GPUs have numbers and no IDs"):
+            torch.cuda.device_count()
 
 
 # --- backings -------------------------------------------------------------------------------------------------------

@@ -231,8 +231,7 @@ def test_modules_move_in_inference_mode(gpus):
     expected = net(X)
     with torch.inference_mode():
         for device in ("cuda:0", "cuda:3", "cpu", "cuda:1"):
-            net.to(device)
-            assert {p.device for p in net.parameters()} == {torch.device(device)}
+            assert {p.device for p in net.to(device).parameters()} == {torch.device(device)}
             torch.testing.assert_close(net(X.to(device)).cpu(), expected)
     with torch.no_grad():
         torch.testing.assert_close(net(X.to("cuda:1")).cpu(), expected)
@@ -310,56 +309,26 @@ def test_lazy_modules(gpus, make):
 # --- nn.parallel ------------------------------------------------------------------------------------------------------
 
 
-def test_scatter_and_gather_nested(gpus):
-    devices = [0, 1, 2, 3]
-    parts = nn.parallel.scatter({"x": torch.arange(9), "n": 7, "pair": (torch.ones(9, 2), "same")}, devices)
-    assert [p["x"].tolist() for p in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # 9 rows for 4 GPUs: three chunks of 3
-    assert [p["x"].get_device() for p in parts] == [0, 1, 2] and {p["n"] for p in parts} == {7}
-    assert parts[1]["pair"][0].shape == (3, 2) and parts[1]["pair"][1] == "same"
-    whole = nn.parallel.gather([p["x"] for p in parts], 2)
-    assert whole.tolist() == list(range(9)) and whole.get_device() == 2
-    assert nn.parallel.gather([p["pair"][0] for p in parts], "cpu").device == torch.device("cpu")
-    assert comm.reduce_add([p["pair"][0] for p in parts], 1).tolist() == 3 * [[3, 3]]
-    nested = nn.parallel.gather([{"a": [p["x"]]} for p in parts], 0)
-    assert nested["a"][0].tolist() == list(range(9))
-
-
-@pytest.mark.parametrize(("k", "n"), [(1, 5), (2, 1), (2, 9), (3, 5), (4, 2), (4, 16)])
-def test_data_parallel_equals_one_device(gpus, k, n):
-    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    net, (X, y) = nn.DataParallel(copy.deepcopy(plain).to("cuda:0"), device_ids=list(range(k))), batch(n)
-    moved = X.to("cuda:0").requires_grad_()
-    expected, out = plain(X.requires_grad_()), net(moved)
-    F.cross_entropy(expected, y).backward()
-    F.cross_entropy(out, y.to("cuda:0")).backward()
-    torch.testing.assert_close(out.cpu(), expected)
-    for a, b in zip([X, *plain.parameters()], [moved, *net.parameters()], strict=True):
-        torch.testing.assert_close(b.grad.cpu(), a.grad, atol=1e-5, rtol=1e-5)
-
-
-class Nested(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, pair, *, scale, flag="no"):
+class Nested(nn.Linear):
+    def forward(self, pair, *, scale):
         x, extra = pair
-        if flag == "raise" and x.get_device() == 1:
-            raise ValueError("no luck")
         self.calls += 1
-        assert x.device == self.layer.weight.device == torch.device("cuda", torch.cuda.current_device())
-        return {"out": self.layer(x) * scale, "rest": [extra["n"]]}
+        if scale is None and x.get_device() == 1:
+            raise ValueError("no luck")
+        assert x.device == self.weight.device == torch.device("cuda", torch.cuda.current_device())
+        return {"out": super().forward(x) * (scale or 1), "rest": [extra["n"]]}
 
 
 def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
-    net = nn.DataParallel(Nested().to("cuda:0"), device_ids=[0, 1, 2])
-    pair = (torch.ones(7, 2, device="cuda:0"), {"n": torch.arange(7, device="cuda:0")})
-    out = net(pair, scale=2.0)
+    net = Nested(2, 2).to("cuda:0")
+    net.register_buffer("calls", torch.zeros(1, device="cuda:0"))
+    parallel = nn.DataParallel(net, [0, 1, 2])
+    pair = torch.ones(7, 2, device="cuda:0"), {"n": torch.arange(7, device="cuda:0")}
+    out = parallel(pair, scale=2.0)
     assert out["out"].shape == (7, 2) and out["rest"][0].tolist() == list(range(7))
-    assert net.module.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
+    assert net.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
     with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
-        net(pair, scale=1.0, flag="raise")
+        parallel(pair, scale=None)
 
 
 def test_data_parallel_gathers_scalars_with_its_warning(gpus):
@@ -404,8 +373,10 @@ def test_autocast(gpus, dtype):
     assert loss.dtype == torch.float32 and not torch.is_autocast_enabled() and not torch.is_autocast_enabled("cpu")
     loss.backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.get_device() == 1 for p in net.parameters())
-    with torch.autocast("cuda", dtype=dtype), torch.autocast("cuda", enabled=False):
-        assert net(X).dtype == torch.float32
+    with torch.autocast("cuda", dtype=dtype):
+        assert nn.DataParallel(net, [1, 0])(X).dtype == torch.float16  # PyTorch tells its threads no other type
+        with torch.autocast("cuda", enabled=False):
+            assert net(X).dtype == torch.float32
 
 
 def test_autocast_has_the_lists_of_cuda(gpus):
@@ -440,19 +411,12 @@ def test_autocast_lowers_recurrent_networks(gpus, kind):
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
 def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
-    cell, x = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1")
+    cell, x, hidden, held = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1"), None, []
     with torch.autocast("cuda"):
-        hidden, held = None, []
         for _ in range(3):
             hidden = cell(x, hidden)
             held.append(torch.cuda.memory_allocated(1))
     assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
-
-
-def test_autocast_reaches_the_replicas_of_data_parallel(gpus):
-    net = nn.DataParallel(small_net().to("cuda:0"), device_ids=[0, 1])
-    with torch.autocast("cuda"):
-        assert net(batch()[0].cuda()).dtype == torch.float16
 
 
 def test_grad_scaler(gpus):

@@ -270,6 +270,8 @@ def test_comm_writes_to_out_and_checks_its_arguments(gpus):
     assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
     assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
     assert [part.tolist() for part in comm.scatter(torch.arange(4.0), out=out)] == [[0, 1], [2, 3]]
+    assert comm.gather(out, destination="cuda:1").device == comm.reduce_add(out, 1).device == GPU1
+    assert comm.gather(out, destination="cpu").is_cpu and comm.reduce_add(out, 1).tolist() == [2, 4]
     gathered = torch.empty(4)
     assert comm.gather(out, out=gathered) is gathered and gathered.tolist() == [0, 1, 2, 3]
     for wrong, words in (
