@@ -3,19 +3,15 @@
 import math
 
 import pytest
+from test_topology import topology
 
 from mgpu_lib.virtual import nccl
 from mgpu_lib.virtual.costs import link_seconds, pipeline_seconds, ring_seconds, round_seconds
 from mgpu_lib.virtual.specs import find_gpu
 from mgpu_lib.virtual.topology import MACHINES, NETWORKS, find_topology
 
-GPU = {"nvlink2": "V100", "nvlink3": "A100-80", "nvlink4": "H100", None: "T4"}
 NAMES = "all_reduce all_gather reduce_scatter broadcast reduce all_to_all gather scatter send".split()
 SIZES = [2**n for n in range(4, 31)]
-
-
-def topology(name, network=None):
-    return find_topology(name, find_gpu(GPU[MACHINES[name].link]), network)
 
 
 def bus(nbytes, gpus, where):
