@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import killing
@@ -110,38 +109,28 @@ def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
-    """Nothing is forked here: torchrun and its ranks are as a reader starts them."""
+    """Nothing is forked in what is stopped: torchrun and its ranks are as a reader starts them."""
     command = torchrun(*LONG, python=sys.executable)
     with running.started(command, tmp_path) as run:
         assert running.stop_after([run], tmp_path, 80) == [1]  # torchrun's own, whatever its ranks do
         assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
-    running.done(command, tmp_path)
+    running.done(torchrun(*LONG), tmp_path)
     assert running.same_run(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
-def test_sigterm_on_two_machines_is_followed_by_a_run_that_resumes_to_the_same_bit(undisturbed, tmp_path):
+@pytest.mark.parametrize("stopped", [(0, 1), (0,), (1,)])
+def test_sigterm_on_two_machines_or_one_is_followed_by_a_run_that_resumes_to_the_same_bit(
+    stopped, undisturbed, tmp_path
+):
     command = running.SCRIPT, *LONG
     with running.on_two_machines(tmp_path, *command) as runs:
-        assert running.stop_after(runs, tmp_path, 80) == [1, 1]
-        assert sum(run.said.count("stopped by SIGTERM after step") for run in runs) == 1
-        assert all(run.vanished() for run in runs)
-    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
-    with running.on_two_machines(tmp_path, *command) as runs:
-        assert [run.ended() for run in runs] == [0, 0]
-    assert running.same_run(tmp_path, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", [0, 1])
-def test_sigterm_on_one_of_two_machines_stops_both_and_the_run_resumes_to_the_same_bit(machine, undisturbed, tmp_path):
-    command = running.SCRIPT, *LONG
-    with running.on_two_machines(tmp_path, *command) as runs:
-        assert running.stop_after([runs[machine]], tmp_path, 80) == [1]
+        assert running.stop_after([runs[i] for i in stopped], tmp_path, 80) == [1] * len(stopped)
         said = "stopped by SIGTERM after step"
         assert running.wait_until(lambda: sum(run.said.count(said) for run in runs) == 1)
-    # The other machine's torchrun would wait some minutes for this one. Here it is killed.
+        # If one is left, its torchrun would wait some minutes for the other. Here it is killed.
+        assert len(stopped) == 1 or all(run.vanished() for run in runs)
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
     with running.on_two_machines(tmp_path, *command) as runs:
         assert [run.ended() for run in runs] == [0, 0]
@@ -181,28 +170,21 @@ def good(tmp_path):
     return tmp_path, (tmp_path / "run.pt").read_bytes()
 
 
-def check_refusal(said, good, *reasons, file="the checkpoint run.pt after step 10"):
+def check_refusal(said, good, reason, file="the checkpoint run.pt after step 10"):
     folder, content = good
-    assert said.count(f"can't write {file} (") == 1, said
+    assert said.count(f"can't write {file} (") == 1 and reason in said, said
     assert 'train_ddp.py", line' not in said, said  # no traceback, but torchrun's own
-    assert any(reason in said for reason in reasons), said
-    assert (folder / "run.pt").read_bytes() == content and not os.path.lexists(folder / "run.pt.new")
+    assert (folder / "run.pt").read_bytes() == content
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_disk_is_named_and_the_last_checkpoint_stays(good):
-    folder, _ = good
-    (folder / "run.pt.new").symlink_to("/dev/full")
-    check_refusal(running.done(torchrun(*SHORT, "--epochs", "2"), folder, status=1), good, "No space left on device")
-
-
-@pytest.mark.slow
-def test_a_file_that_gets_too_long_is_named_and_the_last_checkpoint_stays(good):
-    """Some bytes are written, then no more."""
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
-    command = [*limited, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
-    check_refusal(running.done(command, good[0], status=1), good, "File too large")
+@pytest.mark.parametrize("reason", ["No space left on device"] * os.path.exists("/dev/full") + ["Is a directory"])
+def test_a_disk_that_does_not_take_a_checkpoint_is_named_and_the_last_one_stays(reason, good):
+    """It is full: what was begun goes; or the file can't even be opened."""
+    new = good[0] / "run.pt.new"
+    new.mkdir() if "directory" in reason else new.symlink_to("/dev/full")
+    check_refusal(running.done(torchrun(*SHORT, "--epochs", "2"), good[0], status=1), good, reason)
+    assert os.path.lexists(new) == new.is_dir()
 
 
 @pytest.mark.slow
@@ -214,24 +196,7 @@ def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(good):
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
     arguments = [*SHORT, "--epochs", "2", "--every", "1"]
     command = [*limited, *torchrun(*arguments, python=sys.executable)]
-    check_refusal(running.done(command, good[0], status=1), good, "File too large", file="the metrics run.csv")
+    check_refusal(running.done(command, good[0], status=1), good, "File too large", "the metrics run.csv")
     assert metrics.read_text().startswith(before) and len(metrics.read_text()) == 100 * 1024  # half a line
     running.done(torchrun(*arguments), good[0])
     assert [line.split(",")[0] for line in running.lines(good[0])] == ["step", *map(str, range(1, 11))]
-
-
-@pytest.mark.slow
-def test_a_read_only_folder_is_named_and_the_last_checkpoint_stays(good, tmp_path_factory):
-    """Permissions don't bind root, unless it has given up that capability."""
-    folder, _ = good
-    bound = "setpriv --bounding-set=-dac_override --inh-caps=-dac_override --".split() if os.geteuid() == 0 else []
-    if bound and subprocess.run([*bound, "true"], capture_output=True, timeout=600).returncode:
-        pytest.skip("root can't give up its power over permissions here")
-    folder.chmod(0o555)
-    try:
-        command = [*bound, sys.executable, running.SCRIPT, *SHORT, "--epochs", "2"]
-        with running.started(command, folder) as run:
-            assert run.ended() == 1
-            check_refusal(run.said, good, "Permission denied", "Read-only file system")
-    finally:
-        folder.chmod(0o755)
