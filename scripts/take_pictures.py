@@ -16,7 +16,6 @@ from pathlib import Path
 
 import chromium
 import matplotlib
-import nbformat
 
 from mgpu_lib import widgets
 from mgpu_lib.virtual import replacing
@@ -44,11 +43,11 @@ DRAW = """async ([source, state]) => {
 def figures_shown(folder=ROOT / "chapters"):
     """(class name, values) of every interactive figure in the stored outputs of the notebooks in `folder`."""
     for path in sorted(folder.glob("*.ipynb")):
-        for cell in nbformat.read(path, as_version=4).cells:
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             for output in cell.get("outputs", []):
-                found = STATE.search(output.get("data", {}).get("text/html", ""))
+                found = STATE.search("".join(output.get("data", {}).get("text/html", "")))
                 if found:
-                    yield output.data["text/plain"].partition("(")[0], json.loads(found[1])
+                    yield "".join(output["data"]["text/plain"]).partition("(")[0], json.loads(found[1])
 
 
 def fonts():

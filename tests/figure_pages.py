@@ -1,6 +1,7 @@
 """What the tests of the interactive figures share: pages that hold figures, and what is read from them."""
 
 import json
+import re
 
 import pytest
 
@@ -189,3 +190,26 @@ def click_at(page, element, share):
     """Click a slider at a share of its way."""
     box = element.bounding_box()
     page.mouse.click(box["x"] + 8 + (box["width"] - 16) * share, box["y"] + box["height"] / 2)
+
+
+def control(root, name):
+    """A menu, a slider or a button by how its name begins: a menu's label goes on with its options."""
+    return root.get_by_label(re.compile(f"^{name}"))
+
+
+def drawn_boxes(page, selector):
+    """(first class, x, y, width, height) of each of these boxes in a picture."""
+    return page.locator(selector).evaluate_all("""(boxes) => boxes.map((box) =>
+        [box.classList[0], ...["x", "y", "width", "height"].map((name) => +box.getAttribute(name))])""")
+
+
+def cell(root, batch_size, lr):
+    """A cell of the explorer's map."""
+    name = rf"^[\d×]+: batch size {batch_size}, learning rate {re.escape(lr)}:"
+    return root.get_by_role("gridcell", name=re.compile(name))
+
+
+def drawn(root, look, nth=0):
+    """The points of a curve."""
+    points = root.locator(f".mgpu-picture polyline.{look}").nth(nth).get_attribute("points")
+    return [tuple(map(float, point.split(","))) for point in points.split()]

@@ -1,11 +1,14 @@
-"""Interactive figures with made-up data, one of each class, and what the tests that all of them share need to know."""
+"""Interactive figures, one of each class, and what the tests that all of them share need to know.
 
-import itertools
-import math
+Their data are what the book's figures show; only some small tables are made up.
+"""
+
+import json
 from functools import cache
 from typing import NamedTuple
 
-from experiments import ddp_step, tuning, tuning_runs
+import take_pictures
+
 from mgpu_lib.virtual.clock import Event
 from mgpu_lib.virtual.specs import find_gpu, find_link
 from mgpu_lib.virtual.timeline import Timeline
@@ -20,7 +23,6 @@ from mgpu_lib.widgets import (
     TimelineViewer,
     TuningExplorer,
     WhySlower,
-    explorer_data,
 )
 
 US = 1e-6
@@ -55,10 +57,6 @@ def memory_data():
 
 def memory(**values):
     return MemoryExplorer(memory_data(), **{"network": "ResNet-18", "optimizer": "adam", "batch_size": 512, **values})
-
-
-def hostile_memory(name):
-    return MemoryExplorer({"networks": {name: memory_network(1000, 1000)}, "gpus": {name: 2**30}})
 
 
 # Traffic: in the shape of `traffic_table`'s
@@ -123,170 +121,48 @@ def hostile_viewer(name):
     return TimelineViewer(timeline(kernel(name, 5, 100, phase=name, thread=name)), event=0)
 
 
-# The grid of why two are slower than one: cells of every kind
+# Grids
 
 
-def why_grid(networks=("LeNet", "net")):
-    cells = {}
-    for gpu, links in (("T4", ["pcie"]), ("V100", ["nvlink", "pcie"])):
-        for i, name in enumerate(networks):
-            cells[f"{gpu}/{name}"] = ["10007 999 0 1 fi9bw9", "20000 400 0 600 wa9fk4bk5", ""]
-            for link, strategy, k in itertools.product(links, ("manual", "data_parallel", "ddp"), (2, 4)):
-                n = len(link) + k + i
-                ticks = {"manual": 9000 * n, "data_parallel": 12345, "ddp": 1990 + n}[strategy]
-                rows = [f"w{j + 5}9fa{j}bc{9 - k}B85c{9 - j}3o49u21" for j in range(k)]
-                cells[f"{gpu}/{link}/{name}/{strategy}/{k}"] = [
-                    f"{ticks} 750 220 30 {rows[0]}",
-                    f"{ticks + 1} 100 {460 if strategy == 'ddp' else 440} 450 {' '.join(rows)}",
-                    "" if k == 2 else f"{n} 500 500 0 cE9ua0",
-                ]
-    links = {"T4": {"pcie": "PCIe 3.0 x16"}, "V100": {"nvlink": "NVLink 2, 6 links", "pcie": "PCIe 3.0 x16"}}
-    return {
-        "links": links,
-        "networks": list(networks),
-        "batch_sizes": [32, 64, 128],
-        "counts": [1, 2, 4],
-        "strategies": ["manual", "data_parallel", "ddp"],
-        "bins": 50,
-        "cells": cells,
-    }
+@cache
+def shown_by(name):
+    """The data of the book's first figure of this class."""
+    return next(state["data"] for figure, state in take_pictures.figures_shown() if figure == name)
 
 
-def why(**values):
-    return WhySlower(why_grid(), **{"batch_size": 64, **values})
+def explorer(**values):
+    return TuningExplorer(shown_by("TuningExplorer"), **values)
+
+
+def loop(**values):
+    return LoopExplorer(shown_by("LoopExplorer"), **values)
+
+
+def renamed(data, **names):
+    """`data` with other names in it."""
+    text = json.dumps(data)
+    for old, new in names.items():
+        text = text.replace(old, json.dumps(new)[1:-1])
+    return json.loads(text)
+
+
+def hostile_memory(name):
+    return MemoryExplorer(renamed(memory_data(), LeNet=name, tiny=name + "!"), network=name, gpu=name + "!")
 
 
 def hostile_why(name):
     name = name.replace("/", "-")  # it parts the names of cells
-    return WhySlower(why_grid((name, "net")), network=name, batch_size=64)
-
-
-# The grid of steps of DistributedDataParallel: bound by the GPU, by the host, by the link
-
-
-def overlap_cell(micros, shares, sent=()):
-    """A step of so many µs: its backward pass ends at 9000, its last 500 are the update. `sent`: its all-reduces."""
-    last = micros - 500
-    parts = [[(0, 3000, 1500)], [(3000, 9000, 6000)], [(last, micros, 500)]]
-    parts += [[(9000, last, last - 9000)], [(0, 50), (50, 60)], sent] if sent else [[], [], []]
-    words = [ddp_step.packed([tuple(US * time for time in span) for span in part], 0) for part in parts]
-    return " ".join([str(100 * micros), *map(str, shares), *words])
-
-
-def overlap_cells(link, host, k, i):
-    """For three bucket sizes: four all-reduces, two, and one that begins when the backward pass is over."""
-    far = {"DGX A100": 0, "PCIe tree": 1}[link] * (4000 if k < 16 else 16_000)
-    shares = {"fitted": (800, 50, 150, 900), "fast": (600, 100, 300, 800)}[host] if not far else (450, 500, 50, 333)
-    micros = [10_000 + far + 100 * k + 500 * i + more for more in (1000, 100, 600)]
-    starts = ((4000, 5000, 7000, 8000), (5000, 8000), (9000,))
-    calls = [[*zip(begin, (*begin[1:], end - 500))] for begin, end in zip(starts, micros)]
-    return [overlap_cell(end, shares, sent) for end, sent in zip(micros, calls)]
-
-
-def overlap_grid(networks=("ResNet-18", "net"), between=("InfiniBand HDR", "Ethernet 25")):
-    links = {"DGX A100": "NVLink 3, 12 links", "PCIe tree": "PCIe 4.0 x16"}
-    cells = {}
-    for network, host in itertools.product(networks, ("fitted", "fast")):
-        cells[f"{network}/{host}"] = [overlap_cell(9500 + 10 * len(host), (900, 0, 100, 0))]
-        for link, k in itertools.product(links, (2, 8, 16)):
-            for i, joint in enumerate(between if k > 8 else [None]):
-                name = "/".join([network, host, link, *([joint] if joint else []), str(k)])
-                cells[name] = overlap_cells(link, host, k, i)
-    return {
-        "gpu": "A100-80",
-        "images": dict.fromkeys(networks, 32),
-        "networks": list(networks),
-        "links": links,
-        "between": list(between),
-        "node": 8,
-        "counts": [2, 8, 16],
-        "hosts": {"fitted": 1.0, "fast": 1 / 3},
-        "buckets": {"each": 1e-6, "4 MiB": 4, "all": 1000},
-        "bytes": {name: ["4000000 2000000 1000000 1000000", "5000000 3000000", "8000000"] for name in networks},
-        "cells": cells,
-    }
-
-
-def overlap(**values):
-    start = {"network": "ResNet-18", "num_gpus": 16, "bucket_cap_mb": 4, **values}
-    return OverlapExplorer(overlap_grid(), **start)
+    return WhySlower(renamed(WhySlower().data, LeNet=name), network=name)
 
 
 def hostile_overlap(name):
     name = name.replace("/", "-")  # it parts the names of cells
-    grid = overlap_grid((name, "net"), (f"{name}!", "Ethernet 25"))
-    return OverlapExplorer(grid, network=name, between=f"{name}!", bucket_cap_mb=4)
+    data = renamed(OverlapExplorer().data, **{"ResNet-50": name, "Ethernet 25": f"{name}!"})
+    return OverlapExplorer(data, network=name, between=f"{name}!")
 
 
-# The grid of batch sizes and learning rates
-
-SIZES = (1, 16, 256, 4096)
-IMAGES = 55_000
-
-
-def made_run(net, batch_size, lr, seed):
-    """A run in the form in which the grid records it, from a formula: too slow, good, diverged."""
-    per_epoch = math.ceil(IMAGES / batch_size)
-    limit = {1: 0.1, 16: 0.7, 256: 1.5, 4096: 2.0}[batch_size] * (1 + 0.4 * seed) * (2 if net == "lenet_bn" else 1)
-    run = {
-        "net": net,
-        "batch_size": batch_size,
-        "seed": seed,
-        "lr": lr,
-        "step": [],
-        "train_loss": [],
-        "validation_accuracy": [],
-        "test_accuracy": {},
-        "diverged_at_step": None,
-        "dead_at_step": None,
-    }
-    for step in tuning_runs.marks(per_epoch, 4, 215):
-        if lr > 3 * limit and step > 4:  # not finite at step 5: no measurement any more
-            run["diverged_at_step"] = 5
-            return run
-        learned = 1 - math.exp(-((step * lr / (3 + step * batch_size**-0.5 / 500)) ** 0.7))
-        run["step"].append(step)
-        run["train_loss"].append(round(2.4 - 2.1 * learned + 0.01 * seed, 5))
-        run["validation_accuracy"].append(round((0.1 + 0.8 * learned + 0.004 * seed) * 5000) / 5000)
-        if lr > limit and step >= 100:
-            run["dead_at_step"] = step
-            return run
-    return run
-
-
-@cache
-def tuning_grid():
-    nets, seeds = ("lenet", "lenet_bn"), (0, 1, 2)
-    runs = [
-        made_run(net, b, lr, seed)
-        for net, b, seed in itertools.product(nets, SIZES, seeds)
-        for lr in tuning.learning_rates(b)
-    ]
-    recipe = {"epochs": 4, "steps": 215, "validation": 5000}
-    return {"recipe": recipe, "trained_on": IMAGES, "runs": runs}
-
-
-@cache
-def tuning_data():
-    return explorer_data.explorer_data(tuning_grid())
-
-
-@cache
-def loop_data():
-    return explorer_data.explorer_data(tuning_grid(), nets=("lenet",), budgets=("epochs",), strategy="manual")
-
-
-def explorer(**values):
-    return TuningExplorer(tuning_data(), **values)
-
-
-def loop(**values):
-    return LoopExplorer(loop_data(), **values)
-
-
-def hostile_explorer(name, kind=TuningExplorer, data=tuning_data):
-    nets = data()["nets"]
-    return kind({**data(), "nets": {name: nets["LeNet"], **nets}}, network=name)
+def hostile_explorer(name, kind=TuningExplorer):
+    return kind(renamed(shown_by(kind.__name__), LeNet=name), network=name)
 
 
 class Sample(NamedTuple):
@@ -343,30 +219,32 @@ SAMPLES = {
         hostile_viewer,
     ),
     "WhySlower": Sample(
-        lambda **values: why(**{"num_gpus": 4, **values}),
+        lambda **values: WhySlower(**{"num_gpus": 4, **values}),
         {"gpu": "T4", "num_gpus": 2, "batch_size": 32},
         {
-            "gpu": ("H100", "'T4', 'V100'"),
+            "gpu": ("RTX4090", "'T4', 'V100'"),
             "link": ("token ring", "'nvlink', 'pcie'"),
-            "network": ("VGG", "'LeNet', 'net'"),
+            "network": ("VGG", "'LeNet', 'ResNet-18'"),
             "strategy": ("horovod", "'manual', 'data_parallel', 'ddp'"),
             "num_gpus": (3, "1, 2, 4"),
             "batch_size": (100, "32, 64, 128"),
         },
         hostile_why,
+        300_000,
     ),
     "OverlapExplorer": Sample(
-        overlap,
-        {"network": "net", "num_gpus": 8, "link": "PCIe tree", "bucket_cap_mb": 1000},
+        lambda **values: OverlapExplorer(**{"bucket_cap_mb": 4, **values}),
+        {"network": "ResNet-18", "num_gpus": 8, "link": "PCIe tree", "bucket_cap_mb": 1000},
         {
-            "network": ("VGG", "'ResNet-18', 'net'"),
-            "num_gpus": (3, "2, 8, 16"),
+            "network": ("VGG", "'ResNet-18', 'ResNet-50'"),
+            "num_gpus": (3, "2, 4, 8, 16"),
             "link": ("NVLink", "'DGX A100', 'PCIe tree'"),
-            "between": ("token ring", "'InfiniBand HDR', 'Ethernet 25'"),
+            "between": ("token ring", "'InfiniBand HDR', 'Ethernet 100', 'Ethernet 25'"),
             "host": (0.5, "1.0, 0.3333"),
-            "bucket_cap_mb": (25, "1e-06, 4, 1000"),
+            "bucket_cap_mb": (5, "1e-06, 1, 4"),
         },
         hostile_overlap,
+        200_000,
     ),
     "Planner": Sample(
         planner,
@@ -380,10 +258,10 @@ SAMPLES = {
         largest=120_000,
     ),
     "TuningExplorer": Sample(
-        explorer,
-        {"batch_size": 4096, "lr": 0.4},
+        lambda **values: explorer(**{"num_gpus": 2, **values}),
+        {"batch_size": 4096, "lr": 1.0},
         {
-            "batch_size": (128, "choose one of 1, 16, 256, 4096"),
+            "batch_size": (128, "choose one of 1, 4, 16, 64, 256, 1024, 4096"),
             "lr": (0.2, r"choose one of 0\.004, .*6\.3 at batch size 256"),
             "network": ("VGG", "choose one of 'LeNet'"),
             "budget": ("hours", "choose one of 'epochs', 'steps'"),
@@ -394,10 +272,10 @@ SAMPLES = {
         130_000,
     ),
     "LoopExplorer": Sample(
-        loop,
+        lambda **values: loop(**{"lr": 0.16, **values}),
         {"batch_size": 16, "lr": 0.063},
         {"num_gpus": (3, "choose one of 1, 2, 4, 8")},
-        lambda name: hostile_explorer(name, LoopExplorer, loop_data),
+        lambda name: hostile_explorer(name, LoopExplorer),
         130_000,
     ),
 }

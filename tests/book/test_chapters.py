@@ -102,29 +102,6 @@ def test_chapter_4_develops_all_of_data_parallelism():
     }
 
 
-SHIPPED = '@torch.no_grad()\ndef twice(x):\n    """Shipped."""\n    return 2 * x  # a comment\n'
-
-
-@pytest.mark.parametrize(
-    ("source", "tag", "fault"),
-    [
-        (
-            '@torch.no_grad()\ndef twice(x):\n    """Another docstring."""\n    return (2 *\n            x)',
-            "library",
-            "",
-        ),
-        ("%matplotlib inline\n!nvidia-smi\nvalue = twice(3)\ndef twice_wrong(x):\n    return 3 * x", "other", ""),
-        (SHIPPED.replace("2 *", "3 *"), "other", "twice isn't mgpu_lib's"),
-        (SHIPPED.replace("@torch.no_grad()\n", ""), "library", "twice isn't mgpu_lib's"),
-        (SHIPPED.replace("twice", "two_times"), "library", "no public two_times"),
-    ],
-)
-def test_a_difference_is_found(source, tag, fault):
-    cell = nbformat.v4.new_code_cell(source, id="sample", metadata={"tags": [tag]})
-    found = list(differences(nbformat.v4.new_notebook(cells=[cell]), functions(SHIPPED)))
-    assert len(found) == bool(fault) and fault in "".join(found)
-
-
 # The form of a chapter. tests/book/test_house.py looks at how notebooks are stored.
 
 

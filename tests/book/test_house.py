@@ -30,16 +30,6 @@ def test_every_test_has_a_room_and_none_the_number_of_a_chapter():
     assert [str(path) for path in files if re.search(r"\d", path.stem)] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("everything", "count"), [("", 1), ("1", 16)])
-def test_sweeps_run_in_part_unless_all_is_asked_for(everything, count):
-    """Of the test of all operations, which has a sweep(16) of 16 cases. This one runs only where all are."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/virtual/test_ops.py"]
-    env = {**os.environ, "MGPU_ALL": everything}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.count("::test_operations_equal_those_on_the_cpu[") == count
-
-
 @pytest.mark.parametrize("name", ["requirements-book.txt", "requirements.txt", "requirements-dev.txt"])
 def test_every_requirement_has_a_lower_and_an_upper_bound(name):
     for requirement in requirements(name):

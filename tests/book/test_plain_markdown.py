@@ -70,20 +70,6 @@ def test_no_role_and_no_directive(name):
     assert [found for text in markdown(name) for found in only_myst(text)] == []
 
 
-def test_what_only_myst_knows_is_found_and_nothing_else():
-    known = ["```python\nprint(f'{name}`')\n```", "a {b: `c`}", "$x_{i}$", "`{doc}`", "50 % of it"]
-    assert [text for text in known if only_myst(text)] == []
-    myst = [
-        "see {doc}`there <page>`",
-        "{cite:p}`key`",
-        "```{admonition} Predict\ntext\n```",
-        "> ```{image} x.svg\n> ```",
-    ]
-    myst += [":::{exercise}\n:::", "::::\n", "(label)=\n## Heading", "![alt](x.svg){width=3}", "`code`{.python}"]
-    myst += ["{{ name }}", "$$\nx\n$$ (eq-x)", "% a comment", "```python\ncode\n```\n\n{doc}`page`\n\n```python\n```"]
-    assert [text for text in myst if not only_myst(text)] == []
-
-
 @pages
 def test_what_is_hidden_has_blank_lines_around(name):
     """Without them Markdown inside <details> is not read as such; and what is opened in a cell is closed in it."""
@@ -134,12 +120,6 @@ def test_links_lead_somewhere(name):
         page = target.relative_to(ROOT).as_posix()
         assert page in PAGES, f"{address}: no such page of the book"
         assert not anchor or anchor in anchors(page), f"{address}: {page} has no such heading or anchor"
-
-
-@pages
-def test_anchors_are_used_once(name):
-    found = re.findall(r'<a id="([^"]+)">', "".join(markdown(name)))
-    assert len(found) == len(set(found))
 
 
 @pages

@@ -127,7 +127,7 @@ def gap(stage, parts=parts):
 """
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def sharding(request):
     """So many ranks that have run the page's cells: none of the layers' sizes is a multiple of three."""
     ranks = Ranks(request.param)

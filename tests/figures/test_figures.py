@@ -12,8 +12,7 @@ from PIL import Image
 from traitlets import TraitError
 
 from mgpu_lib import widgets
-from mgpu_lib.recorded import RESULTS
-from mgpu_lib.widgets import BatchSplitter, OverlapExplorer, WhySlower, base
+from mgpu_lib.widgets import BatchSplitter, base
 from mgpu_lib.widgets.base import DECLARATION, EXPORT, HERE, PICTURES, module, picture_name
 from mgpu_lib.widgets.planner import FORMULAS
 
@@ -108,35 +107,18 @@ def test_dark_has_colors_of_its_own(page, write, sample, dark):
         assert colors != before or not before, some
 
 
-def test_recorded_grids_make_pages_of_a_bearable_size():
-    for figure, study, largest in ((WhySlower, "why_slower", 300_000), (OverlapExplorer, "ddp_step", 200_000)):
-        assert len(figure().static_html().encode()) < largest
-        assert (RESULTS / f"{study}.json").stat().st_size <= largest
-
-
-def drive(page, write, figure, width):
-    """Set all controls of a figure to all values, also an option that is hidden or disabled: a typed letter chooses
-    it, and some browsers show it."""
+@pytest.mark.parametrize("width", [360, 720])
+def test_whatever_is_chosen_picture_words_and_controls_agree_and_fit(page, write, sample, width):
+    """On a telephone and on a page of a book. All controls are set to all values, also to an option that is hidden or
+    disabled: a typed letter chooses it, and some browsers show it."""
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(write())
+    figure = sample.make()
     page.add_style_tag(content=figure._css)
     steps, differences, clashes = page.evaluate(FORCE, [figure._esm, state_of(figure)])
     assert differences == clashes == [] and steps > 5
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(SMALLEST) >= 12
-
-
-@pytest.mark.parametrize("width", [360, 720])
-def test_whatever_is_chosen_picture_words_and_controls_agree_and_fit(page, write, sample, width):
-    """On a telephone and on a page of a book."""
-    drive(page, write, sample.make(), width)
-
-
-@pytest.mark.parametrize("figure", [WhySlower, OverlapExplorer])
-@pytest.mark.parametrize("width", [360, 720])
-@pytest.mark.slow
-def test_so_they_do_with_the_recorded_grids(page, write, figure, width):
-    drive(page, write, figure(), width)
 
 
 @pytest.mark.sweep(4)

@@ -1,7 +1,6 @@
 """The memory explorer: what fills a GPU's memory, and how that is measured."""
 
 import itertools
-import json
 
 import figure_pages
 import pytest
@@ -37,12 +36,6 @@ def test_data_that_is_not_a_memory_table_is_refused():
             MemoryExplorer(bad)
     with pytest.raises(ValueError, match="0 GPUs"):
         MemoryExplorer({**memory_data(), "gpus": {}})
-
-
-def test_data_read_back_from_json_gives_the_same_figure():
-    figure, again = MemoryExplorer(memory_data()), MemoryExplorer(json.loads(json.dumps(memory_data())))
-    assert again.data == figure.data
-    assert again.static_html() == figure.static_html()
 
 
 def test_sentence(says):

@@ -1,32 +1,25 @@
 """One step of DistributedDataParallel: the figure. tests/experiments/test_ddp_step.py is about its recorded grid."""
 
+import copy
 import itertools
-import json
 import re
 
 import figure_pages
 import pytest
-from figure_pages import picture, sentence
-from figure_samples import overlap, overlap_grid
+from figure_pages import control, drawn_boxes, picture, sentence
 
-from mgpu_lib import recorded as results
+from experiments import ddp_step
+from mgpu_lib import recorded
 from mgpu_lib.widgets import OverlapExplorer
 
 write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 MIB = 2**20
+NAMES = ("network", "num_gpus", "link", "between", "host", "bucket_cap_mb")
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    return json.loads((results.RESULTS / "ddp_step.json").read_text(encoding="utf-8"))
-
-
-def all_states(data):
-    """The values of all controls that a figure with this grid can have."""
-    parts = (data["networks"], data["counts"], data["links"], data["between"], data["hosts"], data["buckets"])
-    for network, k, link, between, host, bucket in itertools.product(*parts):
-        state = {"network": network, "num_gpus": k, "link": link, "between": between}
-        yield {**state, "host": data["hosts"][host], "bucket_cap_mb": data["buckets"][bucket]}
+def data():
+    return OverlapExplorer().data
 
 
 def cells_of(data, state):
@@ -37,62 +30,67 @@ def cells_of(data, state):
     return data["cells"][one][0], data["cells"]["/".join([one, *map(str, joints)])]
 
 
-def select(root, name):
-    return root.get_by_role("combobox", name=re.compile(f"^{name}"))
-
-
-def slider(root, name):
-    return root.get_by_role("slider", name=re.compile(f"^{name}"))
-
-
-def test_a_grid_that_is_none_is_refused(monkeypatch, tmp_path):
-    incomplete, uneven, short = overlap_grid(), overlap_grid(), overlap_grid()
+def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
+    incomplete, uneven, short = (copy.deepcopy(data) for _ in range(3))
     del incomplete["hosts"]
-    uneven["cells"]["net/fast/PCIe tree/8"].pop()
-    short["bytes"]["net"].pop()
-    bad = (
+    uneven["cells"]["ResNet-18/fast/PCIe tree/8"].pop()
+    short["bytes"]["ResNet-18"].pop()
+    bad = [
         (incomplete, "hosts"),
-        (uneven, r"3 bucket sizes.*\[2, 3\]"),
-        (short, r"\[2, 3\]"),
+        (uneven, r"7 bucket sizes.*\[6, 7\]"),
+        (short, r"\[6, 7\]"),
         ([], "list"),
         ({}, "gpu"),
-    )
+    ]
     for grid, words in bad:
         with pytest.raises(ValueError, match=words):
             OverlapExplorer(grid)
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape("python -m experiments.ddp_step")):
         OverlapExplorer()
 
 
-def test_sentence(says):
-    assert says(overlap(num_gpus=8)) == (
-        "ResNet-18 on 8 A100-80 (NVLink 3, 12 links), 32 images each: 10.9 ms per step, modelled. One GPU takes "
-        "9.56 ms, so the efficiency is 88%. 2 all-reduces carry 7.63 MiB; 90% of the communication is hidden. The GPU "
-        "sets the pace: kernels run for 80% of the step. A faster link and a faster host together could save 20% at "
-        "most."
-    )
-    assert says(overlap(bucket_cap_mb=1000, link="PCIe tree", between="Ethernet 25")) == (
-        "ResNet-18 on 16 A100-80 (PCIe 4.0 x16; 2 nodes on Ethernet 25), 32 images each: 28.7 ms per step, modelled. "
-        "One GPU takes 9.56 ms, so the efficiency is 33%. 1 all-reduce carries 7.63 MiB; 33% of the communication is "
-        "hidden. The link sets the pace: for 50% of the step a GPU only communicates. Other buckets hardly help: the "
-        "all-reduces take 19.2 ms, and the backward pass lasts only 6.00 ms. Send fewer bytes, send less often, or "
-        "over a faster link."
-    )
-    assert says(overlap(num_gpus=2, host=1 / 3)).endswith(
-        "The host sets the pace: for 30% of the step a GPU waits for kernels to be launched. A faster host would help, "
-        "or more images on each GPU."
-    )
-    assert says(overlap(num_gpus=2, bucket_cap_mb=1e-6)).endswith("With buckets of 4 MiB the step would take 10.3 ms.")
-    assert says(overlap(num_gpus=2, bucket_cap_mb=1000, link="PCIe tree")).endswith(
-        "With buckets of 4 MiB the step would take 14.3 ms."
-    )
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        (
+            ("ResNet-18", 2, "DGX A100", "Ethernet 25", 1.0, 1e-6),
+            "ResNet-18 on 2 A100-80 (NVLink 3, 12 links), 32 images each: 10.4 ms per step, modelled. One GPU takes "
+            "8.99 ms, so the efficiency is 87%. 62 all-reduces carry 42.6 MiB; 94% of the communication is hidden. The "
+            "GPU sets the pace: kernels run for 83% of the step. A faster link and a faster host together could save "
+            "17% at most.",
+        ),
+        (
+            ("ResNet-18", 16, "DGX A100", "Ethernet 25", 1 / 3, 50),
+            "ResNet-18 on 16 A100-80 (NVLink 3, 12 links; 2 nodes on Ethernet 25), 32 images each: 31.7 ms per step, "
+            "modelled. One GPU takes 8.09 ms, so the efficiency is 26%. 1 all-reduce carries 42.6 MiB; under 1% of the "
+            "communication is hidden. The link sets the pace: for 72% of the step a GPU only communicates. With "
+            "buckets of 4 MiB the step would take 26.0 ms.",
+        ),
+        (
+            ("ResNet-18", 8, "PCIe tree", "Ethernet 25", 1.0, 4),
+            "Other buckets hardly help: the all-reduces take 7.68 ms, and the backward pass lasts only 5.43 ms. Send "
+            "fewer bytes, send less often, or over a faster link.",
+        ),
+        (
+            ("ResNet-18", 16, "DGX A100", "Ethernet 100", 1.0, 4),
+            "The host sets the pace: for 13% of the step a GPU waits for kernels to be launched. A faster host would "
+            "help, or more images on each GPU.",
+        ),
+        (
+            ("ResNet-18", 2, "PCIe tree", "Ethernet 25", 1 / 3, 25),
+            "With a bucket for each parameter the step would take 8.83 ms.",
+        ),
+    ],
+)
+def test_sentence(says, state, words):
+    assert says(OverlapExplorer(**dict(zip(NAMES, state, strict=True)))).endswith(words)
 
 
-@pytest.mark.parametrize("which", ["made-up", "recorded"])
-def test_every_cell_says_its_numbers(calls, which, request):
-    data = request.getfixturevalue("recorded") if which == "recorded" else overlap_grid()
-    states = list(all_states(data))
+def test_every_cell_says_its_numbers(calls, data):
+    parts = [data[part] for part in ("networks", "counts", "links", "between")]
+    parts += [data[part].values() for part in ("hosts", "buckets")]
+    states = [dict(zip(NAMES, state, strict=True)) for state in itertools.product(*parts)]
     script = "(data, states) => states.map((at) => overlapSentence(data, at))"
     said = calls(OverlapExplorer, script, data, states)
     for state, words in zip(states, said, strict=True):
@@ -115,64 +113,71 @@ def test_every_cell_says_its_numbers(calls, which, request):
         assert ("With " in words) == (best <= 0.98 * ticks)
         sets = "GPU" if kernels >= 750 else "link" if exposed >= idle else "host"
         assert f"The {sets} sets the pace" in words
-    kinds = ["GPU sets", "link sets", "With ", "Other buckets hardly help"]
-    kinds += ["host sets"] if which == "made-up" else []  # with many images on each GPU it never does
+    kinds = ["GPU sets", "link sets", "host sets", "With ", "Other buckets hardly help"]
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
 def test_within_one_node_there_is_no_network_to_choose(page, write, says):
-    page.goto(write(overlap(between="Ethernet 25")))
-    between, gpus = select(page, "Between nodes"), slider(page, "Number of GPUs")
+    page.goto(write(OverlapExplorer(between="Ethernet 25")))
+    between, gpus = control(page, "Between nodes"), control(page, "Number of GPUs")
     offered = "all => all.filter((e) => !e.disabled).map((e) => e.textContent)"
-    assert between.locator("option").evaluate_all(offered) == ["InfiniBand HDR", "Ethernet 25"]
+    assert between.locator("option").evaluate_all(offered) == ["InfiniBand HDR", "Ethernet 100", "Ethernet 25"]
     gpus.press("ArrowLeft")
     assert between.locator("option").evaluate_all(offered) == ["only one node"] and between.input_value() == ""
-    assert sentence(page.locator("figure.mgpu")) == says(overlap(num_gpus=8))
+    assert sentence(page.locator("figure.mgpu")) == says(OverlapExplorer(num_gpus=8))
     gpus.press("ArrowRight")
     assert between.input_value() == "Ethernet 25"
     assert gpus.get_attribute("aria-valuetext") == "16 GPUs in 2 nodes"
 
 
-def test_marks_say_how_long_a_step_takes_and_which_is_shortest(page, write):
-    page.goto(write(overlap(num_gpus=2)))
-    marks = page.locator(".mgpu-marks span")
+def test_marks_say_how_long_a_step_takes_and_which_is_shortest(page, write, data):
+    page.goto(write(OverlapExplorer(network="ResNet-18", num_gpus=2)))
 
-    def read_marks():
-        return [mark.evaluate("e => [e.firstChild.textContent, e.className]") for mark in marks.all()]
+    def check(link):
+        times = [int(cell.split()[0]) for cell in data["cells"][f"ResNet-18/fitted/{link}/2"]]
+        read = "marks => marks.map((e) => [+e.firstChild.textContent, e.className])"
+        for (mark, look), ticks in zip(page.locator(".mgpu-marks span").evaluate_all(read), times, strict=True):
+            assert mark == pytest.approx(ticks / 1e5, abs=0.0501)
+            assert look == ("mgpu-least" if ticks == min(times) else "")
 
-    assert read_marks() == [["11.2", ""], ["10.3", "mgpu-least"], ["10.8", ""]]
-    assert marks.locator("small").all_text_contents() == ["each", "4 MiB", "all"]
-    select(page, "In a node").select_option("PCIe 4.0 x16")
-    assert read_marks() == [["15.2", ""], ["14.3", "mgpu-least"], ["14.8", ""]]
+    check("DGX A100")
+    assert page.locator(".mgpu-marks small").all_text_contents() == list(data["buckets"])
+    control(page, "In a node").select_option("PCIe 4.0 x16")
+    check("PCIe tree")
 
 
-BOXES = """(boxes) => boxes.map((box) =>
-    [box.classList[0], ...["x", "y", "width", "height"].map((name) => +box.getAttribute(name))])"""
+def packed_step(micros, sent=()):
+    """A step of so many µs as it is recorded: its backward pass ends at 9000, its last 500 are the update."""
+    last = micros - 500
+    parts = [[(0, 3000, 1500)], [(3000, 9000, 6000)], [(last, micros, 500)]]
+    parts += [[(9000, last, last - 9000)], [(0, 50), (50, 60)], sent] if sent else [[], [], []]
+    words = [ddp_step.packed([tuple(1e-6 * time for time in span) for span in part], 0) for part in parts]
+    return " ".join([str(100 * micros), "450", "500", "50", "333", *words])
 
 
-def test_the_step_is_drawn_to_scale(page, write):
-    """For all bucket sizes the same scale: here the first has the longest step, 15,200 µs; the second takes 14,300."""
-    page.goto(write(overlap(num_gpus=2, link="PCIe tree")))
-    kernels = page.locator(".mgpu-run").evaluate_all(BOXES)
+def test_the_step_is_drawn_to_scale(page, write, data):
+    """For all bucket sizes the same scale: here the first has the longest step, 15,200 µs; the others take 14,300."""
+    grid, sent = copy.deepcopy(data), [(5000, 8000), (8000, 13_800)]
+    grid["cells"]["ResNet-18/fitted"] = [packed_step(9560)]
+    grid["cells"]["ResNet-18/fitted/PCIe tree/2"] = [packed_step(15_200, sent), *[packed_step(14_300, sent)] * 6]
+    page.goto(write(OverlapExplorer(grid, network="ResNet-18", num_gpus=2, link="PCIe tree", bucket_cap_mb=4)))
+    kernels = drawn_boxes(page, ".mgpu-run")
     left = min(x for _, x, *_ in kernels)
     scale = (picture(page).evaluate("picture => picture.clientWidth") - 1 - left) / 15_200
 
     def check(drawn, expected):
         assert [box[0] for box in drawn] == [look for look, *_ in expected]
-        for (_, x, _, width, _), (_, start, end) in zip(drawn, expected, strict=True):
-            assert (x, width) == (
-                pytest.approx(left + scale * start, abs=0.01),
-                pytest.approx(scale * (end - start), abs=0.01),
-            )
+        assert [x for _, x, *_ in drawn] == pytest.approx([left + scale * start for _, start, _ in expected], abs=0.01)
+        widths = [scale * (end - start) for _, start, end in expected]
+        assert [width for *_, width, _ in drawn] == pytest.approx(widths, abs=0.01)
 
     look = [f"mgpu-{phase}" for phase in ("forward", "backward", "update")]
     ends = 9560, 14_300
     check(kernels, [(*box,) for end in ends for box in zip(look, (0, 3000, end - 500), (3000, 9000, end))])
-    full = page.locator(".mgpu-full-part").evaluate_all(BOXES)
+    full = drawn_boxes(page, ".mgpu-full-part")
     assert [height for *_, height in full] == pytest.approx([10, 20, 20] * 2)
-    sent = [("mgpu-communication", 5000, 8000), ("mgpu-communication", 8000, 13_800)]
-    check(page.locator(".mgpu-picture .mgpu-reduce").evaluate_all(BOXES), sent)
-    check(page.locator(".mgpu-picture .mgpu-exposed").evaluate_all(BOXES), [("mgpu-exposed", 9000, 13_800)])
+    check(drawn_boxes(page, ".mgpu-picture .mgpu-reduce"), [("mgpu-communication", *span) for span in sent])
+    check(drawn_boxes(page, ".mgpu-picture .mgpu-exposed"), [("mgpu-exposed", 9000, 13_800)])
     assert page.locator(".mgpu-picture .mgpu-broadcast").count() == 2
     ideal = page.locator(".mgpu-picture .mgpu-ideal").first.get_attribute("x1")
     assert float(ideal) == pytest.approx(left + scale * 9560, abs=0.01)

