@@ -34,3 +34,8 @@ def lenet_of_modules(params):
         for p, value in zip(in_order(net), params, strict=True):
             p.copy_(value.T if value.dim() == 2 else value)
     return net
+
+
+def without_marks(text):
+    """A traceback as Python 3.10 writes it, too."""
+    return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))

@@ -29,24 +29,6 @@ def assert_equal_states(state, other):
     assert all(torch.equal(state[name].cpu(), other[name].cpu()) for name in state)
 
 
-@pytest.mark.parametrize("rows, sizes", [(100, [25, 25, 25, 25]), (10, [3, 3, 3, 1]), (9, [3, 3, 3]), (2, [1, 1])])
-def test_a_batch_need_not_be_divisible(machine, rows, sizes):
-    class Spy(nn.Linear):
-        def forward(self, X):
-            seen.append((X.device.index, len(X)))
-            return super().forward(X)
-
-    seen = []
-    assert nn.DataParallel(Spy(4, 3).to("cuda:0"))(torch.zeros(rows, 4)).shape == (rows, 3)
-    assert [size for _, size in sorted(seen)] == sizes
-
-
-def test_only_gpu_0_s_batch_norm_statistics_survive(machine):
-    norm = nn.BatchNorm1d(1, momentum=1.0).to("cuda:0")
-    nn.DataParallel(norm)(torch.arange(4.0).repeat_interleave(2)[:, None])  # GPU i gets two rows that hold i
-    assert (norm.running_mean.item(), norm.num_batches_tracked.item()) == (0.0, 1)
-
-
 @pytest.mark.parametrize("gpus, moved", [(1, True), (2, False)])
 def test_the_network_is_moved_only_to_a_single_gpu(machine, gpus, moved):
     net = nn.Linear(2, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from common import without_marks
 
 import mgpu_lib as mgpu
 from mgpu_lib import launching
@@ -62,11 +63,6 @@ def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("def step(x):\n    return x.view(7)\n")
     return tmp_path / "script.py"
-
-
-def without_marks(text):
-    """A traceback as Python 3.10 writes it, too."""
-    return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))
 
 
 @pytest.mark.slow

@@ -37,26 +37,6 @@ def largest_gap(params, others):
     return max((p.detach().cpu() - q.detach().cpu()).abs().max().item() for p, q in zip(params, others))
 
 
-def test_steps_equal_those_of_one_device(kind):
-    """The oracle is torch.optim.SGD. A gradient that was not zeroed would show from the second step on."""
-    expected = [p.requires_grad_() for p in lenet_params()]
-    optimizer = torch.optim.SGD(expected, LR)
-    with some_devices(kind, 3) as devices:
-        device_params = [get_params(lenet_params(), device) for device in devices]
-        for seed, rows in enumerate([16, 7, 2, 16, 1]):
-            X, y = make_batch(rows, seed)
-            loss = train_batch(X, y, device_params, devices, LR)
-            optimizer.zero_grad()
-            right = F.cross_entropy(lenet(X, expected), y)
-            right.backward()
-            optimizer.step()
-            assert isinstance(loss, float) and loss == pytest.approx(right.item(), abs=1e-5)
-        assert max_divergence(device_params) == 0.0
-        for params, device in zip(device_params, devices):
-            assert largest_gap(params, expected) < 1e-5
-            assert all(p.device == device and p.is_leaf and p.grad.count_nonzero() == 0 for p in params)
-
-
 @pytest.mark.parametrize("source", ["plain", "leaf", "computed"])
 def test_replicas_never_alias(devices, source):
     params = [torch.ones(2, 3), torch.zeros(3)]

@@ -1,12 +1,8 @@
 """data_parallel of the primitives: what PyTorch's own does, and refuses what that cuts wrongly (test_equivalence.py:
-one device's step). Chapter 5 shows all of it."""
+one device's step)."""
 
-import ast
 import copy
-import inspect
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from torch import nn
@@ -14,8 +10,6 @@ from torch.nn import functional as F
 
 from mgpu_lib.primitives import data_parallel, tensors_in
 from mgpu_lib.virtual import virtual_gpus
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -148,25 +142,3 @@ def test_tensors_in_looks_where_scatter_cuts():
     nest = {"a": tensors[0], "b": [(tensors[1], 3), {"c": (tensors[2], [tensors[3]])}], "d": "text", "e": tensors[4]}
     assert [t.item() for t in tensors_in([nest])] == [0, 1, 2, 3, 4]
     assert list(tensors_in(["text", None, []])) == []
-
-
-def functions(source):
-    """Functions at the top level of `source` by name, as text without docstrings and layout."""
-    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    for node in found.values():
-        node.body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return {name: ast.dump(node) for name, node in found.items()}
-
-
-def test_chapter_5_shows_the_whole_module():
-    notebook = nbformat.read(ROOT / "chapters" / "05-the-parallel-primitives.ipynb", as_version=4)
-    shown = {
-        name: text
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for name, text in functions(cell.source).items()
-    }
-    shipped = functions((ROOT / "mgpu_lib" / "primitives.py").read_text(encoding="utf-8"))
-    shipped |= functions(inspect.getsource(tensors_in).replace(", Tensor)", ", torch.Tensor)"))
-    assert shipped.keys() == {"tensors_in", "check_rows", "check_parallel", "data_parallel"}
-    assert {name: shown.get(name) for name in shipped} == shipped

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from common import without_marks
 from IPython.core.interactiveshell import InteractiveShell
 
 import mgpu_lib as mgpu
@@ -45,11 +46,6 @@ Traceback (most recent call last):
     return x.view(7)
            ^^^^^^^^^
 RuntimeError: shape '[7]' is invalid for input of size 2"""
-
-
-def without_marks(text):
-    """A traceback as Python 3.10 writes it, too."""
-    return "\n".join(line for line in text.splitlines() if set(line) - set(" ^~"))
 
 
 def listening(pid):

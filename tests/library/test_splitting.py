@@ -1,12 +1,9 @@
 """Split by layers, a network computes what one device does; the bytes of all ways are those of the formulas."""
 
-import ast
 import copy
 import functools
 import json
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,13 +11,11 @@ from hypothesis import strategies as st
 from split_nets import gradients, largest_gap, make_batch, small_networks, unsplit
 from torch import nn
 
-from mgpu_lib import splitting, tensor_parallel, traffic
 from mgpu_lib.splitting import layer_wise, layers, stages
 from mgpu_lib.tensor_parallel import in_layer
 from mgpu_lib.traffic import data_parallel_step, measure, networks, traffic_table
 from mgpu_lib.virtual import virtual_gpus
 
-CHAPTER = Path(__file__).parents[2] / "chapters" / "11-splitting-a-network.ipynb"
 NAMES = ["LeNet", "ResNet-18", "wide MLP"]
 
 
@@ -32,17 +27,13 @@ def nets():
 # Split by layers
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "num_gpus", "micro_batches"),
-    [("LeNet", 7, 3, 3), ("wide MLP", 5, 4, 1), ("ResNet-18", 4, 3, 1)],
-)
-@pytest.mark.sweep(3)
-def test_layer_wise_equals_the_unsplit_network(nets, name, rows, num_gpus, micro_batches):
-    X, y = make_batch(rows)
-    whole = unsplit(nets[name], X, y)
+def test_layer_wise_equals_the_unsplit_network_with_batch_norm_too(nets):
+    """Networks without it: test_equivalence.py."""
+    X, y = make_batch(4)
+    whole = unsplit(nets["ResNet-18"], X, y)
     before = copy.deepcopy(whole.state_dict())
-    with virtual_gpus(num_gpus) as machine:
-        parts = layer_wise(whole, X, y, machine.devices, micro_batches)  # whose gradients must not be added
+    with virtual_gpus(3) as machine:
+        parts = layer_wise(whole, X, y, machine.devices)  # whose gradients must not be added
         for part, device in zip(parts, machine.devices, strict=True):
             assert {p.device for p in part.parameters()} == {p.grad.device for p in part.parameters()} == {device}
         assert largest_gap(gradients(parts), gradients([whole])) < 1e-10
@@ -140,31 +131,3 @@ def test_traffic_table_is_plain_data():
     assert lenet["layer_wise"] == [0, 8 * 800, 8 * (800 + 128), 8 * (3380 + 800 + 128), None]
     assert lenet["in_layer"][1:3] == [8 * (50 * 9 * 9 + 10 + 800), 16 * (50 * 9 * 9 + 10 + 800)]
     assert lenet["data_parallel"][1:3] == [8 * 129_068, 16 * 129_068]
-
-
-# The chapter
-
-
-def definitions(source):
-    """Functions and classes at the top level of `source`, by name, without docstrings and layout."""
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            for inner in ast.walk(node):
-                if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner) is not None:
-                    inner.body = inner.body[1:]
-            found[node.name] = ast.dump(node)
-    return found
-
-
-def test_the_chapter_shows_what_the_library_ships():
-    shipped = {}
-    for module in (splitting, tensor_parallel, traffic):
-        shipped |= definitions(Path(module.__file__).read_text(encoding="utf-8"))
-    shown = {}
-    for cell in nbformat.read(CHAPTER, as_version=nbformat.NO_CONVERT).cells:
-        if cell.cell_type == "code" and not cell.source.startswith("%%"):
-            shown |= definitions(cell.source)
-    shown_whole = {"layer_wise", "summed", "SumGradients", "SumOutputs", "together", "in_layer", "VocabularyPart"}
-    assert shown_whole <= shown.keys()
-    assert [name for name in shown if name in shipped and shown[name] != shipped[name]] == []

@@ -18,7 +18,7 @@ from experiments import tuning as grid
 from experiments import tuning_runs
 from mgpu_lib import training
 from mgpu_lib.data import Data, load_digits
-from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.models import lenet_params
 from mgpu_lib.parallel import max_divergence, train_batch
 from mgpu_lib.training import evaluate, lenet_program, run_steps, train, validate, validated_steps, validation_steps
 from mgpu_lib.virtual import virtual_gpus
@@ -61,20 +61,6 @@ def test_the_seed_decides_and_the_number_of_devices_does_not(few):
     assert alone == again != other
     assert together["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-5)
     assert together["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.021)  # one image of 50
-
-
-def test_the_loss_is_the_mean_over_all_rows(few):
-    """With a step that learns nothing, it is the loss of the initial parameters, short last batch included."""
-
-    def still(X, y, device_params, devices, lr):
-        with torch.no_grad():
-            return torch.nn.functional.cross_entropy(lenet(X, device_params[0]), y).item()
-
-    (entry,) = train(1, 32, 0.1, num_epochs=1, data=few, devices=[CPU], step=still)
-    whole = torch.nn.functional.cross_entropy(lenet(few.X_train, lenet_params()), few.y_train).item()
-    assert entry["train_loss"] == pytest.approx(whole, abs=1e-5)
-    right = (lenet(few.X_test, lenet_params()).argmax(1) == few.y_test).float().mean().item()
-    assert entry["test_accuracy"] == pytest.approx(right)
 
 
 def test_replicas_that_drift_apart_are_recorded(few):
