@@ -219,19 +219,3 @@ def test_a_parallel_program_computes_what_one_device_does(name, count, rows):
         assert [grad.shape for grad in grads] == [grad.shape for grad in expected]
         gap = max((ours - right).abs().max().item() for ours, right in zip(grads, expected))
         assert gap < 1e-10
-
-
-@pytest.mark.parametrize(
-    "reduce",
-    [
-        lambda grads: None,
-        one_by_one(lambda data: [tensor.div_(2) for tensor in (collectives.ring_allreduce(data), data)[1]]),
-    ],
-)
-def test_a_wrong_program_does_not_pass(reduce):
-    """The negative control: without an all-reduce, and with a mean in place of a sum."""
-    X, y = make_batch(7)
-    with virtual_gpus(2) as machine:
-        for grads in reduced(reduce)(X, y, list(machine.devices)):
-            gap = max((ours.cpu() - right).abs().max().item() for ours, right in zip(grads, one_device(7, raw=True)))
-            assert gap > 1e-3

@@ -181,11 +181,12 @@ def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
 
 def test_buckets_travel_within_a_node_and_between_nodes():
     """Each bucket is one collective, which takes longer over the network; the numbers that travel are the same."""
-    found, net = {}, torchvision.models.resnet18()
+    layers = [layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.ReLU())]  # of 4 MiB each
+    found, net, X = {}, nn.Sequential(*layers, nn.Linear(1024, 10)), torch.empty(1, 1024, device="meta")
     for bucket in (4, 25, None):
         for network, k in ((None, 8), ("InfiniBand HDR", 16)):
             made = mgpu.predict(
-                net, images(4 * k), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
+                net, X.expand(4 * k, -1), "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket
             )
             sums = [e for e in made.timeline.on(0) if "all" in e.name and e.kind == "collective"]
             found[bucket, k] = len(sums), sum(e.nbytes for e in sums), sum(e.end - e.start for e in sums)
