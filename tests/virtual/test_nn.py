@@ -283,7 +283,8 @@ def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
 
 
 def test_modules_made_on_a_gpu(gpus):
-    assert nn.Linear(2, 2, device="cuda:1").weight.get_device() == 1
+    for layer in nn.Linear(2, 2, device="cuda:1"), nn.Linear(2, 2, device="meta").to_empty(device="cuda:1"):
+        assert layer.weight.get_device() == layer(torch.ones(1, 2, device="cuda:1")).get_device() == 1
     with torch.device("cuda:2"):
         net = small_net()
     assert {p.get_device() for p in net.parameters()} == {2} and net[1].running_mean.get_device() == 2
