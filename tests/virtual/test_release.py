@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import time
-from collections import Counter
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -321,18 +320,21 @@ def gpus():
 
 
 def in_use(machine):
-    """Bytes and blocks of all GPUs, and the Python objects of tensors and storages anywhere."""
-    objects = [kind for kind in map(type, gc.get_objects()) if issubclass(kind, (Tensor, torch.UntypedStorage))]
-    allocated, blocks = (sum(getattr(ledger, name) for ledger in machine.ledgers) for name in ("allocated", "blocks"))
-    return Counter(bytes=allocated, blocks=blocks, objects=len(objects))
+    """Bytes and blocks of each GPU; how many Python objects of tensors and storages there are anywhere."""
+    counts = [(ledger.allocated, ledger.blocks) for ledger in machine.ledgers]
+    kinds = [kind for kind in map(type, gc.get_objects()) if issubclass(kind, (Tensor, torch.UntypedStorage))]
+    return counts, len(kinds)
 
 
-def settles(count, limit, seconds=60):
-    """What `count` says once that is no more than `limit`: gloo's threads drop what they have sent a moment later."""
+def comes_back(machine, before, seconds=60):
+    """Whether there is no more than `before`, in a moment: gloo's threads drop what they sent after they say so."""
     end = time.monotonic() + seconds
-    while not (found := count()) <= limit and time.monotonic() < end:
+    while time.monotonic() < end:
+        counts, objects = in_use(machine)
+        if counts == before[0] and objects <= before[1]:
+            return True
         time.sleep(0.01)
-    return found
+    return False
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -349,7 +351,7 @@ def test_memory_comes_back(gpus, tmp_path, name):
             way(*arguments)
         if name in IN_CYCLES:
             gc.collect()
-        assert settles(lambda: in_use(gpus), before) <= before
+        assert comes_back(gpus, before), (in_use(gpus), before)
     finally:
         gc.enable()
 
