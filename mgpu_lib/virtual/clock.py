@@ -66,7 +66,7 @@ class Host:
 
     @property
     def phase(self):
-        if self.recomputing and torch.is_grad_enabled():
+        if self.recomputing:
             return "recomputation"
         if self.ranges:
             return self.ranges[-1]
@@ -302,8 +302,9 @@ class Clock:
     def backward(self):
         """Inside, autograd's engine calls the operations: a thread for each GPU, all waited for at the end."""
         host = self.host()
-        if host.engine is not None:  # a backward pass inside another
-            yield
+        if host.engine is not None:  # a backward pass inside another, as that of a part that was computed once more
+            with temporarily(host, recomputing=0):
+                yield
             return
         host.engine, thread, host.thread = {}, host.thread, f"{host.thread}, backward"
         try:

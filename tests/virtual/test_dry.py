@@ -106,7 +106,8 @@ class Product(torch.autograd.Function):
         return grad @ W, grad.t() @ X
 
 
-@pytest.mark.parametrize(("multiply", "reentrant"), [(F.linear, True), (F.linear, False), (Product.apply, False)])
+@pytest.mark.parametrize("multiply", [F.linear, Product.apply])
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_what_is_computed_once_more_does_not_count(multiply, reentrant):
     def program():
         X, V, W = (torch.zeros(64, 64, device="cuda", requires_grad=True) for _ in range(3))
