@@ -52,8 +52,8 @@ def with_values(request):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_as", split.PROGRAMS)
-@pytest.mark.sweep(2)
 def test_seconds_and_memory_are_those_of_processes_with_values(split_as, with_values):
     made = mgpu.dry_run(split.started(split.PROGRAMS[split_as]), 4, "A100-80")
     found = {said["rank"]: said for said in with_values if said["program"] == split_as}
