@@ -56,6 +56,9 @@ def run_cell(shell, ranks, line, cell):
 class Ranks:
     """`n` processes, which can meet by init_process_group(): the environment says who they are, as under torchrun.
 
+    To meet once more they call destroy_process_group() in a cell of its own; a rank that is ahead of the others would
+    else be let in by the group that rank 0 is about to leave.
+
     Each has a GPU: real ones if there are enough and MGPU_VIRTUAL isn't set, otherwise virtual ones named `gpu`. They
     end with stop(), or when the process that made them ends in whatever way. ValueError for less than one.
     """
