@@ -1,6 +1,7 @@
 """What several tests of the library need: devices to run on, and one network from torch.nn with given parameters."""
 
 import contextlib
+import time
 
 import torch
 from torch import nn
@@ -34,6 +35,16 @@ def lenet_of_modules(params):
         for p, value in zip(in_order(net), params, strict=True):
             p.copy_(value.T if value.dim() == 2 else value)
     return net
+
+
+def happens(condition, seconds=600):
+    """Whether `condition()` comes to hold. Only what never does takes so many seconds, however busy the machine is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def without_marks(text):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from common import happens
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -64,7 +65,7 @@ class Fork:
         return ask(self.pid)
 
     def wait(self, seconds):
-        assert wait_until(lambda: self.poll() is not None, seconds), f"{self.pid} still runs after {seconds} s"
+        assert happens(lambda: self.poll() is not None, seconds), f"{self.pid} still runs after {seconds} s"
         return self.poll()
 
     def send_signal(self, number):
@@ -104,7 +105,7 @@ class Run:
 
     def vanished(self):
         """Whether all processes of this run end by themselves."""
-        return wait_until(lambda: not self.family(), VANISHING)
+        return happens(lambda: not self.family(), VANISHING)
 
     def kill(self):
         while family := self.family():
@@ -145,15 +146,6 @@ def on_two_machines(folder, *arguments):
         yield one, other
 
 
-def wait_until(condition, seconds=LIMIT):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.03)
-    return True
-
-
 def lines(folder, name="run.csv"):
     path = Path(folder, name)
     return path.read_text().splitlines() if path.exists() else []
@@ -161,7 +153,8 @@ def lines(folder, name="run.csv"):
 
 def stop_after(runs, folder, count, signum=signal.SIGTERM):
     """Send a signal to each run's first process once the metrics have `count` lines; their exit statuses."""
-    assert wait_until(lambda: len(lines(folder)) >= count or any(run.process.poll() is not None for run in runs))
+    processes = [run.process for run in runs]
+    assert happens(lambda: len(lines(folder)) >= count or any(p.poll() is not None for p in processes), LIMIT)
     for run in runs:
         assert run.process.poll() is None, run.said
         run.process.send_signal(signum)

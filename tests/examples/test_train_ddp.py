@@ -8,6 +8,7 @@ import sys
 import killing
 import pytest
 import running
+from common import happens
 
 from examples import train_ddp
 
@@ -128,7 +129,7 @@ def test_sigterm_on_two_machines_or_one_is_followed_by_a_run_that_resumes_to_the
     with running.on_two_machines(tmp_path, *command) as runs:
         assert running.stop_after([runs[i] for i in stopped], tmp_path, 80) == [1] * len(stopped)
         said = "stopped by SIGTERM after step"
-        assert running.wait_until(lambda: sum(run.said.count(said) for run in runs) == 1)
+        assert happens(lambda: sum(run.said.count(said) for run in runs) == 1, running.LIMIT)
         # If one is left, its torchrun would wait some minutes for the other. Here it is killed.
         assert len(stopped) == 1 or all(run.vanished() for run in runs)
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301

@@ -2,12 +2,12 @@
 
 import json
 import threading
-import time
 
 import figure_pages
 import nbformat
 import pytest
 import torch
+from common import happens
 from figure_pages import CLASHES, SMALLEST, cell, control, drawn, sentence
 from figure_samples import explorer, loop, shown_by
 from live import accept, run_cell
@@ -41,17 +41,8 @@ def trained():
     devices._started = None
 
 
-def wait_until(true):
-    """Wait until `true()` holds. What never happens ends the test after ten minutes, however busy the machine."""
-    deadline = time.monotonic() + 600
-    while not true():
-        if time.monotonic() > deadline:
-            pytest.fail("what was waited for did not happen")
-        time.sleep(0.01)
-
-
 def end_of(figure):
-    wait_until(lambda: figure.run["state"] != "running")
+    assert happens(lambda: figure.run["state"] != "running")
     return figure.run
 
 
@@ -88,7 +79,7 @@ def test_cancel_stops_within_a_step_and_keeps_what_was_measured(trained):
     figure._handle_custom_msg({"do": "something else"}, [])
     assert figure.run == {}
     figure._handle_custom_msg({"do": "train"}, [])  # as the page's button asks
-    wait_until(lambda: len(figure.run["marks"]) >= 2)
+    assert happens(lambda: len(figure.run["marks"]) >= 2)
     figure._handle_custom_msg({"do": "cancel"}, [])
     figure.cancel(wait=20)
     assert not figure.job.running()
@@ -100,14 +91,14 @@ def test_cancel_stops_within_a_step_and_keeps_what_was_measured(trained):
 def test_a_new_run_stops_the_one_before_also_that_of_another_figure(trained):
     first, second = trained(batch_size=1, lr=0.01), trained(loop, batch_size=1, lr=0.025)
     first.train()
-    wait_until(lambda: first.run["marks"])
+    assert happens(lambda: first.run["marks"])
     old = first.job
     first.lr = 0.004
     first.train()
-    wait_until(lambda: first.run["marks"])
+    assert happens(lambda: first.run["marks"])
     assert not old.running() and first.run["state"] == "running" and first.run["lr"] == 0.004
     second.train()
-    wait_until(lambda: second.run["marks"])
+    assert happens(lambda: second.run["marks"])
     assert first.run["state"] == "cancelled" and not first.job.running()
     assert second.run["state"] == "running"
     assert sum(thread.name == "mgpu-train" for thread in threading.enumerate()) == 1
@@ -130,7 +121,7 @@ def test_what_is_chosen_after_the_start_changes_nothing(trained, monkeypatch):
 def test_closing_the_widget_stops_its_training(trained):
     figure = trained(batch_size=1, lr=0.01)
     figure.train()
-    wait_until(lambda: figure.run["marks"])
+    assert happens(lambda: figure.run["marks"])
     figure.close()
     figure.job.thread.join(20)
     assert not figure.job.running()
@@ -170,7 +161,7 @@ def test_training_leaves_virtual_gpus_on_and_other_modelled_times_alone(trained)
 def test_other_gpus_turned_on_meanwhile_end_it_with_words(trained):
     figure = trained(batch_size=1, lr=0.01)
     figure.train()
-    wait_until(lambda: figure.run["marks"])
+    assert happens(lambda: figure.run["marks"])
     with mgpu.virtual_gpus(1):
         assert end_of(figure)["state"] == "failed"
     assert "press Train again" in figure.run["words"]

@@ -3,12 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from common import without_marks
+from common import happens, without_marks
 
 import mgpu_lib as mgpu
 from mgpu_lib import launching
@@ -95,13 +94,6 @@ def cmdline(process):
         return []
 
 
-def await_that(condition, seconds=600):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_what_takes_too_long_is_ended(script):
     script.write_text(HANGS)
@@ -117,13 +109,13 @@ def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(scri
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where pytest doesn't
     code = f"{listens}; import mgpu_lib; mgpu_lib.launch({str(script)!r}, 2)"
     notebook = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    await_that(lambda: len([*script.parent.glob("is there *")]) == 2)
+    assert happens(lambda: len([*script.parent.glob("is there *")]) == 2)
     everybody = notebook, *processes(script)
     found = [psutil.Process(process.pid).net_connections() for process in everybody]
     assert {c.laddr.ip for each in found for c in each if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     notebook.send_signal(how)
     assert notebook.wait(600) != 0
-    await_that(lambda: not processes(script))
+    assert happens(lambda: not processes(script))
 
 
 @pytest.mark.slow
@@ -131,10 +123,10 @@ def test_ranks_that_torchrun_does_not_end_are_ended(script, monkeypatch):
     script.write_text(HANGS.replace("pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_that(lambda: len([*script.parent.glob("is there *")]) == 2)
+    assert happens(lambda: len([*script.parent.glob("is there *")]) == 2)
     monkeypatch.setattr(launching, "ENDING", 0.1)
     launching.end(process)
-    await_that(lambda: not processes(script))
+    assert happens(lambda: not processes(script))
 
 
 @pytest.mark.slow

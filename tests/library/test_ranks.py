@@ -1,14 +1,12 @@
 """mgpu.start_ranks: processes that stay, and run the cells of a notebook in order."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
-from common import without_marks
+from common import happens, without_marks
 from IPython.core.interactiveshell import InteractiveShell
 
 import mgpu_lib as mgpu
@@ -53,16 +51,9 @@ def listening(pid):
     return {c.laddr.ip for c in psutil.Process(pid).net_connections() if c.status == psutil.CONN_LISTEN}
 
 
-def gone(pid, seconds=600):
+def gone(pid):
     """Whether the process has ended, or does so soon."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
+    return happens(lambda: not psutil.pid_exists(pid))
 
 
 def test_cells_run_on_all_ranks(capsys):

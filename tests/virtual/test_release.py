@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from common import happens
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed import fsdp, tensor
@@ -326,15 +326,10 @@ def in_use(machine):
     return counts, len(kinds)
 
 
-def comes_back(machine, before, seconds=60):
-    """Whether there is no more than `before`, in a moment: gloo's threads drop what they sent after they say so."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        counts, objects = in_use(machine)
-        if counts == before[0] and objects <= before[1]:
-            return True
-        time.sleep(0.01)
-    return False
+def is_back(machine, before):
+    """Whether no more is there than `before`. Objects may be fewer: a moment before, gloo's threads had some."""
+    counts, objects = in_use(machine)
+    return counts == before[0] and objects <= before[1]
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -351,7 +346,7 @@ def test_memory_comes_back(gpus, tmp_path, name):
             way(*arguments)
         if name in IN_CYCLES:
             gc.collect()
-        assert comes_back(gpus, before), (in_use(gpus), before)
+        assert happens(lambda: is_back(gpus, before), seconds=60), (in_use(gpus), before)
     finally:
         gc.enable()
 
