@@ -15,7 +15,7 @@ def patches():
 
 
 class Recomputation(_Recomputation):
-    """What use_reentrant=False computes in, with gradients of its own, if it computes any: hence the range."""
+    """What use_reentrant=False computes in. Gradients that are taken inside belong to it: hence the range."""
 
     def __enter__(self):
         self.host = current().clock.host()
@@ -31,7 +31,7 @@ class Recomputation(_Recomputation):
 
 
 def backward(ctx, *grads):
-    """With use_reentrant=True. The part's own backward pass, inside, is none, see `Clock.backward`."""
+    """With use_reentrant=True: all but the part's own backward pass is recomputation, see `Clock.backward`."""
     host = current().clock.host()
     host.recomputing += 1
     try:
