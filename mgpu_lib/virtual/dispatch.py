@@ -7,13 +7,14 @@ from torch import Tensor
 
 from mgpu_lib.virtual.attention import ATTENTION, completed, without_seeds
 from mgpu_lib.virtual.collectives import collective, functional, made_of_collectives
-from mgpu_lib.virtual.errors import check_devices, check_generator, check_mask, no_bytes
+from mgpu_lib.virtual.errors import check_devices, check_generator, check_mask
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import known
 from mgpu_lib.virtual.nests import tensors_in
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
 from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, transfer, wrap
+from mgpu_lib.virtual.unsupported import OPERATIONS, TYPES, check_type, without_kernel
 
 PLAIN = {int, str, type(None), torch.dtype}
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
@@ -113,11 +114,17 @@ def read(rule, func, args, kwargs):
     return number
 
 
-def interpolate(rule, func, args, kwargs):
-    """Under F.interpolate: bytes, as the pixels of pictures, CUDA takes to their nearest neighbours only."""
-    if args[0].dtype is torch.uint8:
-        raise no_bytes(func.overloadpacket.__name__)
-    return call(rule, func, args, kwargs)
+def typed(rule, func, args, kwargs):
+    """An operation whose kernel on CUDA takes fewer types than the CPU's."""
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    check_type(func.overloadpacket.__name__, inner[0])
+    return finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
+
+
+def missing(rule, func, args, kwargs):
+    """An operation that CUDA doesn't have."""
+    inner, inner_kwargs, *_ = take_in(rule, func, args, kwargs)
+    return without_kernel(func, inner, inner_kwargs)
 
 
 def pack(rule, func, args, kwargs):
@@ -139,7 +146,6 @@ def attention_backward(rule, func, args, kwargs):
 
 ATTENDING = {f.overloadpacket.__name__: attention_backward if "backward" in str(f) else attention for f in ATTENTION}
 WITH_VALUE = "index_put index_put_ _index_put_impl_ index_fill index_fill_ fill fill_".split()
-INTERPOLATED = "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d".split()
 SPECIAL = {
     "copy_": copy,
     "_foreach_copy_": copy_each,
@@ -147,7 +153,8 @@ SPECIAL = {
     **dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill),
     "_local_scalar_dense": read,
     PACK: pack,
-    **dict.fromkeys(INTERPOLATED, interpolate),
+    **dict.fromkeys(TYPES, typed),
+    **dict.fromkeys(OPERATIONS, missing),
     **ATTENDING,
 }
 

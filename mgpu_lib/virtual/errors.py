@@ -55,10 +55,6 @@ def no_addresses():
     )
 
 
-def no_bytes(kernel):
-    return NotImplementedError(f"\"{kernel}_out_frame\" not implemented for 'Byte'")
-
-
 def cuda_only(func):
     return NotImplementedError(
         f"{func} is one of CUDA's own operations, and virtual GPUs don't have it. Call what PyTorch documents instead "

@@ -5,6 +5,7 @@ A part of them, and all with MGPU_ALL=1, as `make test ALL=1` sets it.
 
 import functools
 import itertools
+import re
 
 import pytest
 import torch
@@ -150,3 +151,37 @@ def test_modules_equal_those_on_the_cpu(part):
             for sample in samples[:: -(-len(samples) // 30)]:
                 found, expected = (module_given(info, sample, device) for device in ("cuda:1", "cpu"))
                 torch.testing.assert_close(found, expected, equal_nan=True, msg=f"{info.name}: {sample.desc}")
+
+
+# Which of these CUDA takes depends on the card, and op_db is asked where there is none.
+ASKS_THE_CARD = {"addbmm bmm matmul __rmatmul__ nn.functional.bilinear": torch.bfloat16}
+SCALED = ("torch._scaled_mm", "torch._scaled_mm_v2")  # of eight bits, which virtual GPUs compute as far as the CPU does
+
+
+def lacking():
+    """(operation, type) for what op_db says the CPU computes and CUDA doesn't."""
+    for op in operations():
+        for dtype in sorted(set(op.dtypes) - set(op.dtypesIfCUDA), key=str):
+            asks = any(op.name in names.split() and dtype is kind for names, kind in ASKS_THE_CARD.items())
+            if not asks and op.name not in SCALED:
+                yield op, dtype
+
+
+def refuses(op, sample):
+    try:
+        run(op, sample.transform(on_gpu))
+    except RuntimeError as error:
+        assert re.search(r"not implemented for|not supported|Could not run 'aten::", str(error)), error
+        return True
+    return False
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cuda_has_no_kernel_for_is_refused(gpus):
+    cases = list(lacking())
+    assert len(cases) > 100
+    # Not each sample needs a kernel: some are empty, or products of single numbers.
+    taken = [
+        (o.name, d) for o, d in cases if not any(refuses(o, s) for s in itertools.islice(o.sample_inputs("cpu", d), 12))
+    ]
+    assert taken == []

@@ -551,6 +551,32 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     ],
     "use torch.nn.Module.to_empty": [lambda c, g, h: nn.Linear(2, 2, device="meta").to("cuda:1")],
 }
+NOT_TAKEN = {  # what an H200 says of types that its kernels don't take
+    "\"addmm_cuda\" not implemented for 'Long'": [
+        lambda x: x.long() @ x.long(),
+        lambda x: F.linear(x.long(), x.long()),
+        lambda x: torch.addmm(x.long(), x.long(), x.long()),
+    ],
+    "\"addmm_cuda\" not implemented for 'Bool'": [lambda x: x.bool() @ x.bool()],
+    "\"addmv_impl_cuda\" not implemented for 'Int'": [lambda x: x.int() @ x[0].int()],
+    "\"baddbmm_cuda\" not implemented for 'Short'": [lambda x: x[None].short() @ x[None].short()],
+    "\"dot\" not implemented for 'Byte'": [lambda x: x[0].byte() @ x[0].byte()],
+    "^getCudnnDataTypeFromScalarType\\(\\) not supported for Long$": [
+        lambda x: F.conv1d(x.long()[None], x.long()[None]),
+        lambda x: F.conv_transpose2d(x.long()[None], x.long()[:, None, None]),
+    ],
+    "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'": [lambda x: F.avg_pool1d(x.long(), 2)],
+    "\"max_pool3d_with_indices_out_frame\" not implemented for 'Char'": [
+        lambda x: F.max_pool3d(x.to(torch.int8)[None, None], 1),
+    ],
+    "\"igammac_cuda\" not implemented for 'Half'": [lambda x: torch.special.gammaincc(x.half(), x.half())],
+    "^HalfTensor is not supported$": [lambda x: x.half().histc()],
+    "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'": [
+        lambda x: x.bool().scatter_reduce(0, x.long(), x.bool(), "amax"),
+    ],
+    "^Could not run 'aten::histogram.bin_ct' with arguments from the 'CUDA' backend. This": [lambda x: x.histogram(3)],
+}
+WORDS |= {words: [lambda c, g, h, call=call: call(g) for call in calls] for words, calls in NOT_TAKEN.items()}
 ERRORS = {
     **dict.fromkeys((TO_NUMPY, "only implemented on CPU", "only integer tensors"), TypeError),
     **dict.fromkeys((NO_DATA, "use torch.nn.Module.to_empty"), NotImplementedError),
