@@ -15,7 +15,7 @@ from mgpu_lib.virtual.errors import bad_fork
 from mgpu_lib.virtual.gpu import VirtualGPU
 from mgpu_lib.virtual.rules import Base
 from mgpu_lib.virtual.running import RUNNING, current
-from mgpu_lib.virtual.shapes import Shapes
+from mgpu_lib.virtual.shapes import dry
 from mgpu_lib.virtual.specs import find_gpu
 from mgpu_lib.virtual.timeline import Timeline, Totals
 from mgpu_lib.virtual.topology import find_topology
@@ -59,7 +59,7 @@ class Machine:
         self.topology = find_topology(link, self.spec, network)
         self.link, self.pcie = self.topology.link, self.topology.pcie
         self.backing = find_backing(backing)
-        self.dry = Shapes() if self.backing.type == "meta" else None  # calls operations without values
+        self.dry = dry if self.backing.type == "meta" else None  # calls operations without values
         self.clock, self.started = Clock(host), 0.0
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA

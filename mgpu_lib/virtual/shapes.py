@@ -1,7 +1,8 @@
 """Calling operations, with values or without.
 
 On tensors without values (backing="meta") PyTorch works out the shapes of a result, for many operations in Python and
-slowly. A dry run calls the same operations on the same shapes again and again, so the answer is kept.
+slowly. A dry run calls the same operations on the same shapes again and again, and so does the next one, or another
+rank: the answer is kept for all of them.
 """
 
 import torch
@@ -10,6 +11,7 @@ from mgpu_lib.virtual.costs import is_view
 from mgpu_lib.virtual.nests import tensors_in
 
 LIMIT = 200_000  # of answers that are kept
+KNOWN = {}  # (default dtype, an operation with its shapes, as `key_of` and `dispatch.take_in` say) -> its `shape_rule`
 aten, LAST = torch.ops.aten, torch.channels_last
 _empty_strided = torch.empty_strided  # PyTorch's own, also while virtual GPUs are on
 
@@ -18,21 +20,20 @@ def dry_call(func, args, kwargs):
     return func(*args, **kwargs)
 
 
-class Shapes:
-    """Calls operations on meta tensors; knows what came out for the same shapes before."""
-
-    def __init__(self):
-        self.known = {}  # an operation with its shapes, as `key_of` and `dispatch.take_in` say -> its `shape_rule`
-
-    def __call__(self, func, args, kwargs, key):
-        made = self.known.get(key)
-        if made is None:
-            out = laid_out(func, args, func(*args, **kwargs))
-            if len(self.known) >= LIMIT:  # a program with ever new shapes
-                self.known.clear()
-            self.known[key] = shape_rule(func, args, kwargs, out)
-            return out
+def dry(func, args, kwargs, key):
+    """Call an operation on meta tensors, or do what came out for the same shapes before."""
+    key = torch.get_default_dtype(), key  # of whole numbers, a mean or a product with 0.5 has it
+    made = KNOWN.get(key)
+    if made is not None:
         return made(func, args, kwargs)
+    target = kwargs.get("out")
+    before = form_of(target) if isinstance(target, torch.Tensor) else None
+    out = laid_out(func, args, func(*args, **kwargs))
+    if len(KNOWN) >= LIMIT:  # a program with ever new shapes
+        KNOWN.clear()
+    fits = before is not None and out is target and form_of(out) == before
+    KNOWN[key] = (lambda func, args, kwargs: kwargs["out"]) if fits else shape_rule(func, args, kwargs, out)
+    return out
 
 
 def laid_out(func, args, out):

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections import deque
+from itertools import takewhile
 from operator import attrgetter
 
 import torch
@@ -72,8 +73,11 @@ class Stream:
         Those were given to the GPU before and keep their times, so that the work of all together takes as long as it
         would one after the other.
         """
-        others = (interval for stream in self.gpu.streams if stream is not self for interval in stream.recent)
-        for busy, until in sorted(interval for interval in others if interval[1] > start):
+        others = []
+        for stream in self.gpu.streams:
+            if stream is not self:  # from the last one, which ends last, back to the first that counts
+                others += takewhile(lambda interval: interval[1] > start, reversed(stream.recent))
+        for busy, until in sorted(others):
             if busy >= end:
                 break
             end += min(until, end) - max(busy, start)

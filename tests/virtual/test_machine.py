@@ -634,10 +634,23 @@ def test_whoever_makes_gpus_has_all_of_them_and_they_have_no_ids(monkeypatch, va
 def test_a_dry_run_keeps_few_shapes_at_a_time(monkeypatch):
     """A program with ever new shapes, such as batches of sentences, takes no ever growing memory."""
     monkeypatch.setattr(shapes, "LIMIT", 10)
-    with virtual_gpus(1, backing="meta") as machine:
+    with virtual_gpus(1, backing="meta"):
         for n in (*range(50), *range(50)):
             assert (torch.empty(n, 3, device="cuda") @ torch.empty(3, 2, device="cuda")).shape == (n, 2)
-        assert len(machine.dry.known) <= 10
+        assert len(shapes.KNOWN) <= 10
+
+
+def test_what_one_dry_run_knows_holds_for_the_next():
+    try:
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            with virtual_gpus(1, backing="meta"):
+                whole, x = torch.ones(3, dtype=torch.long, device="cuda"), torch.ones(3, device="cuda")
+                assert (whole * 0.5).dtype is x.dtype is dtype
+                for size in (3, 0, 3, 0):
+                    assert torch.mul(x, x, out=x.new_empty(size)).shape == (3,)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_meta_has_shapes_memory_and_no_values():
