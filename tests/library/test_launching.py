@@ -39,12 +39,12 @@ torch.cuda.synchronize()
 """
 HANGS = """
 import os, pathlib, signal, time
-import torch.distributed as dist
-pass
-dist.init_process_group("gloo")
+{}
 pathlib.Path(__file__).with_name("is there " + os.environ["RANK"]).touch()
 time.sleep(6000)
 """
+MEETING = "import torch.distributed as dist; dist.init_process_group('gloo')"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 ERROR = """\
 rank 1 failed
 Traceback (most recent call last):
@@ -96,7 +96,7 @@ def cmdline(process):
 
 @pytest.mark.slow
 def test_what_takes_too_long_is_ended(script):
-    script.write_text(HANGS)
+    script.write_text(HANGS.format(MEETING))
     with pytest.raises(TimeoutError, match=r"script\.py was still running on 2 ranks after 8 s, and was ended"):
         mgpu.launch(script, 2, seconds=8)
     assert not processes(script)
@@ -105,7 +105,7 @@ def test_what_takes_too_long_is_ended(script):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(script, how):
-    script.write_text(HANGS)
+    script.write_text(HANGS.format(MEETING))
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where pytest doesn't
     code = f"{listens}; import mgpu_lib; mgpu_lib.launch({str(script)!r}, 2)"
     notebook = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(scri
 
 @pytest.mark.slow
 def test_ranks_that_torchrun_does_not_end_are_ended(script, monkeypatch):
-    script.write_text(HANGS.replace("pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
+    script.write_text(HANGS.format(DEAF))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert happens(lambda: len([*script.parent.glob("is there *")]) == 2)
