@@ -1,8 +1,6 @@
 """Running examples/train_ddp.py: each run has a time limit, and none of its processes is left, whatever happens."""
 
 import contextlib
-import functools
-import json
 import os
 import random
 import signal
@@ -17,6 +15,7 @@ import numpy as np
 import psutil
 import torch
 from common import happens
+from ranks import TORCHRUN, Fork
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -25,7 +24,11 @@ KILLING = HERE / "killing.py"
 LIMIT = 2400  # seconds for a run
 VANISHING = 400  # seconds for its processes to end by themselves, once the first one has
 FORK = "fork"  # instead of a path to Python: run the program as forking.py does
-TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
+
+
+def forked(command):
+    """A command line of python or torchrun, as the command of a fork."""
+    return [FORK, *command.replace("torchrun ", "python -m torch.distributed.run ").split()[1:]]
 
 
 def write_data(folder, images=240, tests=61):
@@ -41,37 +44,6 @@ def write_data(folder, images=240, tests=61):
     return str(folder)
 
 
-@functools.cache
-def fork_server():
-    return subprocess.Popen(
-        [sys.executable, HERE / "forking.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
-def ask(request):
-    """The fork server's answer."""
-    server = fork_server()
-    print(json.dumps(request), file=server.stdin, flush=True)
-    return json.loads(server.stdout.readline())
-
-
-class Fork:
-    """What Run needs of subprocess.Popen, for a process of the fork server."""
-
-    def __init__(self, command, folder, env, log):
-        self.pid = ask({"args": command, "env": env, "folder": str(folder), "log": str(log)})
-
-    def poll(self):
-        return ask(self.pid)
-
-    def wait(self, seconds):
-        assert happens(lambda: self.poll() is not None, seconds), f"{self.pid} still runs after {seconds} s"
-        return self.poll()
-
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-
 class Run:
     """A command that runs in `folder`; `said` is what it has written so far."""
 
@@ -81,7 +53,7 @@ class Run:
         env = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path} | environment
         with self.log.open("w") as log:
             if command[0] == FORK:
-                self.process = Fork(command, folder, env, self.log)
+                self.process = Fork(command[1:], env, folder, self.log, self.log)
             else:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)

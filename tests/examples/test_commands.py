@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import ranks
 import running
 
 DOCSTRING = ast.get_docstring(ast.parse(running.SCRIPT.read_text()))
@@ -29,13 +30,15 @@ def folder(tmp_path):
 
 @pytest.fixture
 def slurm(folder):
-    """The same with stand-ins for Slurm's commands."""
+    """The same with stand-ins for Slurm's commands, and a torchrun whose ranks are forks."""
     home, environment = folder
     stand_ins = home / "bin"
     stand_ins.mkdir()
-    for name in ("sbatch", "srun", "scontrol"):
-        (stand_ins / f"{name}.py").symlink_to(running.HERE / "slurm.py")
-        (stand_ins / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stand_ins}/{name}.py" "$@"\n')
+    programs = {name: stand_ins / f"{name}.py" for name in ("sbatch", "srun", "scontrol")}
+    for path in programs.values():
+        path.symlink_to(running.HERE / "slurm.py")
+    for name, program in (programs | {"torchrun": f"{ranks.FORKING} -m torch.distributed.run"}).items():
+        (stand_ins / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (stand_ins / name).chmod(0o755)
     job = str(running.free_port(range(20_000, 30_000)) + 20_000)  # the script adds 20,000 to its last four digits
     path = os.pathsep.join([str(stand_ins), str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -76,8 +79,10 @@ ELSEWHERE = "HOST", "sbatch", "--dry-run"  # words of commands that have tests o
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if not any(words in line for words in ELSEWHERE)])
 def test_a_command_runs_as_it_stands(command, folder):
+    """One by torchrun itself; the ranks of the others are forks."""
     command += f" {BRIEF}" * ("resnet18" in command)
-    said = running.done(["bash", "-c", command], folder[0], **folder[1])
+    itself = command.startswith("python") or "--checkpoint" in command
+    said = running.done(["bash", "-c", command] if itself else running.forked(command), folder[0], **folder[1])
     last = 1 if "resnet18" in command else 6
     assert f"step {last}: loss" in said
     if "--checkpoint" in command:
@@ -86,9 +91,9 @@ def test_a_command_runs_as_it_stands(command, folder):
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "HOST" in line])
 def test_two_machines_run_the_same_command(command, folder):
-    command = re.sub(r"HOST:\d+", f"127.0.0.1:{running.free_port()}", command)
-    with running.started(["bash", "-c", command], folder[0], **folder[1]) as one:
-        said = running.done(["bash", "-c", command], folder[0], **folder[1])
+    command = running.forked(re.sub(r"HOST:\d+", f"127.0.0.1:{running.free_port()}", command))
+    with running.started(command, folder[0], **folder[1]) as one:
+        said = running.done(command, folder[0], **folder[1])
         assert one.ended() == 0 and one.vanished(), one.said
     assert sorted(["step 6: loss" in said, "step 6: loss" in one.said]) == [False, True]  # rank 0 is on one of them
 

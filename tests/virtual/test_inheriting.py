@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
-from ranks import torchrun
 
 from mgpu_lib.virtual import current, handed_down, inheriting, virtual_gpus
 from mgpu_lib.virtual.environment import STARTUP, VARIABLE
@@ -20,13 +20,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 SETUP = Setup(3, {"gpu": "T4"})
 
 
-def launched(*arguments, **options):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mgpu_lib.virtual", *map(str, arguments)]
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 2400, **options}
-    done = subprocess.run(command, **options)
-    assert done.returncode == 0, done.stderr
-    return done
+def launched(*arguments):
+    return ranks.python(*ranks.VIRTUAL, *arguments, fork=False)
 
 
 def names_in(trace):
@@ -98,7 +93,7 @@ OPTIONS = "--gpu", "A100-80", "--account", "--trace"
 def test_ranks_of_torchrun_report_together(tmp_path):
     trace = tmp_path / "trace.json"
     trace.write_text('{"displayTimeUnit": "ms", "otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')
-    check_reports(torchrun(2, PROGRAMS / "ddp_steps.py", options=[*OPTIONS, str(trace)]), trace)
+    check_reports(ranks.torchrun(2, PROGRAMS / "ddp_steps.py", options=[*OPTIONS, trace]), trace)
 
 
 @pytest.mark.slow
@@ -106,14 +101,13 @@ def test_torchrun_inside(tmp_path):
     trace, program = tmp_path / "trace.json", PROGRAMS / "ddp_steps.py"
     other = {"run": "of before", "processes": ["rank 0"]}  # it is replaced
     trace.write_text(json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": []}))
-    inner = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program
-    check_reports(launched(*OPTIONS, trace, *inner), trace)
+    check_reports(launched(*OPTIONS, trace, *ranks.TORCHRUN, 2, program), trace)
 
 
 @pytest.mark.slow
 def test_ranks_that_hide_gpus_or_fail_say_what_they_did():
     """Each hides all GPUs but its own; the second fails, and says so at once."""
-    failing = torchrun(2, PROGRAMS / "ddp_steps.py", "hide", "fail", options=["--account"], check=False)
+    failing = ranks.torchrun(2, PROGRAMS / "ddp_steps.py", "hide", "fail", options=["--account"], check=False)
     assert failing.stdout == "1 NVIDIA A100-SXM4-80GB (virtual) [[0], [0]]\n"
     assert failing.returncode == 1 and "rank 1, cuda:0: at most 2.88 MiB" in failing.stderr
 

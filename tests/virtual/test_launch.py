@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
+import ranks
 import torch
 from torch import nn
 
@@ -54,16 +54,15 @@ def dry(folder, monkeypatch, capsys):
     return run
 
 
-def launched(folder, *arguments):
-    command = [sys.executable, "-m", "mgpu_lib.virtual", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
+def launched(folder, *arguments, fork=True):
+    return ranks.python(*ranks.VIRTUAL, *arguments, folder=folder, fork=fork, check=False)
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("program", [["script.py"], ["-m", "script"]])
 def test_a_program_runs_unmodified(folder, program):
     options = ["--gpus", "3", "--gpu", "T4", "--host", "0.5", "--trace", "trace.json", "--account"]
-    done = launched(folder, *options, *program, "--epochs", "3")
+    done = launched(folder, *options, *program, "--epochs", "3", fork=False)
     assert done.returncode == 3 and done.stdout.startswith("3 Tesla T4 (virtual) ")
     words = done.stderr.splitlines()
     assert words[0] == "3 virtual T4, PCIe 3.0 x16 (all times are modelled)"
@@ -74,10 +73,22 @@ def test_a_program_runs_unmodified(folder, program):
     assert "addmm" in names
 
 
+FAILING = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+from torch.distributed.tensor import DTensor, Shard  # which is imported when there are GPUs already
+x = DTensor.from_local(torch.ones(2, device="cuda"), dist.init_device_mesh("cuda", (1,)), [Shard(0)])
+assert x.is_cuda and x.full_tensor().cuda(1).cpu().tolist() == [1, 1]
+dist.destroy_process_group()
+torch.ones(2, device="cuda:1") + torch.ones(2)
+"""
+
+
 def test_errors_are_the_programs_own(folder):
-    (folder / "script.py").write_text("import torch\ntorch.ones(2, device='cuda:1') + torch.ones(2)\n")
-    done = launched(folder, "--trace", "trace.json", "script.py")
-    assert done.returncode == 1 and 'script.py", line 2' in done.stderr
+    (folder / "script.py").write_text(FAILING)
+    done = launched(folder, "--trace", "trace.json", "script.py", fork=False)
+    assert done.returncode == 1 and 'script.py", line 9' in done.stderr
     assert "found at least two devices, cuda:1 and cpu!" in done.stderr and (folder / "trace.json").exists()
 
 
