@@ -5,9 +5,7 @@ text right after it what the command says, but for lines `…`. "In `FILE`, repl
 the blocks of text below it, down to the next one or a heading, are what is said then.
 """
 
-import os
 import re
-import shutil
 
 import pytest
 import running
@@ -21,7 +19,7 @@ PARTS = re.split(r"in `(\S+)`, replace `(.+?)` with `(.+?)`", PAGE)[1:]
 MISTAKES = list(zip(PARTS[::4], PARTS[1::4], PARTS[2::4]))
 CONSEQUENCES = [re.findall(r"^```text\n(.*?)^```$", text.partition("\n## ")[0], re.M | re.S) for text in PARTS[3::4]]
 WORKFLOW = yaml.safe_load(FILES[".github/workflows/test.yml"])
-WHEEL, TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN = COMMANDS
+_, TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN = COMMANDS  # the first makes the wheel in tests/library/test_wheel.py
 NUMBER = re.compile(r"\b\d+\.\d+\b")
 
 
@@ -52,11 +50,6 @@ def run(command, folder, status=0):
 
 def shell(command):
     return ["bash", "-c", command]
-
-
-def forked(command):
-    """The same in a fork of a process that has imported PyTorch: it is no command of the page."""
-    return [running.FORK, *command.replace("torchrun ", "python -m torch.distributed.run ").split()[1:]]
 
 
 @pytest.fixture
@@ -99,22 +92,10 @@ def test_torch_is_installed_as_everywhere_in_the_book():
         assert TORCH in (running.ROOT / name).read_text()
 
 
-@pytest.mark.slow
-def test_the_wheel_gets_the_name_that_is_installed(tmp_path):
-    book = tmp_path / "path" / "to" / "this-book"
-    assert WHEEL.endswith(f" {book.relative_to(tmp_path)}")
-    shutil.copytree(running.ROOT / "mgpu_lib", book / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "pytest_virtual_gpus.py"):
-        shutil.copy(running.ROOT / name, book)
-    run(shell(f"python -m {WHEEL} --no-index --no-build-isolation"), tmp_path)  # which needs no network
-    [wheel] = tmp_path.glob("wheels/*")
-    assert LIBRARY.split()[-1] == os.path.relpath(wheel, tmp_path)
-
-
 def test_a_dry_run_and_one_with_a_fast_host_which_takes_less_than_half_of_the_time(project):
     fast = DRY_RUN.replace("--dry-run", "--dry-run --host 0.33")
     assert "With `--host 0.33`" in PAGE and fast != DRY_RUN
-    said = run(shell(DRY_RUN), project), run(forked(fast), project)
+    said = run(shell(DRY_RUN), project), run(running.forked(fast), project)
     assert says(SAYS[DRY_RUN], said[0])
     slow, quick = (float(re.search(r"(\d+\.\d+) ms from one optimizer step", text)[1]) for text in said)
     assert quick < slow / 2
@@ -123,23 +104,23 @@ def test_a_dry_run_and_one_with_a_fast_host_which_takes_less_than_half_of_the_ti
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [PYTEST, TORCHRUN])
 def test_a_command_says_what_the_page_shows(command, project):
-    assert says(SAYS[command], run(shell(command), project))
+    assert says(SAYS[command], run(shell(command) if command == PYTEST else running.forked(command), project))
 
 
 @pytest.mark.slow
 def test_gradients_that_stay_at_home_fail_the_test_and_not_the_script(project):
     make_mistake(project, *MISTAKES[0])
     of_pytest, of_torchrun = CONSEQUENCES[0]
-    said = run(shell(PYTEST), project, status=1)
+    said = run(running.forked(f"python -m {PYTEST}"), project, status=1)
     assert says(of_pytest, said) and "1 failed, 1 passed" in said
-    assert says(of_torchrun, run(forked(TORCHRUN), project))
+    assert says(of_torchrun, run(running.forked(TORCHRUN), project))
 
 
 @pytest.mark.slow
 def test_a_forgotten_rank_fails_the_test_without_gpus(project):
     make_mistake(project, *MISTAKES[1])
     [shown] = CONSEQUENCES[1]
-    assert says(shown, run(shell(f"{PYTEST} -k every_row"), project, status=1))
+    assert says(shown, run(running.forked(f"python -m {PYTEST} -k every_row"), project, status=1))
 
 
 @pytest.mark.slow
@@ -148,4 +129,4 @@ def test_in_one_process_nobody_notices(mistake, project):
     """As the page begins: with and without the mistake, the loss is the same."""
     if mistake:
         make_mistake(project, *mistake)
-    assert "step 40: loss 0.25" in run(forked(TORCHRUN.replace("-node 4", "-node 1")), project)
+    assert "step 40: loss 0.25" in run(running.forked(TORCHRUN.replace("-node 4", "-node 1")), project)

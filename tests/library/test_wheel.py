@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -14,6 +15,10 @@ from mgpu_lib import widgets
 from mgpu_lib.recorded import RESULTS
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "test-your-own-program.md").read_text(encoding="utf-8")
+BOOK = "path/to/this-book"
+[MAKE] = re.findall(rf"^pip (wheel .* ){BOOK}$", PAGE, re.M)
+[WHEEL] = re.findall(r"^pip install .* (wheels/\S+)$", PAGE, re.M)
 LIMIT = 3000  # seconds for each of the steps
 SHOW = """
 import json, sys
@@ -53,6 +58,7 @@ CHILD = (
     "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import torch; torch.ones(2).cuda(2)']))"
 )
 
+PIP = sys.executable, "-m", "pip", "--disable-pip-version-check"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which names this checkout
 
 
@@ -64,30 +70,31 @@ def run(*command, **options):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A copy of what the wheel is made of, since that leaves files there, with a study that is still being recorded."""
-    source = tmp_path_factory.mktemp("source")
-    shutil.copytree(ROOT / "mgpu_lib", source / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
+def wheel(tmp_path_factory):
+    """The wheel that the page's command makes of a copy of the library, in which a study is still being recorded."""
+    project = tmp_path_factory.mktemp("project")
+    book = project / BOOK
+    shutil.copytree(ROOT / "mgpu_lib", book / "mgpu_lib", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "pytest_virtual_gpus.py"):
-        shutil.copy(ROOT / name, source)
-    (source / RESULTS.relative_to(ROOT) / "some.unfinished.json").write_text("{}")
-    return source
+        shutil.copy(ROOT / name, book)
+    (book / RESULTS.relative_to(ROOT) / "some.unfinished.json").write_text("{}")
+    run(*PIP, *MAKE.split(), BOOK, "--no-index", "--no-build-isolation", cwd=project)  # which needs no network
+    assert [str(path.relative_to(project)) for path in project.glob("wheels/*")] == [WHEEL]
+    return project / WHEEL
 
 
 @pytest.fixture(scope="module")
-def python(source, tmp_path_factory):
+def python(wheel, tmp_path_factory):
     """The Python of an environment that holds the wheel alone; other libraries are those of the environment around it.
 
     A .pth file names them. Such files in there are not read: this checkout, which one of them names, isn't found.
     """
-    built, environment = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("environment")
-    pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
-    run(*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", built, source)
+    environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = next(
         path for path in (environment / "bin" / "python", environment / "Scripts" / "python.exe") if path.exists()
     )
-    run(*pip, "--python", python, "install", "--no-index", "--no-deps", *built.glob("*.whl"))
+    run(*PIP, "--python", python, "install", "--no-index", "--no-deps", wheel)
     (there,) = run(python, "-c", "import site; print(*site.getsitepackages())").split()
     Path(there, "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return python
