@@ -17,6 +17,7 @@ from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, transf
 from mgpu_lib.virtual.unsupported import OPERATIONS, TYPES, check_type, without_kernel
 
 PLAIN = {int, str, type(None), torch.dtype}
+AS_FOR_ALL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # where what is made for all devices is found
 RULES = {}  # by the operation's id: operations live for ever, and hashing one is slow
 
 
@@ -25,7 +26,10 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     if len(types) > 1 and not all(issubclass(kind, VirtualTensor) for kind in types):
         return NotImplemented  # the other decides: a DTensor, for one
     rule = RULES.get(id(func)) or learn(func)
-    return rule.handler(rule, func, args, kwargs or {})
+    try:
+        return rule.handler(rule, func, args, kwargs or {})
+    except Misplaced:
+        return func.redispatch(AS_FOR_ALL, *args, **kwargs or {})
 
 
 def learn(func):
@@ -44,6 +48,10 @@ def learn(func):
         handler = SPECIAL.get(func.overloadpacket.__name__, view if func.is_view else call)
     RULES[id(func)] = rule_of(func, handler)
     return RULES[id(func)]
+
+
+class Misplaced(Exception):
+    """Tensors on two devices are given to an operation that PyTorch makes of others: those decide."""
 
 
 # The handlers of a rule
@@ -175,6 +183,8 @@ def take_in(rule, func, args, kwargs):
     else:
         inner_kwargs, key = kwargs, (id(func), key)
     if misplaced and not accepts(rule, misplaced) and not called_by_autograd():
+        if rule.composed:
+            raise Misplaced
         for tensor in check_devices(func, args, kwargs, gpu, misplaced):
             count(tensor.nbytes, None, gpu)
     return inner, inner_kwargs, gpu, key

@@ -1,14 +1,11 @@
 """PyTorch's own words for what goes wrong on real GPUs."""
 
-import functools
-import re
 import weakref
-from pathlib import Path
 
 import torch
 
+from mgpu_lib.virtual.native import is_iterated, is_structured, takes_scalar
 from mgpu_lib.virtual.nests import tensors_in
-from mgpu_lib.virtual.rules import STRICT
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.unknown import where_called
 
@@ -17,14 +14,14 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
 KERNELS = {
     "convolution": "_cudnn_convolution",
-    "embedding": "_index_select",
     "stack": "cat",
 }
-# Pointwise inside: like pointwise operations, they don't say which argument is elsewhere.
-ITERATED = set("mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits allclose dist".split())
+NO_NUMBER = {  # aten/src/ATen/native/PointwiseOps.cpp
+    "self": "CPU Scalar support for self argument is not supported when calling addcmul on CUDA tensors.",
+    "tensor1": "CPU Scalar support for tensor1 argument is not supported when calling addcmul on CUDA tensors. "
+    "However, CPU Scalar support for tensor2 is supported, please swap your tensor1 and tensor2 terms.",
+}
 ARGUMENTS = {
-    ("embedding", "indices"): "index",
-    ("embedding", "weight"): "self",
     ("convolution", "input"): "self",
 }
 
@@ -80,6 +77,17 @@ def not_numpy(device):
     )
 
 
+def misplaced_gradient(given, wanted):
+    """What p.grad = … says. (torch/csrc/autograd/python_variable.cpp)"""
+    what, pair = "with device type", (given.type, wanted.type)
+    if given.type == wanted.type:
+        what, pair = "located on device with index", (given.index, wanted.index)
+    return (
+        f"attempting to assign a gradient {what} '{pair[0]}' to a tensor {what} '{pair[1]}'. Please ensure that the "
+        "gradient and the tensor are on the same device"
+    )
+
+
 def check_devices(func, args, kwargs, gpu, misplaced):
     """Raise PyTorch's own error for `misplaced` tensors, which are not on `gpu`, unless the operation takes them.
 
@@ -92,31 +100,44 @@ def check_devices(func, args, kwargs, gpu, misplaced):
     if name in INDEXING:
         check_indices(args[0], args[1], args[2:3])
         return misplaced
-    if (torch.Tag.pointwise in func.tags and name != "equal") or name in ITERATED:
+    if name == "block_diag":
+        raise RuntimeError(scattered_blocks(*args))
+    if is_iterated(func):
+        argument = next(n for n, tensor in named(func, args, kwargs) if tensor is misplaced[0])
+        if name in ("addcmul", "addcmul_") and argument in NO_NUMBER and is_number(misplaced[0]):
+            raise RuntimeError(NO_NUMBER[argument])
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{gpu.device} and {misplaced[0].device}!"
         )
-    given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]
-    named = [(argument, tensor) for argument, value in given for tensor in tensors_in([value])]
-    common = named[0][1].device
-    argument, other = next((n, t) for n, t in named if t.device != common)
-    if name == "convolution" and "cpu" in (common.type, other.device.type):
+    (_, first), *others = named(func, args, kwargs)
+    argument, other = next((n, t) for n, t in others if t.device != first.device)
+    if name == "convolution" and "cpu" in (first.device.type, other.device.type) and not is_one_image(*args[:2]):
         raise RuntimeError(different_types(*args[:3]))
     raise RuntimeError(
         f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
-        f"{other.device}, different from other tensors on {common} (when checking argument in method "
-        f"{wrapper(func)})"
+        f"{other.device}, different from other tensors on {first.device} (when checking argument in method "
+        f"{wrapper(func, args)})"
     )
+
+
+def named(func, args, kwargs):
+    """(the argument's name, tensor) for all tensors that an operation is given."""
+    given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]
+    return [(argument, tensor) for argument, value in given for tensor in tensors_in([value])]
+
+
+def is_number(tensor):
+    return not tensor.dim() and tensor.device.type == "cpu"
 
 
 def is_scalar_operand(func, args, kwargs, tensor):
     """Whether `tensor` is a scalar on the CPU that this operation takes; it never writes a GPU's result into one."""
-    if tensor.dim() or tensor.device.type != "cpu" or func.overloadpacket.__name__ in STRICT:
+    if not is_number(tensor):
         return False
-    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    written = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    return not any(tensor is out for name in written for out in tensors_in([given.get(name)]))
+    written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    places = [argument for argument, given in named(func, args, kwargs) if given is tensor]
+    return all(takes_scalar(func, argument) and argument not in written for argument in places)
 
 
 def check_indices(indexed, indices, values):
@@ -144,22 +165,31 @@ def check_mask(tensor, mask, value):
         )
 
 
-@functools.cache
-def structured():
-    """The operations that PyTorch generates the checks of in another way, by its own list."""
-    path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
-    entries = re.findall(r"^- func: ([\w.]+)\(.*\n((?:[ #].*\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {name for name, options in entries if "\n  structured" in "\n" + options}
-
-
-def wrapper(func):
+def wrapper(func, args):
     """The function around CUDA's kernel, as PyTorch names it where it checks devices."""
     name, overload = func.overloadpacket.__name__, func._overloadname.replace("default", "")
+    if name == "convolution" and args[0].is_cpu:
+        return "wrapper_CUDA_slow_conv_transpose2d" if args[6] else "wrapper_CUDA___slow_conv2d_forward"
     if name in KERNELS:
         return f"wrapper_CUDA_{KERNELS[name]}"
-    if func._schema.name.split("::")[1] + (overload and f".{overload}") in structured():
+    if is_structured(func):
         return f"wrapper_CUDA_{name}" + (overload and f"_{overload}")
-    return f"wrapper_CUDA_{overload}_{name}"
+    writes = any(a.is_out for a in func._schema.arguments)
+    return f"wrapper_CUDA_{overload}_{name}" + ("_out" if writes else "")
+
+
+def is_one_image(X, weight):
+    """Whether a convolution is of one image on the CPU, which oneDNN leaves to the kernels that CUDA has, too."""
+    return X.is_cpu and len(X) == 1 and X.dim() < 5 and not weight.is_cpu
+
+
+def scattered_blocks(blocks):
+    """What block_diag says. (aten/src/ATen/native/TensorShape.cpp)"""
+    i, device = next((i, block.device) for i, block in enumerate(blocks) if block.device != blocks[0].device)
+    return (
+        "torch.block_diag: input tensors must all be on the same device. Input 0 is on device "
+        f"{blocks[0].device} and input {i} is on device {device}"
+    )
 
 
 def different_types(X, weight, bias):

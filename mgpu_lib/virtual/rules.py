@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import attention, batch_norm, rms_norm
+from mgpu_lib.virtual import attention, batch_norm, native, rms_norm
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
@@ -16,7 +16,6 @@ MIXING |= {
     "mkldnn_rnn_layer_backward",
 }  # in place of biases that there aren't, C++ makes zeros there
 
-STRICT = set("cat stack nll_loss_forward embedding index_select gather addmm mm bmm".split())  # take no scalars
 FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM | rms_norm.RMS_NORM
 
 
@@ -28,6 +27,7 @@ class Rule(NamedTuple):
     call: Callable  # the same without a Python function around it
     mixes: bool  # PyTorch lets it mix devices
     takes_scalars: bool  # for certain; of operations that write to their arguments `errors.check_devices` decides
+    composed: bool  # PyTorch makes it of other operations, which see to it that their tensors are on one device
     mutates: bool  # writes to an argument, and returns it
     reshapes: bool  # may change that argument's sizes or strides
     written_lists: list  # (position, name) of lists of tensors that it writes to, as optimizers' foreach functions do
@@ -42,8 +42,9 @@ def rule_of(func, handler):
     written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
     lists = [(i, a.name) for i, a in written if a.type.kind() == "ListType"]
     call = getattr(runs, "_op", runs)
-    takes_scalars = not func._schema.is_mutable and name not in STRICT
-    return Rule(handler, runs, call, name in MIXING, takes_scalars, func._schema.is_mutable, reshapes, lists)
+    composed = func not in FOR_CUDA_ONLY and native.is_made_of_others(func)
+    takes_scalars = not (func._schema.is_mutable or composed or name in native.SCALARS or native.is_checked(func))
+    return Rule(handler, runs, call, name in MIXING, takes_scalars, composed, func._schema.is_mutable, reshapes, lists)
 
 
 def is_composite(func):

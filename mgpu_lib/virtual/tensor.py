@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from mgpu_lib.virtual.clock import name_of
-from mgpu_lib.virtual.errors import no_addresses, no_data, no_values, not_numpy
+from mgpu_lib.virtual.errors import misplaced_gradient, no_addresses, no_data, no_values, not_numpy
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import forget, known, remember
 from mgpu_lib.virtual.memory import Block
@@ -239,7 +239,7 @@ class VirtualTensor(Tensor):
     @grad.setter
     def grad(self, value):
         if value is not None and value.device != self.device:
-            raise RuntimeError("assigned grad has data located on a different device")
+            raise RuntimeError(misplaced_gradient(value.device, self.device))
         Base.grad.__set__(self, value)
 
     @grad.deleter

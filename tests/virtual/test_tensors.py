@@ -394,7 +394,8 @@ def embed(ids, table):
 
 
 POINTWISE = [torch.add, Tensor.mul_, torch.maximum, lambda a, b: torch.where(a > 0, a, b), torch.allclose, torch.dist]
-POINTWISE += [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits]
+POINTWISE += [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy]
+POINTWISE += [lambda a, b: F.binary_cross_entropy_with_logits(b, a)]  # of which the target comes first
 POINTWISE += [lambda a, b: torch.add(a, a, out=b)]
 NAMED = {  # what each calls its second argument, or the first that is elsewhere, and its kernel
     **dict.fromkeys((torch.mm, torch.matmul, F.linear), ("mat2", "_mm")),
@@ -469,7 +470,9 @@ GIVEN = "^invalid gradient at index {} - expected device {} but got {}$"
 RETURNED = "^Function ChangedBackward returned an invalid gradient at index 0 - expected device {} but got {}$"
 HOOKED = r"^hook 'moved' has changed the type of value \(was torch.{}FloatTensor got torch.{}FloatTensor\)"
 WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 and of cuda:1
-    TYPES.format("", "cuda.") + "$": [lambda c, g, h: convolve("cuda:0", on("cpu", 1, 1, 5, 5))],
+    r"weight is on cuda:0, .*wrapper_CUDA___slow_conv2d_forward\)": [
+        lambda c, g, h: convolve("cuda:0", on("cpu", 1, 1, 5, 5))
+    ],
     TYPES.format("", "cuda.") + MKLDNN: [lambda c, g, h: convolve("cuda:0", on("cpu", 2, 1, 5, 5))],
     TYPES.format("cuda.", ""): [lambda c, g, h: convolve("cpu", on("cuda:0", 2, 1, 5, 5))],
     r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)": [
@@ -531,7 +534,12 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
         lambda c, g, h: torch.nested.nested_tensor([c[0], c[0, :1]]).cuda(),
         lambda c, g, h: torch.quantize_per_tensor(c, 0.1, 0, torch.qint8).to("cuda:1"),
     ],
-    "assigned grad has data located on a different device": [lambda c, g, h: setattr(g, "grad", c)],
+    "gradient with device type 'cpu' to a tensor with device type 'cuda'. Please": [
+        lambda c, g, h: setattr(g, "grad", c)
+    ],
+    "gradient located on device with index '1' to a tensor located on device with index '0'. Please": [
+        lambda c, g, h: setattr(g, "grad", h)
+    ],
     "graph leaves": [lambda c, g, h: copy.deepcopy(g.requires_grad_() * 2)],
     r"inplace operation: \[torch\.cuda\.FloatTensor \[2, 2\]\], which is output 0": [lambda c, g, h: overwrite(g)],
     "leaf Variable that requires grad": [lambda c, g, h: c.requires_grad_().copy_(g)],
@@ -550,6 +558,43 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
         lambda c, g, h: on("meta").to("cuda", torch.float64),
     ],
     "use torch.nn.Module.to_empty": [lambda c, g, h: nn.Linear(2, 2, device="meta").to("cuda:1")],
+}
+GOT = "got {} is on {}, different from other tensors on {} .*wrapper_CUDA_{}\\)$"
+TWO = "found at least two devices, cuda:0 and cpu!"
+ELSEWHERE = {  # what an H200 says of the CPU's single number n beside a tensor of the GPU
+    GOT.format("min", "cpu", "cuda:0", "clamp_Tensor"): [lambda n, g: g.clamp(n)],
+    GOT.format("max", "cuda:0", "cpu", "clamp_max_Tensor"): [lambda n, g: n.clamp_max(g)],
+    GOT.format("other", "cpu", "cuda:0", "_equal"): [lambda n, g: torch.equal(g, n)],
+    GOT.format("other", "cuda:0", "cpu", "logaddexp2"): [lambda n, g: torch.logaddexp2(n, g)],
+    GOT.format("other", "cpu", "cuda:0", "gcd"): [lambda n, g: torch.gcd(g.long(), n.long())],
+    GOT.format("imag", "cpu", "cuda:0", "out_complex_out"): [lambda n, g: torch.complex(g, n)],
+    GOT.format("mask", "cpu", "cuda:0", "_masked_select"): [lambda n, g: g.masked_select(n > 0)],
+    GOT.format("batch1", "cuda:0", "cpu", "baddbmm"): [lambda n, g: n.baddbmm(g[None], g[None])],
+    GOT.format("mat", "cuda:0", "cpu", "addmv"): [lambda n, g: torch.addmv(n, g, g[0])],
+    GOT.format("weight", "cpu", "cuda:0", "_native_batch_norm"): [
+        lambda n, g: torch.native_batch_norm(g, n, None, None, None, True, 0.1, 1e-5),
+    ],
+    GOT.format("weight", "cpu", "cuda:0", "__fused_rms_norm"): [lambda n, g: F.rms_norm(g, (2,), n.expand(2))],
+    GOT.format("weight", "cuda:0", "cpu", "__fused_rms_norm"): [lambda n, g: F.rms_norm(n.expand(2), (2,), g[0])],
+    GOT.format("index", "cpu", "cuda:0", "index_add"): [lambda n, g: g[0].index_add(0, n.long(), g[0, :1])],
+    TWO: [
+        lambda n, g: torch.addcdiv(g, g, n),
+        lambda n, g: torch.logical_and(n, g),
+        lambda n, g: F.soft_margin_loss(n, g),
+        lambda n, g: F.mse_loss(g[0, 0], n),
+        lambda n, g: g.index_fill(0, n.long(), 1),
+    ],
+    "^CPU Scalar support for self argument is not supported when calling addcmul on": [lambda n, g: n.addcmul(g, g)],
+    "^CPU Scalar support for tensor1 .*, please swap your": [lambda n, g: g.addcmul(n, g)],
+    "block_diag: .* Input 0 is on device cuda:0 and input 1 is on device cpu$": [lambda n, g: torch.block_diag(g, n)],
+    "^tensor_split expected tensor_indices_or_sections to be on cpu, but it's on cuda:0$": [
+        lambda n, g: torch.ones(4).tensor_split(g[0, 0].long()),
+        lambda n, g: torch.tensor_split(g, tensor_indices_or_sections=g[0].long()),
+    ],
+}
+WORDS |= {
+    words: [*WORDS.get(words, []), *(lambda c, g, h, call=call: call(c[0, 0], g) for call in calls)]
+    for words, calls in ELSEWHERE.items()
 }
 NOT_TAKEN = {  # what an H200 says of types that its kernels don't take
     "\"addmm_cuda\" not implemented for 'Long'": [
@@ -582,6 +627,25 @@ ERRORS = {
     **dict.fromkeys((NO_DATA, "use torch.nn.Module.to_empty"), NotImplementedError),
     **{"invalid type: 'torch.cuda.FooTensor'": ValueError, "Invalid device id": AssertionError},
 }
+
+
+TAKEN = [  # what an H200 computes from a tensor of the CPU and one of its own
+    lambda c, g: g.diagonal_scatter(c[0]),
+    lambda c, g: g.select_scatter(c[0], 0, 1),
+    lambda c, g: g.slice_scatter(c),
+    lambda c, g: g.as_strided_scatter(c, (2, 2), (2, 1)),
+    lambda c, g: torch.addcmul(g, g, c[0, 0]),
+    lambda c, g: torch.lerp(g, g, c[0, 0]),
+    lambda c, g: torch.logical_xor(g, c[0, 0]),
+    lambda c, g: g.tensor_split(torch.tensor([1]))[0],
+]
+
+
+@pytest.mark.parametrize("call", TAKEN)
+def test_what_takes_tensors_of_two_devices(gpus, call):
+    c = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    out = call(c, c.to("cuda:0") + 1)
+    assert out.device == torch.device("cuda:0") and torch.equal(out.cpu(), call(c, c + 1))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, that some kinds of tensors are young, or old

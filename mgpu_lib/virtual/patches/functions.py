@@ -49,6 +49,7 @@ def patches():
     for owner in (torch, Tensor):
         for name in ("quantile", "nanquantile"):
             yield owner, name, quantile(getattr(owner, name))
+        yield owner, "tensor_split", tensor_split(owner.tensor_split)
 
 
 def of_inner(original):
@@ -110,10 +111,26 @@ def quantile(original):
     return call
 
 
+def tensor_split(original):
+    """torch.tensor_split: where to split has to be known on the CPU. (native/TensorShape.cpp)"""
+
+    @functools.wraps(original)
+    def call(x, where=None, *args, **kwargs):
+        where = kwargs.pop("tensor_indices_or_sections", where)
+        if isinstance(where, VirtualTensor):
+            raise RuntimeError(
+                f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}"
+            )
+        return original(x, *(() if where is None else (where,)), *args, **kwargs)
+
+    return call
+
+
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
-    """torch.ctc_loss: the lengths may be numbers, or lie anywhere."""
+    """torch.ctc_loss: the lengths may be numbers, or lie anywhere, as the targets may."""
+    device = log_probs.device
+    targets = targets.to(device)
     if isinstance(log_probs, VirtualTensor):
-        device = log_probs.device
         input_lengths, target_lengths = (torch.as_tensor(n, device=device) for n in (input_lengths, target_lengths))
     return _ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
 
@@ -160,8 +177,13 @@ def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
     """torch.rms_norm, under F.rms_norm: one kernel unless the types differ, where CUDA's is made of others, too."""
-    alike = weight is None or (isinstance(weight, VirtualTensor) and weight.dtype == input.dtype)
-    if isinstance(input, VirtualTensor) and alike and input.numel() and input.is_floating_point():
+    alike = weight is None or weight.dtype == input.dtype
+    if (
+        any(isinstance(t, VirtualTensor) for t in (input, weight))
+        and alike
+        and input.numel()
+        and input.is_floating_point()
+    ):
         return RMSNorm.apply(input, list(normalized_shape), weight, eps)
     return _rms_norm(input, normalized_shape, weight, eps)
 

@@ -1,0 +1,69 @@
+"""PyTorch's own list of its operations, of which its C++ is generated: who sees to it that tensors are on one device.
+
+Where CUDA has a kernel, code around it checks all tensors (torchgen/dest/register_dispatch_key.py), unless the list
+says that TensorIterator does: that takes a single number from the CPU, too. What is made of other operations leaves it
+to those.
+"""
+
+import functools
+import re
+from pathlib import Path
+
+import torch
+
+# Of these TensorIterator takes fewer single numbers from the CPU than of others: only for the arguments named here. (As
+# an H200 says: losses, addcmul and lerp need their numbers in memory, the others make their result beside the first.)
+SCALARS = {
+    **dict.fromkeys("addcdiv smooth_l1_loss mse_loss binary_cross_entropy block_diag".split(), ()),
+    **{"addcmul": ("tensor2",), "lerp": ("weight",), "index_fill": ("value",), "soft_margin_loss": ("target",)},
+    **dict.fromkeys("logical_and logical_or logical_xor".split(), ("other",)),
+}
+# Made of others in C++, where these would make their results on the CPU: here they are one.
+AS_ONE = set(
+    "convolution index_put linspace logspace logical_and logical_or logical_xor soft_margin_loss block_diag".split()
+)
+
+
+@functools.cache
+def options():
+    """{operation: what the list says about it}."""
+    path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
+    return dict(re.findall(r"^- func: ([\w.]+)\(.*\n((?:[ #].*\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def options_of(func):
+    return options().get(func.name().removeprefix("aten::"), "")
+
+
+def is_structured(func):
+    """Whether its kernels share the code that finds out the result's sizes."""
+    return re.search(r"^  structured", options_of(func), re.MULTILINE) is not None
+
+
+def is_iterated(func):
+    """Whether TensorIterator checks where the tensors are."""
+    return "device_check: NoCheck" in options_of(func) or func.overloadpacket.__name__ == "soft_margin_loss"
+
+
+def is_checked(func):
+    """Whether all tensors have to be on one device, single numbers, too."""
+    kernel = is_structured(func) or has_cuda_kernel(func) or func.overloadpacket.__name__ == "convolution"
+    return kernel and not is_iterated(func)
+
+
+def takes_scalar(func, argument):
+    """Whether a single number on the CPU may be the `argument` of that name."""
+    named = SCALARS.get(func.overloadpacket.__name__.removesuffix("_"))
+    return not is_checked(func) if named is None else argument in named
+
+
+def has_cuda_kernel(func):
+    return re.search(r"^    (.*[ ,])?CUDA\b.*:", options_of(func), re.MULTILINE) is not None
+
+
+def is_made_of_others(func):
+    """Whether it has one implementation for all devices, that calls other operations."""
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    explicit = has_kernel("CompositeExplicitAutograd") or has_kernel("CompositeExplicitAutogradNonFunctional")
+    own = has_kernel("CPU") or has_cuda_kernel(func) or func.overloadpacket.__name__ in AS_ONE
+    return explicit and not own
