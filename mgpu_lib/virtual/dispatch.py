@@ -11,6 +11,8 @@ from mgpu_lib.virtual.errors import check_devices, check_generator, check_mask
 from mgpu_lib.virtual.gpu import count
 from mgpu_lib.virtual.known import known
 from mgpu_lib.virtual.nests import tensors_in
+from mgpu_lib.virtual.nondeterministic import KERNELS as NONDETERMINISTIC
+from mgpu_lib.virtual.nondeterministic import check_deterministic
 from mgpu_lib.virtual.rules import PACK, Base, is_composite, rule_of, with_generator
 from mgpu_lib.virtual.shapes import form_of
 from mgpu_lib.virtual.tensor import SUBCLASSES, VirtualTensor, copy_into, transfer, wrap
@@ -129,6 +131,12 @@ def typed(rule, func, args, kwargs):
     return finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
 
 
+def uncertain(rule, func, args, kwargs):
+    """An operation for which CUDA has no deterministic algorithm."""
+    check_deterministic(func, args, kwargs)
+    return (typed if func.overloadpacket.__name__ in TYPES else call)(rule, func, args, kwargs)
+
+
 def missing(rule, func, args, kwargs):
     """An operation that CUDA doesn't have."""
     inner, inner_kwargs, *_ = take_in(rule, func, args, kwargs)
@@ -163,6 +171,7 @@ SPECIAL = {
     PACK: pack,
     **dict.fromkeys(TYPES, typed),
     **dict.fromkeys(OPERATIONS, missing),
+    **dict.fromkeys(NONDETERMINISTIC, uncertain),
     **ATTENDING,
 }
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -653,3 +654,68 @@ def test_what_takes_tensors_of_two_devices(gpus, call):
 def test_what_is_wrong_is_said_in_pytorchs_words(gpus, words, call):
     with pytest.raises(ERRORS.get(words, RuntimeError), match=words):
         call(on("cpu"), on("cuda:0"), on("cuda:1"))
+
+
+def differentiated(function, *shape):
+    out = function(torch.rand(shape, device="cuda:0", requires_grad=True))
+    out.sum().backward()
+
+
+UNCERTAIN = {  # what an H200 calls the kernels that torch.use_deterministic_algorithms(True) forbids
+    "_bincount_cuda": lambda: torch.bincount(torch.tensor([1, 2]).cuda(), torch.ones(2, device="cuda")),
+    "_histc_cuda with floating point input": lambda: torch.ones(4, device="cuda").histc(),
+    "adaptive_avg_pool2d_backward_cuda": lambda: differentiated(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    "ctc_loss_backward_gpu": lambda: differentiated(
+        lambda x: F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2]]).cuda(), (4,), (2,)), 4, 1, 3
+    ),
+    "grid_sampler_2d_backward_cuda": lambda: differentiated(
+        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False), 1, 1, 2, 2
+    ),
+    "max_pool3d_with_indices_backward_cuda": lambda: differentiated(nn.MaxPool3d(2), 1, 1, 2, 2, 2),
+    "median CUDA with indices output": lambda: torch.ones(3, device="cuda").median(0),
+    "nll_loss2d_forward_out_cuda_template": lambda: F.nll_loss(
+        torch.zeros(1, 2, 2, 2, device="cuda"), torch.zeros(1, 2, 2, dtype=torch.long, device="cuda")
+    ),
+    "put_": lambda: differentiated(lambda x: x.take(torch.tensor([0]).cuda()), 3),
+    "reflection_pad1d_backward_out_cuda": lambda: differentiated(lambda x: F.pad(x, (1, 1), "reflect"), 1, 1, 3),
+    "scatter_reduce_cuda_prod_": lambda: torch.ones(2, device="cuda").scatter_reduce(
+        0, torch.tensor([0]).cuda(), torch.ones(1, device="cuda"), "prod"
+    ),
+    "upsample_linear1d_backward_out_cuda": lambda: differentiated(
+        lambda x: F.interpolate(x, scale_factor=2, mode="linear"), 1, 1, 2
+    ),
+}
+CERTAIN = [
+    lambda x: x @ x,
+    lambda x: x.cumsum(0),
+    lambda x: x.median(),
+    lambda x: x.kthvalue(1),
+    lambda x: torch.bincount(x[0].long()),
+    lambda x: x.scatter(0, x.long(), x),
+    lambda x: x.scatter_reduce(0, x.long(), x, "sum"),
+    lambda x: differentiated(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 1, 1, 2, 2),
+]
+
+
+@pytest.fixture
+def deterministic(gpus):
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("kernel", UNCERTAIN)
+def test_what_cuda_has_no_deterministic_algorithm_for(deterministic, kernel):
+    UNCERTAIN[kernel]()
+    words = f"^{re.escape(kernel)} does not have a deterministic implementation, but you set 'torch.use_determ"
+    deterministic(True)
+    with pytest.raises(RuntimeError, match=words):
+        UNCERTAIN[kernel]()
+    deterministic(True, warn_only=True)
+    with pytest.warns(UserWarning, match=words):
+        UNCERTAIN[kernel]()
+
+
+@pytest.mark.parametrize("call", CERTAIN)
+def test_what_cuda_has_deterministic_algorithms_for(deterministic, call):
+    deterministic(True)
+    call(on("cuda:0"))

@@ -1,0 +1,61 @@
+"""What torch.use_deterministic_algorithms(True) forbids on CUDA: kernels that add in no certain order."""
+
+import torch
+
+# {operation: what CUDA calls its kernel}: alertNotDeterministic in aten/src/ATen/native/cuda
+KERNELS = {
+    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
+    "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
+    "_ctc_loss_backward": "ctc_loss_backward_gpu",
+    "_upsample_bilinear2d_aa_backward": "upsample_bilinear2d_aa_backward_out_cuda",
+    "_upsample_bicubic2d_aa_backward": "upsample_bicubic2d_aa_backward_out_cuda",
+    "adaptive_max_pool2d_backward": "adaptive_max_pool2d_backward_cuda",
+    "adaptive_max_pool3d_backward": "adaptive_max_pool3d_backward_cuda",
+    "avg_pool3d_backward": "avg_pool3d_backward_cuda",
+    "bincount": "_bincount_cuda",
+    "fractional_max_pool2d_backward": "fractional_max_pool2d_backward_cuda",
+    "fractional_max_pool3d_backward": "fractional_max_pool3d_backward_cuda",
+    "grid_sampler_2d_backward": "grid_sampler_2d_backward_cuda",
+    "grid_sampler_3d_backward": "grid_sampler_3d_backward_cuda",
+    "histc": "_histc_cuda with floating point input",
+    "index_reduce": "index_reduce_cuda",
+    "index_reduce_": "index_reduce_cuda",
+    "max_pool3d_with_indices_backward": "max_pool3d_with_indices_backward_cuda",
+    "median": "median CUDA with indices output",
+    "nanmedian": "median CUDA with indices output",
+    "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
+    "put": "put_",
+    "put_": "put_",
+    "reflection_pad1d_backward": "reflection_pad1d_backward_out_cuda",
+    "reflection_pad3d_backward": "reflection_pad3d_backward_out_cuda",
+    "scatter": "scatter_reduce_cuda_kernel",
+    "scatter_": "scatter_reduce_cuda_kernel",
+    "scatter_reduce": "scatter_reduce_cuda_prod_",
+    "scatter_reduce_": "scatter_reduce_cuda_prod_",
+    "upsample_bicubic2d_backward": "upsample_bicubic2d_backward_out_cuda",
+    "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
+    "upsample_linear1d_backward": "upsample_linear1d_backward_out_cuda",
+    "upsample_trilinear3d_backward": "upsample_trilinear3d_backward_out_cuda",
+}
+
+
+def check_deterministic(func, args, kwargs):
+    """Raise or warn as PyTorch does if only deterministic algorithms are allowed, and CUDA has none for `func`."""
+    if torch.are_deterministic_algorithms_enabled():
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        name = func.overloadpacket.__name__
+        if is_uncertain(name.removesuffix("_"), given):
+            torch._prims_common.alert_not_deterministic(KERNELS[name])
+
+
+def is_uncertain(name, given):
+    """Whether an operation with these arguments is one of those where the order of sums counts."""
+    if name in ("median", "nanmedian"):
+        return "dim" in given
+    if name == "bincount":
+        return given.get("weights") is not None
+    if name == "histc":
+        return given["self"].is_floating_point()
+    if name == "scatter":
+        return "reduce" in given
+    return name != "scatter_reduce" or given["reduce"] == "prod"
