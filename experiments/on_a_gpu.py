@@ -2,10 +2,15 @@
 
     python -m experiments.on_a_gpu --out FOLDER --data FOLDER
 
-writes measured_PART.json into the folder --out for each part: what a call costs the host, training steps, copies, the
-training and inference of LeNet and torchvision's ResNet-18, and the small grid of ResNet-18. --data is the folder of
-Fashion-MNIST, which is fetched if it isn't there. A call takes at most 8 minutes, and the next one goes on where it
-ended. From mgpu_lib/recorded the book reads what was measured, see `mgpu_lib.recorded.measured`.
+writes measured_PART.json into the folder --out for each part: what a call costs the host, training steps, the memory of
+one, layers of Llama 3, copies, the training and inference of LeNet and torchvision's ResNet-18, and the small grid of
+ResNet-18. --data is the folder of Fashion-MNIST, which is fetched if it isn't there. A call takes at most 8 minutes,
+and the next one goes on where it ended.
+
+    python -m experiments.on_a_gpu --out FOLDER --modelled H200
+
+asks a virtual GPU in place of the real one, and writes modelled_PART.json for the parts in MODELLED. From
+mgpu_lib/recorded the book reads both, see `mgpu_lib.recorded.measured`.
 """
 
 import argparse
@@ -92,6 +97,53 @@ def step(network, batch, precision):
     return timed(train)
 
 
+# What a training step keeps in memory
+
+
+def memory_cases():
+    steps = itertools.product(("LeNet", "ResNet-18", "Transformer"), ("SGD", "Adam"), ("fp32", "bf16"))
+    return {"/".join(step): step for step in steps}
+
+
+def memory(network, optimizer, precision):
+    """Bytes, as `mgpu.footprint` counts them, of a step with 64 images, or with 8 sequences of 256 tokens."""
+    if network == "Transformer":
+        net = nn.Sequential(mgpu.Transformer(4096, 512, 4, 8, 4), nn.Flatten(0, 1)).to(DEVICE)
+        X = torch.zeros(8, 256, dtype=torch.long, device=DEVICE)
+        y = X.flatten()
+    else:
+        net = (mgpu.lenet_module() if network == "LeNet" else mgpu.resnet18()).to(DEVICE)
+        X, y = torch.randn(64, 1, 28, 28, device=DEVICE), torch.zeros(64, dtype=torch.long, device=DEVICE)
+    optimizer = getattr(torch.optim, optimizer)(net.parameters(), lr=0.001)
+    return mgpu.footprint(net, X, y, optimizer, dtype=torch.bfloat16 if precision == "bf16" else None)
+
+
+# Two layers of Llama 3 8B, in BF16
+
+
+def llama_cases():
+    return {f"{tokens}/{mode}": (tokens, mode) for tokens in (512, 2048, 8192) for mode in ("train", "infer")}
+
+
+def llama(tokens, mode):
+    """Seconds of a step with one sequence, by AdamW's fused kernel, and the most bytes it held."""
+    with DEVICE:
+        net = mgpu.Transformer(**mgpu.LLAMA["8B"] | {"layers": 2}).bfloat16().train(mode == "train")
+        X = torch.zeros(1, tokens, dtype=torch.long)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.001, fused=True)
+
+    def step():
+        with torch.set_grad_enabled(net.training):
+            loss = F.cross_entropy(net(X).flatten(0, 1), X.flatten())
+        if net.training:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    return {**timed(step), "peak": torch.cuda.max_memory_allocated(DEVICE)}
+
+
 # Training and inference, with images as large as each network's
 
 
@@ -139,10 +191,14 @@ def copy(memory, way, nbytes):
 PARTS = {
     "host": (host_cases, host),
     "steps": (step_cases, step),
+    "memory": (memory_cases, memory),
+    "llama": (llama_cases, llama),
     "copies": (copy_cases, copy),
     "validation": (validation_cases, validation),
     "resnet_grid": (resnet_grid.cases, resnet_grid.record),
 }
+
+MODELLED = "steps", "memory", "llama", "validation"  # parts that need no values
 
 
 def about():
@@ -176,7 +232,8 @@ def measure(part, out, deadline=float("inf")):
 
     Raises ValueError where `out` holds what was measured with another GPU or other software.
     """
-    (cases, row), path, here = PARTS[part], Path(out, f"measured_{part}.json"), about()
+    (cases, row), here = PARTS[part], about()
+    path = Path(out, f"{'modelled' if here['modelled'] else 'measured'}_{part}.json")
     found = {"provenance": provenance("experiments.on_a_gpu"), **here, "rows": {}}
     if path.exists():
         found = json.loads(path.read_text())
@@ -199,8 +256,15 @@ def measure(part, out, deadline=float("inf")):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, help="folder of Fashion-MNIST")
+    source.add_argument("--modelled", metavar="GPU", help="ask a virtual GPU of this kind")
     arguments = parser.parse_args()
+    if arguments.modelled:
+        with mgpu.virtual_gpus(1, arguments.modelled, backing="meta"):
+            for part in MODELLED:
+                measure(part, arguments.out)
+        return
     if mgpu.current_machine() is not None or not torch.cuda.is_available():
         sys.exit("PyTorch sees no real GPU here, and others are only modelled")
     os.environ["MGPU_DATA"] = str(arguments.data.resolve())

@@ -19,9 +19,8 @@ def study(name):
 
 
 def measured(part):
-    """What `python -m experiments.on_a_gpu` recorded of this part on a real GPU, or None."""
-    name = f"measured_{part}"
-    return study(name) if (RESULTS / f"{name}.json").exists() else None
+    """What `python -m experiments.on_a_gpu` recorded of this part: (on a real GPU, on a virtual one of its kind)."""
+    return study(f"measured_{part}"), study(f"modelled_{part}")
 
 
 def resnet_grid(norm):

@@ -151,13 +151,26 @@ def pack(rule, func, args, kwargs):
 
 
 def attention(rule, func, args, kwargs):
-    """One of CUDA's attention kernels."""
-    made = call(rule, func, args, kwargs)
-    return completed(made, *args[:2], func.overloadpacket)
+    """One of CUDA's attention kernels. Where it drops something, a seed from the GPU's generator decides what."""
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    seed = torch.empty((), dtype=torch.int64, device="cpu")
+    if drops(func, args, kwargs):
+        seed = Base.random_(seed, generator=gpu.generator)
+        inner_kwargs = inner_kwargs | {"seed": seed}
+    made = finish(rule, inner, inner_kwargs, gpu, key, args, kwargs)
+    return completed(made, *args[:2], func.overloadpacket, seed)
 
 
 def attention_backward(rule, func, args, kwargs):
-    return call(rule, func, without_seeds(args), kwargs)
+    args, seed = without_seeds(args)
+    inner, inner_kwargs, gpu, key = take_in(rule, func, args, kwargs)
+    return finish(rule, inner, inner_kwargs | {"seed": seed}, gpu, key, args, kwargs)
+
+
+def drops(func, args, kwargs):
+    """Whether an attention kernel is asked for dropout."""
+    position = next(i for i, argument in enumerate(func._schema.arguments) if argument.name == "dropout_p")
+    return (args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)) > 0
 
 
 ATTENDING = {f.overloadpacket.__name__: attention_backward if "backward" in str(f) else attention for f in ATTENTION}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import attention, batch_norm, native, rms_norm
+from mgpu_lib.virtual import attention, batch_norm, native, rms_norm, softmax
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
@@ -16,7 +16,7 @@ MIXING |= {
     "mkldnn_rnn_layer_backward",
 }  # in place of biases that there aren't, C++ makes zeros there
 
-FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM | rms_norm.RMS_NORM
+FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM | rms_norm.RMS_NORM | softmax.SOFTMAX
 
 
 class Rule(NamedTuple):

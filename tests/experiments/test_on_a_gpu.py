@@ -12,7 +12,7 @@ from mgpu_lib import recorded
 from mgpu_lib.virtual import rates
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def gpu(monkeypatch):
     """One virtual A100, and few calls."""
     monkeypatch.setattr(on_a_gpu, "CALLS", 5)
@@ -27,48 +27,61 @@ def only(monkeypatch, part, *keys):
 
 
 def test_the_most_valuable_comes_first():
-    assert list(on_a_gpu.PARTS) == ["host", "steps", "copies", "validation", "resnet_grid"]
+    assert list(on_a_gpu.PARTS) == ["host", "steps", "memory", "llama", "copies", "validation", "resnet_grid"]
     assert on_a_gpu.LIMIT <= 8 * 60 and set(on_a_gpu.SMALL) <= set(rates.HOST)
 
 
+@pytest.mark.usefixtures("gpu")
 def test_what_a_call_costs_the_host(tmp_path):
     assert on_a_gpu.measure("host", tmp_path)
-    rows = json.loads((tmp_path / "measured_host.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "modelled_host.json").read_text())["rows"]
     assert rows.keys() == on_a_gpu.host_cases().keys()
     for name in on_a_gpu.SMALL:
         called, engine = (rows[f"{name}/{way}"]["median"] for way in ("called", "by the engine"))
         assert called >= 0.9 * rates.HOST[name][0] and engine >= 0.9 * rates.HOST[name][1], name
 
 
-@pytest.mark.slow
-def test_steps_and_copies(tmp_path, monkeypatch):
-    only(monkeypatch, "steps", "LeNet/16/fp32", "LeNet/16/amp")
+@pytest.mark.usefixtures("gpu")
+def test_copies(tmp_path, monkeypatch):
     only(monkeypatch, "copies", "pinned/in/4194304", "pageable/in/4194304", "pageable/out/4096")
-    assert on_a_gpu.measure("steps", tmp_path) and on_a_gpu.measure("copies", tmp_path)
-    steps, copies = (json.loads((tmp_path / f"measured_{part}.json").read_text()) for part in ("steps", "copies"))
-    net = mgpu.lenet_module()
-    said = mgpu.predict(net, torch.empty(16, 1, 28, 28)).seconds
-    assert steps["rows"]["LeNet/16/fp32"]["median"] == pytest.approx(said, rel=0.05)
-    assert copies["rows"]["pageable/in/4194304"]["median"] > copies["rows"]["pinned/in/4194304"]["median"] > 4e6 / 32e9
-    assert steps["gpu"] == torch.cuda.get_device_name(0) and steps["modelled"] is True
-    assert steps["torch"] == torch.__version__ and "driver" in steps
+    assert on_a_gpu.measure("copies", tmp_path)
+    copies = json.loads((tmp_path / "modelled_copies.json").read_text())
+    pinned, pageable = (copies["rows"][f"{memory}/in/4194304"]["median"] for memory in ("pinned", "pageable"))
+    assert pageable > pinned > 4e6 / 32e9 and copies["modelled"] is True
+    assert copies["gpu"] == torch.cuda.get_device_name(0) and copies["torch"] == torch.__version__
 
 
-def test_steps_of_the_validation(tmp_path, monkeypatch):
-    only(monkeypatch, "validation", "lenet/1/train", "lenet/16/infer")
-    assert on_a_gpu.measure("validation", tmp_path)
-    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
-    assert recorded.measured("validation")["rows"]["lenet/1/train"]["mode"] == "train"
-    assert recorded.measured("steps") is None
+@pytest.mark.parametrize(
+    ("part", "keys"),
+    [
+        ("steps", ["LeNet/16/amp", "ResNet-18/64/fp32"]),
+        ("memory", ["LeNet/SGD/fp32", "Transformer/Adam/bf16"]),
+        ("llama", ["512/train", "2048/infer"]),
+        pytest.param("validation", ["lenet/1/train", "resnet18/16/infer"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_virtual_h200_gives_what_was_recorded_of_one(tmp_path, monkeypatch, part, keys):
+    only(monkeypatch, part, *keys)
+    monkeypatch.setattr("sys.argv", ["on_a_gpu", "--out", str(tmp_path), "--modelled", "H200"])
+    monkeypatch.setattr(on_a_gpu, "MODELLED", [part])
+    on_a_gpu.main()
+    rows = json.loads((tmp_path / f"modelled_{part}.json").read_text())["rows"]
+    measured, modelled = (record["rows"] for record in recorded.measured(part))
+    assert list(rows) == keys and measured.keys() == modelled.keys()
+    for key, row in rows.items():
+        numbers = {name: value for name, value in modelled[key].items() if not isinstance(value, str)}
+        assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9)
 
 
+@pytest.mark.usefixtures("gpu")
 def test_the_grid_of_resnet18(tmp_path, monkeypatch):
     monkeypatch.setitem(on_a_gpu.PARTS, "resnet_grid", (on_a_gpu.resnet_grid.cases, lambda *case: {"case": case}))
     assert on_a_gpu.measure("resnet_grid", tmp_path)
-    rows = json.loads((tmp_path / "measured_resnet_grid.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "modelled_resnet_grid.json").read_text())["rows"]
     assert rows["batch/16/0.025/1"] == {"case": ["batch", 16, 0.025, 1]} and len(rows) == 25 * 5
 
 
+@pytest.mark.usefixtures("gpu")
 def test_a_part_stops_before_the_deadline_and_goes_on(tmp_path, monkeypatch):
     now, done = [0.0], []
 
@@ -83,9 +96,10 @@ def test_a_part_stops_before_the_deadline_and_goes_on(tmp_path, monkeypatch):
     assert done == [0, 1] and now[0] == 200, "the next would take 150 s of 130, as it may be half as long again"
     assert on_a_gpu.measure("host", tmp_path, deadline=now[0] + 480) is True and done == [0, 1, 2, 3, 4]
     assert on_a_gpu.measure("host", tmp_path) is True and len(done) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["measured_host.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["modelled_host.json"]
 
 
+@pytest.mark.usefixtures("gpu")
 def test_measurements_of_two_gpus_are_not_mixed(tmp_path, monkeypatch):
     only(monkeypatch, "host", "view/called")
     on_a_gpu.measure("host", tmp_path)
@@ -93,6 +107,7 @@ def test_measurements_of_two_gpus_are_not_mixed(tmp_path, monkeypatch):
         on_a_gpu.measure("host", tmp_path)
 
 
+@pytest.mark.usefixtures("gpu")
 def test_it_needs_a_real_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["on_a_gpu", "--out", str(tmp_path), "--data", str(tmp_path)])
     with pytest.raises(SystemExit, match="no real GPU"):

@@ -82,25 +82,65 @@ def test_a_mode_sees_what_cuda_dispatches(gpu, dtype, kernel):
         ("V100", torch.bfloat16, (1, 2, 8, 64), {}, []),
         ("A100-80", torch.float64, (1, 2, 8, 64), {}, []),
         ("A100-80", torch.bfloat16, (2, 8, 64), {}, []),  # three dimensions
+        ("H100", torch.bfloat16, (1, 2, 8, 64), {"trained_mask": True}, ["efficient"]),  # the others have no gradient
     ],
 )
 def test_which_attention_cuda_would_choose(gpu, dtype, shape, options, kernels):
     """And it gives what one device gives."""
     torch.manual_seed(0)
-    q, k, v = torch.randn(3, *shape, dtype=dtype, requires_grad=True)
-    options = {"attn_mask": torch.ones(8, 8, dtype=torch.bool).tril()} if options else {"is_causal": True}
-    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, **options).sum(), (q, k, v))
+    tensors = list(torch.randn(3, *shape, dtype=dtype, requires_grad=True))
+    if options == {"trained_mask": True}:
+        tensors.append(torch.randn(8, 8, dtype=dtype, requires_grad=True))
+    elif options:
+        tensors.append(torch.ones(8, 8, dtype=torch.bool).tril())
+    trained = [t for t in tensors if t.requires_grad]
+    out = F.scaled_dot_product_attention(*tensors, is_causal=not options)
+    expected = torch.autograd.grad(out.sum(), trained)
     with virtual_gpus(1, gpu=gpu):
-        there = [t.detach().cuda().requires_grad_() for t in (q, k, v)]
-        options = {name: o.cuda() if isinstance(o, torch.Tensor) else o for name, o in options.items()}
+        there = [t.detach().cuda().requires_grad_(t.requires_grad) for t in tensors]
+        with Names() as names:
+            out = F.scaled_dot_product_attention(*there, is_causal=not options)
+        assert [n for n in names.seen if "attention" in n] == [KERNELS[kernel] for kernel in kernels]
+        for found, wanted in zip(torch.autograd.grad(out.sum(), there[: len(trained)]), expected, strict=True):
+            rounded = {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}  # others' kernels do it elsewhere
+            torch.testing.assert_close(found.cpu(), wanted, **rounded)
+
+
+@pytest.mark.parametrize(("dtype", "kv", "kernel"), [(torch.float32, 4, "efficient"), (torch.float16, 2, "cudnn")])
+def test_attention_with_dropout_is_one_kernel(dtype, kv, kernel):
+    """Values that are rows of the identity show what is dropped; with that, it equals what one device computes."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 8, 8, requires_grad=True) for heads in (4, kv, kv))
+    with virtual_gpus(1, gpu="H100"):
+        there = [t.detach().to("cuda", dtype).requires_grad_() for t in (q, k, v)]
+        options = {"dropout_p": 0.25, "is_causal": True, "enable_gqa": kv < 4}
+        torch.manual_seed(1)
+        shown = F.scaled_dot_product_attention(*there[:2], torch.eye(8).expand(v.shape).to(there[2]), **options)
+        torch.manual_seed(1)
         with Names() as names:
             out = F.scaled_dot_product_attention(*there, **options)
-        assert [n for n in names.seen if "attention" in n] == [KERNELS[kernel] for kernel in kernels]
-        for found, wanted in zip(torch.autograd.grad(out.sum(), there), expected, strict=True):
-            tolerances = (
-                {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}
-            )  # others' kernels round elsewhere
-            torch.testing.assert_close(found.cpu(), wanted, **tolerances)
+        found = out, *torch.autograd.grad(out.sum(), there)
+        kept, found = shown.cpu() != 0, [t.cpu().float() for t in found]
+    k_of, v_of = (t.repeat_interleave(4 // kv, 1) for t in (k, v))
+    future = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    weights = (q @ k_of.mT / 8**0.5).masked_fill(future, -torch.inf).softmax(-1)
+    expected = (weights * kept / 0.75) @ v_of
+    assert names.seen == [KERNELS[kernel]] and 0 < (~kept & ~future).sum() < kept.sum()
+    rounded = {"rtol": 0.02, "atol": 0.02} if dtype is torch.float16 else {}
+    for mine, wanted in zip(found, (expected, *torch.autograd.grad(expected.sum(), (q, k, v))), strict=True):
+        torch.testing.assert_close(mine, wanted, **rounded)
+
+
+def test_fewer_heads_of_keys_are_not_for_the_efficient_kernel():
+    """As on an H200: in float32 a real GPU makes attention of products then, and keeps tokens × tokens numbers."""
+    with virtual_gpus(1, gpu="H100"):
+        q, k = (torch.ones(1, heads, 8, 64, device="cuda") for heads in (4, 2))
+        with Names() as names:
+            F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        assert "_safe_softmax" in names.seen and not any("attention" in name for name in names.seen)
+        with torch.autocast("cuda", torch.bfloat16), Names() as names:
+            F.scaled_dot_product_attention(q, k, k.bfloat16(), enable_gqa=True)
+        assert names.seen[-1] == KERNELS["cudnn"]
 
 
 def test_a_program_s_choice_of_attention_counts():

@@ -388,6 +388,7 @@ def test_autocast_has_the_lists_of_cuda(gpus):
         assert half.dtype == torch.mv(x, x[0]).dtype == F.linear(x, x).dtype == (half + half).dtype == torch.float16
         in_full = [torch.exp, torch.log, torch.sum, torch.norm, F.softplus, partial(F.softmax, dim=1)]
         in_full += [partial(F.log_softmax, dim=1), partial(F.layer_norm, normalized_shape=(4,)), lambda t: t.sum(0)]
+        in_full += [partial(F.rms_norm, normalized_shape=(4,)), lambda t: F.interpolate(t[None], scale_factor=2)]
         for run in (*in_full, lambda t: t**2, lambda t: t.cumsum(0), lambda t: F.mse_loss(t, t)):
             assert run(half).dtype == torch.float32
         assert torch.exp(half.double()).dtype == torch.float64
@@ -395,6 +396,28 @@ def test_autocast_has_the_lists_of_cuda(gpus):
     assert x.grad.dtype == torch.float32 and torch.exp(half).dtype == torch.float16
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
         assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
+        assert F.cross_entropy(torch.rand(4, 4).bfloat16(), torch.zeros(4, dtype=torch.long)).dtype == torch.float32
+
+
+def test_autocast_makes_float32_in_the_kernel(gpus):
+    """Bytes as an H200 counted them: a softmax reads half precision, a cross-entropy stays in it until the end."""
+    half = torch.rand(64, 512, device="cuda:1", dtype=torch.float16, requires_grad=True)
+    y = torch.zeros(64, dtype=torch.long, device="cuda:1")
+    kept = {F.softmax: 128, F.log_softmax: 128, torch.sum: 0.5, torch.cumsum: 128, F.cross_entropy: 64 + 128 + 1}
+    for function, kib in kept.items():
+        before = torch.cuda.memory_allocated(1)
+        torch.cuda.reset_peak_memory_stats(1)
+        with torch.autocast("cuda"):
+            out = function(half, *{F.cross_entropy: [y], torch.sum: []}.get(function, [1]))
+        assert torch.cuda.max_memory_allocated(1) - before == kib * 1024, function
+        assert out.dtype == torch.float32
+        out.sum().backward()
+        assert half.grad.dtype == torch.float16
+        del out, half.grad
+    with torch.autocast("cuda"):
+        loss = F.cross_entropy(half, y)
+    expected = F.nll_loss(F.log_softmax(half.detach().cpu(), 1).float(), y.cpu())
+    torch.testing.assert_close(loss.detach().cpu(), expected)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])

@@ -9,17 +9,20 @@ import torch
 from mgpu_lib.virtual.running import current
 from mgpu_lib.virtual.tensor import VirtualTensor
 
-# https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32" and "… to float16"
+# The lists of torch/include/ATen/autocast_mode.h, without what the CPU's autocast does as well
 FLOAT32 = (
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
-    "pow.Tensor_Tensor pow.Scalar softplus layer_norm group_norm norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim "
-    "nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss "
-    "kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss "
-    "triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp prod "
-    "prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm sum "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm norm.Scalar "
+    "norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp "
+    "upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_bicubic2d_aa".split()
+)
+INTO_FLOAT32 = (  # whose kernels take half precision and make float32 of it, where the caller names no other type
+    "softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum "
     "sum.dim_IntList".split()
 )
-LOWER = ["addmv", "addr", "mv", "prelu"]
+LOWER = ["addmv", "addr", "mv"]
 BANNED = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
 Many models use a sigmoid layer right before the binary cross entropy layer.
 In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
@@ -80,15 +83,22 @@ def register_autocast(stack):
     """Add CUDA's lists to the CPU's autocast; `stack` undoes it."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     stack.callback(library._destroy)
-    for names, wanted in ((FLOAT32, lambda: torch.float32), (LOWER, lambda: torch.get_autocast_dtype("cpu"))):
-        for name in names:
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-                library.impl(name, casting(name, wanted))
+    for name in FLOAT32:
+        library.impl(name, casting(name, lambda: torch.float32))
+    for name in LOWER:
+        library.impl(name, casting(name, lambda: torch.get_autocast_dtype("cpu")))
+    for name in INTO_FLOAT32:
+        library.impl(name, into_float32(name))
+    library.impl("cross_entropy_loss", cross_entropy_loss)
+
+
+def operation_of(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def casting(name, wanted):
-    packet, _, overload = name.partition(".")
-    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    operation = operation_of(name)
 
     def kernel(*args, **kwargs):
         with torch._C._ExcludeDispatchKeyGuard(KEYS):
@@ -99,7 +109,39 @@ def casting(name, wanted):
     return kernel
 
 
+def into_float32(name):
+    operation = operation_of(name)
+    names = [argument.name for argument in operation._schema.arguments]
+    fused = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}.get(name.partition(".")[0])
+
+    def kernel(*args, **kwargs):
+        given = dict(zip(names, args, strict=False)) | kwargs
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            if not torch.is_autocast_enabled("cuda") or given.get("dtype") is not None or not eligible(args[0]):
+                return operation(*args, **kwargs)
+            if fused and args[0].dtype != torch.float32:  # in C++ for tensors on a CPU, these would be copied first
+                return fused(args[0], given["dim"], True)
+            return operation(**given | {"dtype": torch.float32})
+
+    return kernel
+
+
+def cross_entropy_loss(input, *args, **kwargs):
+    """The CPU's autocast lets it compute in float32; CUDA's takes no notice of it, only of what it is made of."""
+    operation = torch.ops.aten.cross_entropy_loss.default
+    if torch.is_autocast_enabled("cuda") and isinstance(input, VirtualTensor):
+        return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
+    with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        half = torch.float16, torch.bfloat16
+        wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in (input, *args)]
+        return operation(*wide, **kwargs)
+
+
+def eligible(value):
+    """Whether CUDA's autocast would cast it: floating-point tensors on a virtual GPU, but for those in float64."""
+    return isinstance(value, VirtualTensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
 def cast(value, dtype):
-    """Floating-point tensors on a virtual GPU take the wanted type; double stays double, as in CUDA's autocast."""
-    eligible = isinstance(value, VirtualTensor) and value.is_floating_point() and value.dtype != torch.float64
-    return value.to(dtype) if eligible else value
+    """An argument as it is when autocast has done with it."""
+    return value.to(dtype) if eligible(value) else value

@@ -58,7 +58,7 @@ def attention_of_parts(query, key, value, mask, is_causal, scale):
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    return dispatched(EFFICIENT if kind == MATH else kind, query, key, value, mask, is_causal, scale)
+    return dispatched(EFFICIENT if kind == MATH else kind, query, key, value, mask, 0.0, is_causal, scale)
 
 
 def tracker(original):

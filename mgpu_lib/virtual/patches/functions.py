@@ -147,43 +147,42 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     check_query(query, key, value)
     if type(query) in SHARED_OUT and not dropout_p and not enable_gqa:
         return SHARED_OUT[type(query)](query, key, value, attn_mask, is_causal, scale)
-    fits = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
-    if not isinstance(query, VirtualTensor) or not fits or (attn_mask is not None and is_causal):
-        options = {"scale": scale, "enable_gqa": enable_gqa}
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    if not isinstance(query, VirtualTensor):
         return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    if 0 in query.shape[:-1]:
-        return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value, attn_mask = (cast(t, dtype) for t in (query, key, value, attn_mask))
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        fits = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
+        if not fits or (attn_mask is not None and is_causal):
+            return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
     """The same for virtual tensors that autocast has done with."""
+    if 0 in query.shape[:-1]:
+        return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
     kind = kernels.backend(query, key, value, mask, is_causal, gqa, query.gpu.spec.capability)
-    fused = kind != kernels.MATH and kernels.can_be_made(value, query, mask, dropout_p)
-    if is_causal and not fused:  # made here, and not in C++
+    if is_causal and kind == kernels.MATH:  # made here, and not in C++
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if mask is not None and mask.dtype is torch.bool:
         of_type = {"dtype": query.dtype, "device": "cpu"}
         mask = torch.where(mask, torch.scalar_tensor(0.0, **of_type), torch.scalar_tensor(-inf, **of_type))
-    if fused:
-        return kernels.dispatched(kind, query, key, value, mask, is_causal, scale)
+    if kind != kernels.MATH:
+        return kernels.dispatched(kind, query, key, value, mask, dropout_p, is_causal, scale)
     math = aten._scaled_dot_product_attention_math
     return math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=gqa)[0]
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
     """torch.rms_norm, under F.rms_norm: one kernel unless the types differ, where CUDA's is made of others, too."""
+    if torch.is_autocast_enabled("cuda"):
+        input, weight = cast(input, torch.float32), cast(weight, torch.float32)
     alike = weight is None or weight.dtype == input.dtype
-    if (
-        any(isinstance(t, VirtualTensor) for t in (input, weight))
-        and alike
-        and input.numel()
-        and input.is_floating_point()
-    ):
+    virtual = any(isinstance(t, VirtualTensor) for t in (input, weight))
+    if virtual and alike and input.numel() and input.is_floating_point():
         return RMSNorm.apply(input, list(normalized_shape), weight, eps)
     return _rms_norm(input, normalized_shape, weight, eps)
 
