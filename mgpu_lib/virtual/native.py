@@ -17,10 +17,12 @@ SCALARS = {
     **dict.fromkeys("addcdiv smooth_l1_loss mse_loss binary_cross_entropy block_diag".split(), ()),
     **{"addcmul": ("tensor2",), "lerp": ("weight",), "index_fill": ("value",), "soft_margin_loss": ("target",)},
     **dict.fromkeys("logical_and logical_or logical_xor".split(), ("other",)),
+    "clamp_min_": ("min",),  # CUDA takes none, but C++ makes one on the CPU under F.cosine_similarity
 }
 # Made of others in C++, where these would make their results on the CPU: here they are one.
 AS_ONE = set(
-    "convolution index_put linspace logspace logical_and logical_or logical_xor soft_margin_loss block_diag".split()
+    "convolution index_put linspace logspace logical_and logical_or logical_xor soft_margin_loss block_diag "
+    "linalg_pinv".split()
 )
 
 
@@ -53,7 +55,8 @@ def is_checked(func):
 
 def takes_scalar(func, argument):
     """Whether a single number on the CPU may be the `argument` of that name."""
-    named = SCALARS.get(func.overloadpacket.__name__.removesuffix("_"))
+    name = func.overloadpacket.__name__
+    named = SCALARS.get(name, SCALARS.get(name.removesuffix("_")))
     return not is_checked(func) if named is None else argument in named
 
 

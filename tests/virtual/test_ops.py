@@ -22,6 +22,7 @@ NOT_IMITATED = {
     "istft": "raises without a window",
     "tensor_split": "raises for indices on a GPU, as PyTorch does",
     "normal": "without a device the numbers belong on the CPU",
+    **dict.fromkeys(("histogram", "histogramdd"), "CUDA has none"),
 }
 REFUSED = {"as_strided"}  # some of whose samples PyTorch itself refuses on the CPU
 # With three dimensions CUDA makes it of single operations and the CPU of one kernel, each 1e-5 away from float64.
