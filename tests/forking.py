@@ -2,20 +2,22 @@
 
 python forking.py reads a request a line, in JSON, and answers each with a line: the arguments of Fork, to start one,
 with the process's number; that number with the exit status, or null while the process runs. It ends with its input.
-torchrun starts its ranks as forks, too, of itself; all else about it is as it is. python forking.py script ... or
--m module ... does the same in this process: it is for what has to be a process of its own, with many ranks.
+torchrun's ranks are forks, too, of a process that it has for that; all else about it is as it is.
+python forking.py -m torch.distributed.run ... is torchrun as a process of its own, with such ranks.
 
 A fork is as a process of its own, but for three things: what is imported here is there from its start (mgpu_lib isn't),
 all have one seed for Python's hashes, and Python isn't taken apart at the end.
 """
 
 import atexit
+import ctypes
 import gc
 import io
 import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,27 +31,22 @@ import torch.distributed.launcher.api  # and what torchrun does
 import torchvision.models  # noqa: F401
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-SIGNALS = signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT  # torchrun has handlers of its own for them
+PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 AT_THE_START = "PYTHON", "OMP_", "MGPU_VIRTUAL_GPUS"  # variables that are read as Python starts, or imports PyTorch
-torch.set_num_threads(1)  # a process that has started threads can't be forked
+torch.set_num_threads(1)
 
 
 class Fork:
-    """What torchrun needs of subprocess.Popen([python, script, ...]) or [python, "-m", module, ...].
+    """A process for the command line `args`, [python, script, ...] or [python, "-m", module, ...].
 
-    stdout and stderr: files, or None for those of this process.
+    log, errors: paths of files that its stdout and stderr are added to, or None for those of this process.
     """
 
-    def __init__(self, args, env, stdout=None, stderr=None, start_new_session=True, folder=None):
-        names = [name for name in {*env, *os.environ} if name.startswith(AT_THE_START)]
-        if "mgpu_lib" in sys.modules or any(env.get(name) != os.environ.get(name) for name in names):
-            raise ValueError(f"with virtual GPUs, or another {AT_THE_START}, a fork is no process of its own")
-        self.args, self.returncode = args, None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
+    def __init__(self, args, env, folder=None, log=None, errors=None):
+        check(env)
+        self.args, self.returncode, self.pid = args, None, fork()
         if self.pid == 0:
-            end(exit_status(args, env, folder, (stdout, stderr)))
+            end(exit_status(args, env, folder, (log, errors)))
 
     def poll(self):
         if self.returncode is None:
@@ -64,6 +61,61 @@ class Fork:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             time.sleep(0.01)
         return self.returncode
+
+
+def check(env):
+    names = [name for name in {*env, *os.environ} if name.startswith(AT_THE_START)]
+    if "mgpu_lib" in sys.modules or any(env.get(name) != os.environ.get(name) for name in names):
+        raise ValueError(f"with virtual GPUs, or another {AT_THE_START}, a fork is no process of its own")
+
+
+def fork():
+    """os.fork(), for a process without threads: a fork of one that has some may wait for ever for what one of them held,
+    such as the C library's lock on names of hosts, which torchrun's heartbeat looks up."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("a process that has threads can't be forked")
+    return os.fork()
+
+
+class Rank(Fork):
+    """What torchrun, which has threads, needs of subprocess.Popen: a fork of another process, see start_forking, that
+    becomes a child of this one."""
+
+    pipe = None  # to that process and back
+
+    def __init__(self, args, env, stdout, stderr, start_new_session):
+        check(env)
+        paths = [file and file.name for file in (stdout, stderr)]
+        print(json.dumps([args, env, None, *paths]), file=self.pipe, flush=True)
+        self.args, self.returncode, self.pid = args, None, int(self.pipe.readline())
+
+
+def start_forking():
+    """Start the process that forks torchrun's ranks, before torchrun has threads. It ends when torchrun does."""
+    here, there = socket.socketpair()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # from now on its children's orphans are this one's children
+    if fork() == 0:
+        here.close()
+        fork_ranks(os.getppid(), there.makefile("rw"))
+    there.close()
+    Rank.pipe, subprocess_handler.Popen = here.makefile("rw"), Rank
+
+
+def fork_ranks(parent, pipe):
+    """Fork a rank for every line of `pipe`. The rank, whose parent ends at once, says which process it is when it has
+    become a child of `parent`."""
+    for line in pipe:
+        child = fork()
+        if child == 0:
+            if fork() > 0:
+                os._exit(0)
+            while os.getppid() != parent:
+                time.sleep(0.001)
+            print(os.getpid(), file=pipe, flush=True)
+            args, env, folder, *files = json.loads(line)
+            end(exit_status(args, env, folder, files))
+        os.waitpid(child, 0)
+    os._exit(0)
 
 
 def exit_status(args, env, folder, files):
@@ -87,6 +139,8 @@ def run(args):
     if "-u" in args:
         sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w"), write_through=True) for n in (1, 2))
     if program[0] == "-m":
+        if program[1] == "torch.distributed.run":
+            start_forking()
         sys.argv, sys.path[0] = program[1:], os.getcwd()
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     else:
@@ -104,16 +158,13 @@ def end(status):
 
 
 def settle(env, folder, files):
-    """What a new process gets: a session, signals, environment, folder and random numbers of its own, and no open
-    files but three."""
+    """What a new process gets: a session, environment, folder and random numbers of its own, and no open files but
+    three."""
     os.setsid()
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, file in enumerate(files, start=1):
-        if file is not None:
-            os.dup2(file.fileno(), number)
+    for number, path in enumerate(files, start=1):
+        if path is not None:
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(env)
@@ -123,18 +174,12 @@ def settle(env, folder, files):
     torch.default_generator.seed()  # Python's own numbers are new in each fork
 
 
-def started(args, env, folder, log, errors):
-    """The Fork that a request asks for; `log` and `errors` are the paths of what it writes."""
-    with open(log, "a") as stdout, open(errors, "a") as stderr:
-        return Fork(args, env, stdout, stderr, folder=folder)
-
-
 def serve():
     gc.freeze()  # or else a fork that looks for garbage copies all the memory that it shares with others
     forks = {}
     for request in map(json.loads, sys.stdin):
         if isinstance(request, dict):
-            fork = started(**request)
+            fork = Fork(**request)
             forks[fork.pid] = fork
             answer = fork.pid
         else:
@@ -147,7 +192,6 @@ def serve():
 
 
 if __name__ == "__main__":
-    subprocess_handler.Popen = Fork
     if sys.argv[1:]:
         run(sys.argv)
     else:
