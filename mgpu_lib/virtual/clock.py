@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mgpu_lib.virtual import costs
+from mgpu_lib.virtual.errors import check_waiting
 from mgpu_lib.virtual.rates import HOST, HOST_COPY, PYTHON, THREAD
 from mgpu_lib.virtual.timeline import Event, Timeline, Totals
 
@@ -215,6 +216,7 @@ class Clock:
 
     def read(self, gpu):
         """The host waits for a value: all that was asked of `gpu` in the current stream, and a short copy."""
+        check_waiting(gpu.machine)
         self.synchronize(gpu, [current_stream_of(gpu)], gpu.machine.pcie.latency)
 
     def wait(self, gpu, time):

@@ -1,5 +1,6 @@
 """PyTorch's own words for what goes wrong on real GPUs."""
 
+import warnings
 import weakref
 
 import torch
@@ -75,6 +76,14 @@ def not_numpy(device):
     return TypeError(
         f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
     )
+
+
+def check_waiting(machine):
+    """What torch.cuda.set_sync_debug_mode asked for, where the host waits. (c10/cuda/CUDAFunctions.cpp)"""
+    if machine.sync_debug == 2:
+        raise RuntimeError("called a synchronizing CUDA operation")
+    if machine.sync_debug == 1:
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
 
 
 def misplaced_gradient(given, wanted):

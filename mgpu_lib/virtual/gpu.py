@@ -7,7 +7,7 @@ import torch
 
 from mgpu_lib.virtual.asserts import asserted, is_assert
 from mgpu_lib.virtual.clock import current_stream_of, name_of
-from mgpu_lib.virtual.errors import GENERATORS, cuda_only, no_values
+from mgpu_lib.virtual.errors import GENERATORS, check_waiting, cuda_only, no_values
 from mgpu_lib.virtual.known import carry
 from mgpu_lib.virtual.memory import Ledger
 from mgpu_lib.virtual.shapes import key_of
@@ -123,5 +123,7 @@ def count(nbytes, source, target, memory="pageable", non_blocking=False):
         if machine.refuses is not None:
             raise machine.refuses()
         machine.report()
+        if not non_blocking and (source is None or target is None):
+            check_waiting(machine)
         machine.traffic[name_of(source), name_of(target)] += nbytes
         machine.clock.copy(source, target, nbytes, memory, non_blocking)

@@ -72,6 +72,7 @@ class Machine:
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
         self.asserted = None  # what a kernel has found wrong, see `asserts`, and the host may not know yet
         self.refuses = None  # what makes the error of every further use: of a fork, or after such an assert
+        self.sync_debug = 0  # torch.cuda.set_sync_debug_mode: 1 warns where the host waits, 2 is an error there
         self.installed, self.seen = [], []
         self.grow(n)
 

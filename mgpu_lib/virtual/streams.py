@@ -9,6 +9,7 @@ from operator import attrgetter
 import torch
 
 from mgpu_lib.virtual.clock import current_stream_of
+from mgpu_lib.virtual.errors import check_waiting
 from mgpu_lib.virtual.rates import QUERY
 from mgpu_lib.virtual.running import current, find, select
 
@@ -90,6 +91,7 @@ class Stream:
         return False
 
     def synchronize(self):
+        check_waiting(self.gpu.machine)
         self.gpu.clock.synchronize(self.gpu, [self])
 
     def wait_event(self, event):

@@ -576,3 +576,47 @@ def test_a_thread_that_is_off_the_clock_books_on_none():
         assert len(later.timeline) == later.elapsed() == 0
         torch.ones(8).to("cuda:0")
         assert len(later.timeline) > 0 < later.elapsed()
+
+
+WAITS = [  # for what an H200 says "called a synchronizing CUDA operation"
+    lambda x: x[0].item(),
+    lambda x: bool(x[0]),
+    lambda x: x.nonzero(),
+    lambda x: x[x > 0],
+    lambda x: x.cpu(),
+    lambda x: torch.ones(3).to(x.device),
+    lambda x: torch.tensor(1.0, device=x.device),
+    lambda x: torch.cuda.current_stream().synchronize(),
+    repr,
+]
+GOES_ON = [
+    lambda x: x @ x,
+    lambda x: torch.ones(3, device=x.device),
+    lambda x: torch.ones(3).pin_memory().to(x.device, non_blocking=True),
+    lambda x: x.to("cpu", non_blocking=True),
+    lambda x: x.to("cuda:1"),
+    lambda x: torch.cuda.synchronize(),
+]
+
+
+@pytest.fixture
+def waiting(gpus):
+    x = torch.ones(3, device="cuda:0")
+    yield lambda mode: torch.cuda.set_sync_debug_mode(mode) or x
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_where_the_host_waits_can_be_an_error_or_a_warning(waiting, call):
+    words = "^called a synchronizing CUDA operation$"
+    with pytest.raises(RuntimeError, match=words):
+        call(waiting("error"))
+    with pytest.warns(UserWarning, match=words):
+        call(waiting("warn"))
+    assert torch.cuda.get_sync_debug_mode() == 1
+    call(waiting("default"))
+
+
+@pytest.mark.parametrize("call", GOES_ON)
+def test_where_the_host_does_not_wait_there_is_no_error(waiting, call):
+    call(waiting("error"))

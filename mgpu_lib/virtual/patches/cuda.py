@@ -155,6 +155,8 @@ def c_names():
         "_cuda_maybeExchangeDevice": select,
         "_cuda_setStream": choose_stream,
         "_cuda_sleep": sleep,
+        "_cuda_set_sync_debug_mode": lambda mode: setattr(current(), "sync_debug", mode),
+        "_cuda_get_sync_debug_mode": lambda: current().sync_debug,
         "_cuda_synchronize": lambda: synchronize(current_index()),
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
         "_cuda_memoryStats": lambda index: ledger(index).stats(),
