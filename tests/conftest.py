@@ -22,6 +22,7 @@ SHORT_CHAPTERS = {  # the others take more than half a minute each
     "05-the-parallel-primitives.ipynb",
     "appendix-clock.ipynb",
 }
+VIEWPORT = {"width": 1280, "height": 900}
 INSIDE = ("file:", "data:", "blob:", "about:")
 
 
@@ -76,17 +77,47 @@ def browser():
         give_up(str(reason))
 
 
+@pytest.fixture(scope="session")
+def tabs():
+    """The page that tests use one after the other, in a list, or none: to make one takes longer than most tests."""
+    return []
+
+
 @pytest.fixture
-def page(browser):
-    """A fresh page that can reach files only.
+def page(browser, tabs, request):
+    """A page that can reach files only, as fresh as a new one, which it is after a test that failed or that says
+    `page.spent = True`, because it changes what can't be put back.
 
     `page.outside` lists the requests that wanted to leave (they were blocked), `page.errors` the console's errors and
     uncaught exceptions. The test fails at its end if either holds anything; a test that provokes some clears the list.
     """
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    failed = request.session.testsfailed
+    page = tabs.pop() if tabs else new_page(browser)
+    page.outside, page.errors, page.spent = [], [], False
+    yield page
+    if page.spent or request.session.testsfailed > failed:
+        page.context.close()
+    else:
+        freshen(page)
+        tabs.append(page)
+    assert not page.outside, f"requests that left the page: {page.outside}"
+    assert not page.errors, f"errors in the browser: {page.errors}"
+
+
+def freshen(page):
+    """Leave nothing of a test to the next one."""
+    page.evaluate("try { localStorage.clear(); sessionStorage.clear(); } catch { }")  # about:blank has none
+    page.unroute_all()
+    page.goto("about:blank")
+    page.mouse.move(0, 0)
+    page.emulate_media(color_scheme="light")  # as a new page has it
+    page.set_viewport_size(VIEWPORT)
+
+
+def new_page(browser):
+    context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
     page.set_default_timeout(60_000)
-    page.outside, page.errors = [], []
     load = page.goto
 
     def goto(*args, **kwargs):
@@ -105,7 +136,4 @@ def page(browser):
     context.route_web_socket(re.compile(".*"), lambda socket: page.outside.append(socket.url))
     page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
-    yield page
-    context.close()
-    assert not page.outside, f"requests that left the page: {page.outside}"
-    assert not page.errors, f"errors in the browser: {page.errors}"
+    return page

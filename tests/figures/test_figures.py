@@ -186,7 +186,7 @@ def test_all_figures_share_a_page(page, write, says):
 # Without JavaScript
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain_page(browser):
     """A page in which no script runs, on a telephone."""
     context = browser.new_context(java_script_enabled=False, viewport={"width": 360, "height": 900})
