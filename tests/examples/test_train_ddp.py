@@ -7,6 +7,7 @@ import sys
 
 import killing
 import pytest
+import ranks
 import running
 from common import happens
 
@@ -17,8 +18,8 @@ SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics r
 LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
 
 
-def torchrun(*arguments, script=(running.SCRIPT,), python=running.FORK):
-    return [python, *running.TORCHRUN, 2, *script, *arguments]
+def torchrun(*arguments, script=(running.SCRIPT,)):
+    return [running.FORK, *running.TORCHRUN, 2, *script, *arguments]
 
 
 def planned(folder, *plan):
@@ -111,7 +112,7 @@ def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
 @pytest.mark.slow
 def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
     """Nothing is forked in what is stopped: torchrun and its ranks are as a reader starts them."""
-    command = torchrun(*LONG, python=sys.executable)
+    command = sys.executable, *torchrun(*LONG)[1:]
     with running.started(command, tmp_path) as run:
         assert running.stop_after([run], tmp_path, 80) == [1]  # torchrun's own, whatever its ranks do
         assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
@@ -196,7 +197,7 @@ def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(good):
     metrics.write_text(before)
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
     arguments = [*SHORT, "--epochs", "2", "--every", "1"]
-    command = [*limited, *torchrun(*arguments, python=sys.executable)]
+    command = *limited, sys.executable, ranks.FORKING, *torchrun(*arguments)[1:]
     check_refusal(running.done(command, good[0], status=1), good, "File too large", "the metrics run.csv")
     assert metrics.read_text().startswith(before) and len(metrics.read_text()) == 100 * 1024  # half a line
     running.done(torchrun(*arguments), good[0])
