@@ -70,8 +70,8 @@ def check(env):
 
 
 def fork():
-    """os.fork(), for a process without threads: a fork of one that has some may wait for ever for what one of them held,
-    such as the C library's lock on names of hosts, which torchrun's heartbeat looks up."""
+    """os.fork(), for a process without threads: a fork of one that has some may wait for ever for what one of them
+    held, such as the C library's lock on names of hosts, which torchrun's heartbeat looks up."""
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a process that has threads can't be forked")
     return os.fork()
