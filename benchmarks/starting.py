@@ -1,4 +1,4 @@
-"""What starting on virtual GPUs costs: `python -m mgpu_lib.virtual script.py` against `python script.py`.
+"""What starting on virtual GPUs costs: `python -m virtual_gpus script.py` against `python script.py`.
 
     python -m benchmarks.starting    # prints the seconds and their bounds; exit code 1 if one is not kept
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mgpu_lib.virtual import Setup, handed_down
+from virtual_gpus import Setup, handed_down
 
 PAIRS = 11
 PLAIN = [sys.executable]
@@ -48,7 +48,7 @@ def main():
         script.write_text("import torch\n")
         empty.touch()
         for name, start, inherits, program in (
-            ("python -m mgpu_lib.virtual", [*PLAIN, "-m", "mgpu_lib.virtual"], False, script),
+            ("python -m virtual_gpus", [*PLAIN, "-m", "virtual_gpus"], False, script),
             ("a process that it starts", PLAIN, True, script),
             ("a process that imports no torch", PLAIN, True, empty),
         ):

@@ -2,9 +2,9 @@
 
     python -m experiments.clock_fit
 
-writes mgpu_lib/virtual/rates.json. Every setting is one for all models; those of the generations are factors on
-settings that all generations share. Each setting is drawn towards a plain starting value, by as much as it is known
-beforehand: what the measurements say nothing about stays there.
+writes virtual-gpus/virtual_gpus/clock/rates.json. Every setting is one for all models; those of the generations are
+factors on settings that all generations share. Each setting is drawn towards a plain starting value, by as much as it
+is known beforehand: what the measurements say nothing about stays there.
 """
 
 import math
@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 import mgpu_lib as mgpu
 from experiments import published, sheets
 from experiments.record import provenance, write
-from mgpu_lib.virtual import costs, rates
-from mgpu_lib.virtual.specs import LINKS
+from virtual_gpus.clock import costs, rates
+from virtual_gpus.clock.specs import LINKS
 
 OUT = rates.PATH
 CONVOLUTIONS = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise")

@@ -2,8 +2,8 @@
 
     python -m experiments.collective_fit
 
-writes mgpu_lib/virtual/nccl.json. As in `clock_fit` each setting is drawn towards a plain starting value, by as much as
-it is known beforehand: what the tables say nothing about, as TCP, stays there.
+writes virtual-gpus/virtual_gpus/clock/nccl.json. As in `clock_fit` each setting is drawn towards a plain
+starting value, by as much as it is known beforehand: what the tables say nothing about, as TCP, stays there.
 """
 
 import math
@@ -14,9 +14,9 @@ from scipy.optimize import least_squares
 from experiments import published_collectives
 from experiments.clock_fit import soft
 from experiments.record import provenance, write
-from mgpu_lib.virtual import nccl
-from mgpu_lib.virtual.specs import GPUS
-from mgpu_lib.virtual.topology import MACHINES, NETWORKS, Topology, find_topology
+from virtual_gpus.clock import nccl
+from virtual_gpus.clock.specs import GPUS
+from virtual_gpus.clock.topology import MACHINES, NETWORKS, Topology, find_topology
 
 OUT = nccl.NCCL_PATH
 GPU = {"nvlink2": "V100", "nvlink3": "A100-40", "nvlink4": "H100", None: "A100-40"}  # one with these links

@@ -18,7 +18,7 @@ import statistics
 from experiments import collective_fit, published_collectives
 from experiments.record import provenance, write
 from mgpu_lib.recorded import RESULTS
-from mgpu_lib.virtual import nccl
+from virtual_gpus.clock import nccl
 
 OUT = RESULTS / "collective_validation.json"
 SHOWN = "key collective source note gpu machine network cards gpus nodes category curve half".split()

@@ -15,7 +15,7 @@ import torchvision
 
 import mgpu_lib as mgpu
 from experiments import study
-from mgpu_lib.virtual import find_gpu, find_link
+from virtual_gpus import find_gpu, find_link
 
 GPU = "A100-80"
 IMAGES = {"ResNet-18": 32, "ResNet-50": 32}  # on each GPU

@@ -15,7 +15,7 @@ from experiments import study, tuning
 from mgpu_lib import training
 from mgpu_lib import tuning as rules
 from mgpu_lib.data import endless
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 BATCH_SIZE, LR, GPUS = 256, 0.2, 4  # of the lecture notes
 EPOCHS = tuning.EPOCHS

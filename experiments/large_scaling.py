@@ -30,7 +30,7 @@ from torch.nn import functional as F
 import mgpu_lib as mgpu
 from experiments import study
 from mgpu_lib.tensor_parallel import check_heads
-from mgpu_lib.virtual import GPUS
+from virtual_gpus import GPUS
 
 SIZES = mgpu.LLAMA | {
     "70B, 16 key heads": mgpu.LLAMA["70B"] | {"kv_heads": 16},  # 8 of them don't go into 16 parts

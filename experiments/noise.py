@@ -19,7 +19,7 @@ from mgpu_lib import parallel, training
 from mgpu_lib import tuning as rules
 from mgpu_lib.data import endless
 from mgpu_lib.models import lenet, lenet_params
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 GPUS, BATCH_SIZE, LR = 4, 256, 0.16
 MOMENTS = (0, 10, 50, 215, 430, 860)  # steps; an epoch has 215

@@ -46,7 +46,7 @@ def timed(step, calls=1):
 
 # What a call costs the host: so small that the GPU waits for the host
 
-# Kind of operation, as in mgpu_lib.virtual.rates: (function, shapes of what it is called with)
+# Kind of operation, as in virtual_gpus.clock.rates: (function, shapes of what it is called with)
 SMALL = {
     "pointwise": (torch.add, [(8,), (8,)]),
     "view": (lambda X: X.view(2, 4), [(8,)]),

@@ -58,7 +58,7 @@ PROGRAMS = {
 }
 RULES = {
     "program": "the program that measured is not a PyTorch or MXNet that calls cuDNN 7 or later operation by operation",
-    "sheet": "no data sheet of this GPU is in mgpu_lib.virtual.specs",
+    "sheet": "no data sheet of this GPU is in virtual_gpus.clock.specs",
     "model": "the model is neither one of torchvision's nor the encoder of BERT",
     "trust": "the precision, the number or what was timed is not stated clearly",
     "pipeline": "derived from the hours of a whole training, which contain reading images and evaluation",

@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments import published_transformers
-from mgpu_lib.virtual.specs import GPUS
-from mgpu_lib.virtual.topology import MACHINES, MachineType
+from virtual_gpus.clock.specs import GPUS
+from virtual_gpus.clock.topology import MACHINES, MachineType
 
 PATH = Path(__file__).parent / "published_scaling.json"
 SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet

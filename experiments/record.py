@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torchvision
 
-from mgpu_lib.virtual import replacing
+from virtual_gpus import replacing
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from experiments import study, tuning
 from mgpu_lib import models, training
 from mgpu_lib.data import endless
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 SETTINGS = ((1, 256, 0.1), (2, 512, 0.2))  # (GPUs, batch size, rate), of the lecture notes
 EPOCHS, SEEDS, THREADS = 3, range(4), 2

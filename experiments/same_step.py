@@ -19,7 +19,7 @@ from experiments import study, tuning
 from mgpu_lib import parallel, training
 from mgpu_lib.data import endless
 from mgpu_lib.models import lenet, lenet_params
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 COUNTS = (1, 2, 4)
 BATCH_SIZES = (256, 1024)

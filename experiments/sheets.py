@@ -1,13 +1,13 @@
 """Data sheets of GPUs that were measured often, and that the book has no other use for.
 
-In the units of `mgpu_lib.virtual.specs`: peaks, dense, sums in FP32. Memory is what deviceQuery prints. The rates of
+In the units of `virtual_gpus.clock.specs`: peaks, dense, sums in FP32. Memory is what deviceQuery prints. The rates of
 GTX 1080 Ti, TITAN V and RTX 2080 Ti are worked out: cores times 2 (tensor cores: 128) times the boost clock. What was
 printed about them is rounded, and for the TITAN V lower (13.8, tensor cores 110), as at a clock of 1.35 GHz.
 """
 
 import contextlib
 
-from mgpu_lib.virtual.specs import GPU, GPUS, Source
+from virtual_gpus.clock.specs import GPU, GPUS, Source
 
 GEFORCE_3090 = Source(
     "nvidia-ga102",

@@ -2,9 +2,9 @@
 
     python -m experiments.transformer_fit
 
-writes mgpu_lib/virtual/transformers.json. It comes after `clock_fit` and leaves alone all else that was fitted there:
-images say little about large matrix products in half precision, attention, layer norm, large losses and Adam. As there,
-each setting is drawn towards a plain starting value, by as much as it is known beforehand.
+writes virtual-gpus/virtual_gpus/clock/transformers.json. It comes after `clock_fit` and leaves alone all else that was
+fitted there: images say little about large matrix products in half precision, attention, layer norm, large losses and
+Adam. As there, each setting is drawn towards a plain starting value, by as much as it is known beforehand.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from experiments import published_transformers, sheets, transformers
 from experiments.clock_fit import SPREAD, log_of, replay, soft
 from experiments.record import provenance, write
-from mgpu_lib.virtual import rates
+from virtual_gpus.clock import rates
 
 OUT = rates.TRANSFORMERS_PATH
 # (table, key) in transformers.json: (starting value, its uncertainty as a factor e**s). Products reach 74 % of the peak

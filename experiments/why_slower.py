@@ -15,7 +15,7 @@ import torchvision
 
 import mgpu_lib as mgpu
 from experiments import study
-from mgpu_lib.virtual import find_gpu, find_link
+from virtual_gpus import find_gpu, find_link
 
 GPUS, LINKS = ("T4", "V100", "A100-80", "H100"), ("nvlink", "pcie")
 BATCH_SIZES, COUNTS = [2**i for i in range(5, 13)], (2, 4, 8)

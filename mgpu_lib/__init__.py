@@ -15,8 +15,8 @@ from mgpu_lib.table import Table
 from mgpu_lib.timing import Timer
 from mgpu_lib.training import evaluate, train
 from mgpu_lib.transformer import LLAMA, Transformer
-from mgpu_lib.virtual import current as current_machine
-from mgpu_lib.virtual import dry_run, virtual_gpus
+from virtual_gpus import current as current_machine
+from virtual_gpus import dry_run, virtual_gpus
 
 __all__ = [
     "LLAMA",
@@ -55,7 +55,6 @@ __all__ = [
 
 MODULES = (
     "checkpoints",
-    "checks",
     "collectives",
     "ddp",
     "exercises",
@@ -71,6 +70,8 @@ MODULES = (
 
 
 def __getattr__(name):
+    if name == "checks":
+        return importlib.import_module("virtual_gpus.checks")
     if name in MODULES:  # imported when first asked for: some of them are slow
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mgpu_lib.virtual import replacing
+from virtual_gpus import replacing
 
 PREFIX = "module."  # DataParallel and DistributedDataParallel keep the network they wrap in an attribute of this name
 

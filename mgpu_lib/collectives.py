@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import round_seconds
+from virtual_gpus import round_seconds
 
 
 class Send(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from mgpu_lib.arguments import check_count
-from mgpu_lib.virtual import replacing
+from virtual_gpus import replacing
 
 Data = namedtuple("Data", "name X_train y_train X_test y_test")
 

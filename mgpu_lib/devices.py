@@ -7,7 +7,7 @@ import torch
 
 from mgpu_lib import loopback
 from mgpu_lib.table import Table
-from mgpu_lib.virtual import current, virtual_gpus
+from virtual_gpus import current, virtual_gpus
 
 COLUMNS = {  # of gpu_table for real GPUs, and what nvidia-smi calls them
     "GPU": "index",

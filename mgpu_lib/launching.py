@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import virtual_gpus
 from mgpu_lib import loopback
 from mgpu_lib.devices import enough_real_gpus, environment_for
-from mgpu_lib.virtual import find_gpu
 
-LIBRARY = Path(__file__).parent
-TORCHRUN = sys.executable, str(LIBRARY / "loopback.py")
+LIBRARIES = Path(__file__).parent, Path(virtual_gpus.__file__).parent
+TORCHRUN = sys.executable, str(LIBRARIES[0] / "loopback.py")
 OPTIONS = "--standalone", "--local-addr", loopback.HOST, "--redirects", "3"
 ENDING = 45  # seconds: torchrun ends its ranks when it is asked to, and after 30 by force
 EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")  # in what torchrun says of a failure
@@ -46,7 +46,7 @@ def launch(script, ranks, *arguments, gpu="A100-80", seconds=300):
         raise ValueError(f"launch(ranks={ranks!r}): the number of ranks must be a whole number, at least 1")
     if not script.is_file():
         raise FileNotFoundError(f"launch({str(script)!r}): there is no such file in {os.getcwd()}")
-    virtual = [] if enough_real_gpus(ranks) else ["-m", "mgpu_lib.virtual", "--gpu", find_gpu(gpu).key]
+    virtual = [] if enough_real_gpus(ranks) else ["-m", "virtual_gpus", "--gpu", virtual_gpus.find_gpu(gpu).key]
     with tempfile.TemporaryDirectory() as folder:
         options = *OPTIONS, "--nproc-per-node", str(ranks), "--log-dir", folder
         command = [*options, *virtual, str(script), *map(str, arguments)]
@@ -123,7 +123,9 @@ def output_of(folder, rank, home):
 
 def anywhere(line, home):
     """`line` as it is on every computer: files of the script's folder, or of a package, without what leads there."""
-    line = line.replace(str(LIBRARY), "<packages>/mgpu_lib").replace(f"{home}{os.sep}", "")
+    for library in LIBRARIES:
+        line = line.replace(str(library), f"<packages>/{library.name}")
+    line = line.replace(f"{home}{os.sep}", "")
     return re.sub(r"[^\s\"']*(site|dist)-packages/", "<packages>/", line)
 
 

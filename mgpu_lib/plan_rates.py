@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from mgpu_lib.plan_formulas import LARGEST, PER_NODE
-from mgpu_lib.virtual import collective_seconds, find_gpu, virtual_gpus
+from virtual_gpus import collective_seconds, find_gpu, virtual_gpus
 
 NODES = {"A100-80": "DGX A100", "H100": "DGX H100", "H200": "DGX H100"}  # the machine with eight of each GPU
 SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take

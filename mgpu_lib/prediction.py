@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedTensorMixin
 
 from mgpu_lib.parallel import allreduce
-from mgpu_lib.virtual import Prediction, Timeline, current, dry_run, find_gpu, virtual_gpus
+from virtual_gpus import Prediction, Timeline, current, dry_run, find_gpu, virtual_gpus
 
 PRECISIONS = ("fp32", "tf32", "amp")
 

@@ -5,7 +5,7 @@ from itertools import chain
 import torch
 from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 
-from mgpu_lib.virtual import tensors_in
+from virtual_gpus import tensors_in
 
 
 def check_rows(inputs):

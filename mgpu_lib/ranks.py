@@ -20,7 +20,7 @@ from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.launching import anywhere, own_frames, print_by_rank
 from mgpu_lib.loopback import HOST, listening
 from mgpu_lib.rank_process import CELL, OWN_FILE
-from mgpu_lib.virtual import Setup, find_gpu, handed_down
+from virtual_gpus import Setup, find_gpu, handed_down
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 LAST = 20  # lines that are shown of what a process said which has died

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from mgpu_lib.virtual import current
+from virtual_gpus import current
 
 
 class Timing(NamedTuple):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from mgpu_lib.models import lenet_module, resnet18
 from mgpu_lib.parallel import allreduce, split_batch
 from mgpu_lib.splitting import Pair, fresh, layers, stages
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 
 def networks(width=4096):

@@ -84,7 +84,7 @@ def replace(path, text):
     """Write `text` to `path` in one step; returns False, leaving the file alone, when it holds that already."""
     if path.read_text(encoding="utf-8") == text:
         return False
-    from mgpu_lib.virtual import replacing  # here, for it takes seconds: PyTorch comes with it
+    from virtual_gpus import replacing  # here, for it takes seconds: PyTorch comes with it
 
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")

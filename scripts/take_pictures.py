@@ -18,8 +18,8 @@ import chromium
 import matplotlib
 
 from mgpu_lib import widgets
-from mgpu_lib.virtual import replacing
 from mgpu_lib.widgets.base import PICTURES, digest, picture_name
+from virtual_gpus import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 FLATTEN = (ROOT / "scripts" / "flatten.js").read_text(encoding="utf-8")

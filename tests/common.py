@@ -1,13 +1,12 @@
 """What several tests of the library need: devices to run on, and one network from torch.nn with given parameters."""
 
 import contextlib
-import time
 
 import torch
 from torch import nn
 
 from mgpu_lib.models import lenet_module
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 CPU = torch.device("cpu")
 
@@ -35,16 +34,6 @@ def lenet_of_modules(params):
         for p, value in zip(in_order(net), params, strict=True):
             p.copy_(value.T if value.dim() == 2 else value)
     return net
-
-
-def happens(condition, seconds=600):
-    """Whether `condition()` comes to hold. Only what never does takes so many seconds, however busy the machine is."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def without_marks(text):

@@ -1,9 +1,7 @@
-"""What tests share: which cases of a sweep run, and a real browser: Chromium, headless, with the network blocked."""
+"""What tests share: which chapters run, and a real browser: Chromium, headless, with the network blocked."""
 
 import os
 import re
-import zlib
-from collections import defaultdict
 
 import build_book
 import chromium
@@ -13,6 +11,7 @@ import pytest
 
 matplotlib.use("Agg")  # no window for a figure that a test draws; kernels under test are not touched by this
 
+pytest_plugins = ["sweeps"]  # which cases of a test run
 lab = live.lab  # a fixture: a JupyterLab for the tests of one file
 
 SHORT_CHAPTERS = {  # the others take more than half a minute each
@@ -27,31 +26,12 @@ INSIDE = ("file:", "data:", "blob:", "about:")
 
 
 def pytest_collection_modifyitems(config, items):
-    """What `make test` leaves out, and `make test ALL=1` (MGPU_ALL=1) runs.
-
-    That is each test with the mark `slow`, the chapters that take long, and of a test with `sweep(n)` all but every
-    n-th case. Where those begin is chosen by the test's name, so that tests which go through the same list take
-    different ones of it.
-    """
+    """`make test` leaves out the chapters that take long, and `make test ALL=1` (MGPU_ALL=1) runs them."""
     if os.environ.get("MGPU_ALL") == "1":
         return
-    cases = defaultdict(list)
-    for item in items:
-        if item.path.suffix == ".ipynb" and item.path.name not in SHORT_CHAPTERS:
-            continue
-        cases[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for test, its_cases in cases.items() for item in chosen(test, its_cases)}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
-
-
-def chosen(test, cases):
-    """Those of the `cases` of a test that run without MGPU_ALL=1."""
-    if cases[0].get_closest_marker("slow"):
-        return []
-    sweep = cases[0].get_closest_marker("sweep")
-    step = sweep.args[0] if sweep else 1
-    return cases[zlib.crc32(test.encode()) % min(step, len(cases)) :: step]
+    left = [item for item in items if item.path.suffix == ".ipynb" and item.path.name not in SHORT_CHAPTERS]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 def give_up(reason):

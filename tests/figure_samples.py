@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 import take_pictures
 
-from mgpu_lib.virtual.clock import Event
-from mgpu_lib.virtual.specs import find_gpu, find_link
-from mgpu_lib.virtual.timeline import Timeline
 from mgpu_lib.widgets import (
     AllReduceStepper,
     BatchSplitter,
@@ -24,6 +21,9 @@ from mgpu_lib.widgets import (
     TuningExplorer,
     WhySlower,
 )
+from virtual_gpus.clock.clock import Event
+from virtual_gpus.clock.specs import find_gpu, find_link
+from virtual_gpus.clock.timeline import Timeline
 
 US = 1e-6
 BATCH_SIZES = [2**i for i in range(13)]

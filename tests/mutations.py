@@ -29,7 +29,7 @@ class Fault(NamedTuple):
     path: str
     old: str  # occurs once in the file
     new: str
-    tests: str  # files of tests/, where it is likely to be noticed
+    tests: str  # files of tests/, or virtual-gpus/tests/, where it is likely to be noticed
 
 
 FAULTS = [
@@ -189,126 +189,126 @@ FAULTS = [
     ),
     Fault(
         "any tensor of one number may come from the CPU",
-        "mgpu_lib/virtual/dispatch.py",
+        "virtual-gpus/virtual_gpus/tensors/dispatch.py",
         "all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in misplaced)",
         "all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in misplaced)",
         "virtual/test_machine.py virtual/test_tensors.py virtual/test_ops.py",
     ),
     Fault(
         "a storage that is resized keeps its old memory, too",
-        "mgpu_lib/virtual/memory.py",
+        "virtual-gpus/virtual_gpus/memory/ledger.py",
         "self.ledger.take(nbytes)\n        self.ledger.release(before)",
         "self.ledger.take(nbytes)",
         "virtual/test_machine.py virtual/test_tensors.py library/test_zero.py",
     ),
     Fault(
         "the peak is that of one pool",
-        "mgpu_lib/virtual/memory.py",
+        "virtual-gpus/virtual_gpus/memory/ledger.py",
         "now = small.allocated + large.allocated + size",
         "now = pool.allocated + size",
         "virtual/test_machine.py library/test_footprint.py",
     ),
     Fault(
         "the host doesn't wait for nonzero",
-        "mgpu_lib/virtual/clock.py",
+        "virtual-gpus/virtual_gpus/clock/clock.py",
         '"nonzero masked_select',
         '"masked_select',
         "virtual/test_clock.py",
     ),
     Fault(
         "kernels run in the default stream",
-        "mgpu_lib/virtual/clock.py",
+        "virtual-gpus/virtual_gpus/clock/clock.py",
         "stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)",
         "stream = streams[0]",
         "virtual/test_clock.py",
     ),
     Fault(
         "copies over one link don't wait for each other",
-        "mgpu_lib/virtual/clock.py",
+        "virtual-gpus/virtual_gpus/clock/clock.py",
         "start = max(launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))",
         "start = max(launched, *(stream.free for stream in streams))",
         "virtual/test_clock.py virtual/test_topology.py",
     ),
     Fault(
         "a convolution's backward pass always makes both gradients",
-        "mgpu_lib/virtual/costs.py",
+        "virtual-gpus/virtual_gpus/clock/costs.py",
         "return sum(mask[:2]) * registered_flops",
         "return 2 * registered_flops",
         "virtual/test_costs.py virtual/test_clock.py",
     ),
     Fault(
         "half-filled nodes are taken for full ones",
-        "mgpu_lib/virtual/topology.py",
+        "virtual-gpus/virtual_gpus/clock/topology.py",
         "return [rank // here * self.kind.gpus + rank % here for rank in ranks]",
         "return list(ranks)",
         "virtual/test_topology.py virtual/test_nccl.py virtual/test_dry.py",
     ),
     Fault(
         "the mean over ranks is their sum",
-        "mgpu_lib/virtual/collectives.py",
+        "virtual-gpus/virtual_gpus/ranks/collectives.py",
         "    if op == AVG:\n        result.copy_",
         "    if op == AVG and not result.is_floating_point():\n        result.copy_",
         "virtual/test_torch_distributed.py virtual/test_many_processes.py",
     ),
     Fault(
         "in a dry run a group's root is taken for a rank of the program",
-        "mgpu_lib/virtual/collectives.py",
+        "virtual-gpus/virtual_gpus/ranks/collectives.py",
         "source = group.members.ranks[root]",
         "source = root",
         "virtual/test_dry.py",
     ),
     Fault(
         "in a dry run a sum is that of the ranks that are run",
-        "mgpu_lib/virtual/known.py",
+        "virtual-gpus/virtual_gpus/constants.py",
         "return stacked.sum(0, dtype=stacked.dtype) * (size // len(said))",
         "return stacked.sum(0, dtype=stacked.dtype)",
         "virtual/test_dry.py",
     ),
     Fault(
         "a number that a dry run doesn't know is true",
-        "mgpu_lib/virtual/unknown.py",
+        "virtual-gpus/virtual_gpus/unknown_numbers.py",
         '_DECISIONS = "bool float',
         '_DECISIONS = "float',
         "virtual/test_dry.py",
     ),
     Fault(
         "torch.rand on a GPU ignores the generator that it is given",
-        "mgpu_lib/virtual/patches/factories.py",
+        "virtual-gpus/virtual_gpus/patches/factories.py",
         'kwargs["generator"] = generator or gpu.generator',
         'kwargs["generator"] = gpu.generator',
         "virtual/test_tensors.py virtual/test_machine.py virtual/test_surface.py",
     ),
     Fault(
         "autocast lowers doubles, too",
-        "mgpu_lib/virtual/patches/autocast.py",
+        "virtual-gpus/virtual_gpus/patches/autocast.py",
         "value.is_floating_point() and value.dtype != torch.float64",
         "value.is_floating_point()",
         "virtual/test_nn.py",
     ),
     Fault(
         "gather puts parts in the order of their GPUs",
-        "mgpu_lib/virtual/patches/comm.py",
+        "virtual-gpus/virtual_gpus/patches/comm.py",
         "def put_together(tensors, total, dim):\n",
         "def put_together(tensors, total, dim):\n    tensors = sorted(tensors, key=lambda t: t.get_device())\n",
         "library/test_primitives.py library/test_dataparallel.py virtual/test_parallelism.py virtual/test_nn.py",
     ),
     Fault(
         "scatter cuts more evenly than PyTorch's",
-        "mgpu_lib/virtual/patches/comm.py",
+        "virtual-gpus/virtual_gpus/patches/comm.py",
         "chunks = tensor.chunk(len(devices), dim) if",
         "chunks = tensor.tensor_split(len(devices), dim) if",
         "library/test_primitives.py library/test_dataparallel.py virtual/test_nn.py",
     ),
     Fault(
         "what is loaded comes to the current GPU",
-        "mgpu_lib/virtual/patches/checkpoint.py",
+        "virtual-gpus/virtual_gpus/patches/checkpoint.py",
         "gpu, held = find(location), storage",
         'gpu, held = find("cuda"), storage',
         "virtual/test_tensors.py virtual/test_files.py virtual/test_surface.py",
     ),
     Fault(
         "a dry run ends while its steps still keep more and more",
-        "mgpu_lib/virtual/dry.py",
+        "virtual-gpus/virtual_gpus/dry_runs/dry_run.py",
         "return held[0] == held[1] and math.isclose",
         "return math.isclose",
         "virtual/test_dry.py",
@@ -356,12 +356,18 @@ def caught_by(fault, tree):
 
 def runs(fault, tree):
     """(tests, options of pytest) one after the other, each more than the one before."""
-    likely = [f"tests/{name}" for name in fault.tests.split() if (tree / "tests" / name).exists()]
+    places = [place_of(name) for name in fault.tests.split()]
+    likely = [place for place in places if (tree / place).exists()]
     if likely:
         yield likely, {}
         yield likely, {"MGPU_ALL": "1"}
-    yield sorted({f"tests/{Path(name).parent}" for name in fault.tests.split()}), {}
+    yield sorted({str(Path(place).parent) for place in places}), {}
     yield ["chapters"], {"nbval": "1"}
+
+
+def place_of(name):
+    folder, file = name.split("/")
+    return f"virtual-gpus/tests/{file}" if folder == "virtual" else f"tests/{name}"
 
 
 def alone(failure):
@@ -372,7 +378,13 @@ def alone(failure):
 
 def first_failure(tree, tests, options, left_out):
     """Its name, as pytest gives it; None if all pass."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "CI": "", **options}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tree}{os.pathsep}{tree}/virtual-gpus",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CI": "",
+        **options,
+    }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     command += ["--nbval"] * ("nbval" in options or tests[0].startswith("chapters"))
     command += [part for name in left_out for part in ("--deselect", name)]

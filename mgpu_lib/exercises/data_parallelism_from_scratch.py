@@ -8,7 +8,7 @@ from mgpu_lib.collectives import bytes_per_link, tree
 from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.models import lenet_params
 from mgpu_lib.parallel import get_params
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 
 @exercise

@@ -13,7 +13,7 @@ from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.exercises.one_rank import IMAGES, arrivals, ddp_step, run_as
 from mgpu_lib.models import resnet18
 from mgpu_lib.prediction import predict
-from mgpu_lib.virtual import GPUS, find_link, ring_seconds
+from virtual_gpus import GPUS, find_link, ring_seconds
 
 # A script on two machines
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 
 @exercise

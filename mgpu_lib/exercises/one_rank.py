@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from mgpu_lib.exercises.framework import expect, filled
-from mgpu_lib.virtual import dry_run, virtual_gpus
+from virtual_gpus import dry_run, virtual_gpus
 
 IMAGES = 32
 

@@ -5,7 +5,7 @@ import math
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.exercises.sharding import LLAMA_70B
-from mgpu_lib.virtual import GPUS
+from virtual_gpus import GPUS
 
 DAY = 86_400
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.virtual import GPUS, virtual_gpus
 from mgpu_lib.zero import ZeRO
+from virtual_gpus import GPUS, virtual_gpus
 
 LLAMA_70B = 70_553_706_496  # parameters, see tests/library/test_transformer.py
 

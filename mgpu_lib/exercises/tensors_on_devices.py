@@ -3,7 +3,7 @@
 import torch
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.virtual import tensors_in, virtual_gpus
+from virtual_gpus import tensors_in, virtual_gpus
 
 
 @exercise

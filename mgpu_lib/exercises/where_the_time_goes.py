@@ -11,7 +11,7 @@ from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.prediction import predict
 from mgpu_lib.timing import Timer
 from mgpu_lib.traffic import networks
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 SIZES = [2**n for n in range(5, 14)]  # 32, 64, ..., 8192
 

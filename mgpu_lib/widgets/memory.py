@@ -7,8 +7,8 @@ import traitlets
 from torch.nn import functional as F
 
 from mgpu_lib.footprint import footprint, size_on
-from mgpu_lib.virtual import find_gpu, virtual_gpus
 from mgpu_lib.widgets.base import InteractiveFigure, module
+from virtual_gpus import find_gpu, virtual_gpus
 
 MAKE_OPTIMIZER = {
     "sgd": partial(torch.optim.SGD, lr=0.1),

@@ -2,8 +2,8 @@
 
 import traitlets
 
-from mgpu_lib.virtual import Timeline
 from mgpu_lib.widgets.base import CSS, HERE, TICK, InteractiveFigure, module
+from virtual_gpus import Timeline
 
 MOST = 20_000  # events: a page with more would be slow, and megabytes long
 CLOSEST = 1000  # ticks: how short a window may get

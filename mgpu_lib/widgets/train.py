@@ -9,8 +9,8 @@ import traitlets
 
 from mgpu_lib import data, training
 from mgpu_lib.devices import use_gpus
-from mgpu_lib.virtual import current, off_the_clock
 from mgpu_lib.widgets.explorer_data import BATCH_NORM
+from virtual_gpus import current, off_the_clock
 
 PAUSE_S = 0.5  # between two reports of progress
 _newest = None  # the job that was started last: there is one at a time, for the machine is one

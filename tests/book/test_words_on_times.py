@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import mgpu_lib as mgpu
-from mgpu_lib.virtual import clock, virtual_gpus
+from virtual_gpus import virtual_gpus
+from virtual_gpus.clock import clock
 
 
 @contextlib.contextmanager

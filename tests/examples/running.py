@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from common import happens
-from ranks import TORCHRUN, Fork
+from ranks import TORCHRUN, Fork, happens
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

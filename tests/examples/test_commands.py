@@ -55,7 +55,7 @@ def recorded(folder):
 
 def test_the_docstring_has_every_way_to_start_it():
     assert len(COMMANDS) == 7
-    for words in ("python ", "--standalone", "mgpu_lib.virtual", "--dry-run", "--nnodes 2", "--checkpoint", "sbatch"):
+    for words in ("python ", "--standalone", "virtual_gpus", "--dry-run", "--nnodes 2", "--checkpoint", "sbatch"):
         assert any(words in command for command in COMMANDS), words
 
 

@@ -94,7 +94,7 @@ def test_after_a_kill_of_torchrun_the_same_command_ends_as_an_undisturbed_one(se
 
 def test_virtual_gpus_compute_and_resume_to_the_same_bit(undisturbed, tmp_path):
     """The losses are those of two ranks on the CPU, and so are the parameters."""
-    plan, virtual = [killing.Kill("step", 6, 1), killing.Kill("half", 1, 0)], ("-m", "mgpu_lib.virtual")
+    plan, virtual = [killing.Kill("step", 6, 1), killing.Kill("half", 1, 0)], ("-m", "virtual_gpus")
     running.done(torchrun(tmp_path, plan, "--max-restarts", 2, virtual=virtual), tmp_path)
     assert killing.happened(tmp_path / "plan.json") == 2 and running.same_run(tmp_path, undisturbed)
 

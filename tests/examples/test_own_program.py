@@ -19,7 +19,7 @@ PARTS = re.split(r"in `(\S+)`, replace `(.+?)` with `(.+?)`", PAGE)[1:]
 MISTAKES = list(zip(PARTS[::4], PARTS[1::4], PARTS[2::4]))
 CONSEQUENCES = [re.findall(r"^```text\n(.*?)^```$", text.partition("\n## ")[0], re.M | re.S) for text in PARTS[3::4]]
 WORKFLOW = yaml.safe_load(FILES[".github/workflows/test.yml"])
-_, TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN = COMMANDS  # the first makes the wheel in tests/library/test_wheel.py
+_, TORCH, LIBRARY, PYTEST, TORCHRUN, DRY_RUN = COMMANDS  # the first makes the wheel, see test_distribution.py
 NUMBER = re.compile(r"\b\d+\.\d+\b")
 
 
@@ -42,7 +42,7 @@ def says(shown, said):
 
 def run(command, folder, status=0):
     environment = {
-        "PYTEST_ADDOPTS": "-p pytest_virtual_gpus -p no:cacheprovider",  # as in tests/library/test_pytest_plugin.py
+        "PYTEST_ADDOPTS": "-p virtual_gpus.pytest_plugin -p no:cacheprovider",  # as in test_pytest_plugin.py
         "PET_MASTER_PORT": str(running.free_port()),  # torchrun's own is for one run at a time
     }
     return running.done(command, folder, status, **environment)
@@ -85,11 +85,6 @@ def test_the_workflow_runs_the_commands_of_the_page():
     assert job["timeout-minutes"] and WORKFLOW[True] == ["push", "pull_request"]  # YAML reads `on` as a truth value
     [version] = [step["with"]["python-version"] for step in job["steps"] if "with" in step]
     assert version in (running.ROOT / "CONTRIBUTING.md").read_text()
-
-
-def test_torch_is_installed_as_everywhere_in_the_book():
-    for name in ("requirements.txt", "CONTRIBUTING.md"):
-        assert TORCH in (running.ROOT / name).read_text()
 
 
 def test_a_dry_run_and_one_with_a_fast_host_which_takes_less_than_half_of_the_time(project):

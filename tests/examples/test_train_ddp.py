@@ -9,7 +9,7 @@ import killing
 import pytest
 import ranks
 import running
-from common import happens
+from ranks import happens
 
 from examples import train_ddp
 
@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_no_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "virtual"), [(0, ("-m", "mgpu_lib.virtual")), (1, ())], ids=["virtual", "gloo"])
+@pytest.mark.parametrize(("rank", "virtual"), [(0, ("-m", "virtual_gpus")), (1, ())], ids=["virtual", "gloo"])
 def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
     script = *virtual, *planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
     said = running.done(torchrun(*LONG, script=script), tmp_path, status=1)

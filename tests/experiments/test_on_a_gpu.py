@@ -9,7 +9,7 @@ import torch
 import mgpu_lib as mgpu
 from experiments import on_a_gpu
 from mgpu_lib import recorded
-from mgpu_lib.virtual import rates
+from virtual_gpus.clock import rates
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from experiments import study, tuning
 from mgpu_lib import recorded
 from mgpu_lib.data import damaged_files, data_folder, read_fashion_mnist
-from mgpu_lib.virtual.running import current
+from virtual_gpus.state import current
 
 STUDIES = (
     *("clock_validation", "ddp_scaling", "ddp_step", "large_scaling", "planner_validation", "run_validation"),

@@ -41,7 +41,7 @@ from mgpu_lib import evidence, models
 from mgpu_lib.data import Data, batches, endless, load_digits
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 CPU = torch.device("cpu")
 

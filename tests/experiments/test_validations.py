@@ -32,8 +32,9 @@ from experiments import (
 )
 from experiments.record import ROOT
 from mgpu_lib import planning, recorded
-from mgpu_lib.virtual import GPUS, machine, nccl, rates
-from mgpu_lib.virtual.topology import MACHINES
+from virtual_gpus import GPUS, machine
+from virtual_gpus.clock import nccl, rates
+from virtual_gpus.clock.topology import MACHINES
 
 CLOCK, TRANSFORMERS, COLLECTIVES, SCALING, TRIAL, PLANNER, RUNS = (
     recorded.study(name)

@@ -9,9 +9,9 @@ from figure_pages import picture
 from figure_samples import BATCH_SIZES, PRECISIONS, memory, memory_data
 from torch import nn
 
-from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.widgets import MemoryExplorer
 from mgpu_lib.widgets.memory import memory_table
+from virtual_gpus import virtual_gpus
 
 write, says = figure_pages.write, figure_pages.says
 

@@ -9,8 +9,8 @@ from figure_pages import picture, sentence
 from traitlets import TraitError
 
 from mgpu_lib.collectives import Send, bytes_per_link, execute, ring, star, tree
-from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.widgets import AllReduceStepper
+from virtual_gpus import virtual_gpus
 
 write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 MAKE = {"star": star, "ring": ring, "tree": tree}

@@ -10,9 +10,9 @@ from figure_samples import US, kernel, small_timeline, timeline, viewer
 from torch import nn
 from traitlets import TraitError
 
-from mgpu_lib.virtual import virtual_gpus
 from mgpu_lib.widgets import TimelineViewer
 from mgpu_lib.widgets.timeline import MOST, TICK, compact
+from virtual_gpus import virtual_gpus
 
 write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 WHOLE = 100_500  # ticks of the small timeline
@@ -75,6 +75,10 @@ def test_what_is_no_timeline_is_refused():
         TimelineViewer(timeline())
     with pytest.raises(ValueError, match=f"has {MOST + 1} events: show 1 to {MOST}"):
         TimelineViewer(timeline(*[kernel("add", 5, 6)] * (MOST + 1)))
+    lacking = timeline(kernel("add", 5, 6))
+    lacking.dropped = 12
+    with pytest.raises(ValueError, match="first 12 events"):
+        TimelineViewer(lacking)
 
 
 # What it says is right

@@ -7,10 +7,10 @@ import figure_pages
 import nbformat
 import pytest
 import torch
-from common import happens
 from figure_pages import CLASHES, SMALLEST, cell, control, drawn, sentence
 from figure_samples import explorer, loop, shown_by
 from live import accept, run_cell
+from ranks import happens
 
 import mgpu_lib as mgpu
 from mgpu_lib import data as library_data

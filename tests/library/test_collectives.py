@@ -23,9 +23,9 @@ from mgpu_lib.collectives import (
     tree,
     tree_allreduce,
 )
-from mgpu_lib.virtual import virtual_gpus
-from mgpu_lib.virtual.costs import ring_seconds, round_seconds
-from mgpu_lib.virtual.specs import LINKS
+from virtual_gpus import virtual_gpus
+from virtual_gpus.clock.costs import ring_seconds, round_seconds
+from virtual_gpus.clock.specs import LINKS
 
 SCHEDULES = {"star": star, "ring": ring, "tree": tree}
 ALLREDUCES = {"star": star_allreduce, "ring": ring_allreduce, "tree": tree_allreduce}

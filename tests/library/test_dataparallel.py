@@ -10,7 +10,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from mgpu_lib import checkpoints
 from mgpu_lib.checkpoints import add_prefix, save_checkpoint, strip_prefix
 from mgpu_lib.models import SimpleCNN, resnet8
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mgpu_lib import collectives, parallel, primitives, splitting, tensor_parallel, traffic
 from mgpu_lib.models import lenet, lenet_params
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 PARAMS = [p.double() for p in lenet_params()]  # 64 bits: what differs by more than 1e-10 is no rounding
 NET = traffic.networks(width=10)["LeNet"].double()  # the module that chapter 11 splits

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mgpu_lib.footprint import footprint
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 ROWS = 64
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from common import happens, without_marks
+from common import without_marks
+from ranks import happens
 
 import mgpu_lib as mgpu
 from mgpu_lib import launching

@@ -1,23 +1,23 @@
-"""What lint-imports doesn't read: of the virtual GPUs, pages and programs see what `mgpu_lib.virtual` offers."""
+"""What lint-imports doesn't read: of the virtual GPUs, pages and programs see what `virtual_gpus` offers."""
 
 import ast
 from pathlib import Path
 
 from pages import PAGES, statements
 
-import mgpu_lib.virtual
+import virtual_gpus
 
 ROOT = Path(__file__).parents[2]
 
 
 def below(tree):
-    """What Python code imports from below `mgpu_lib.virtual`."""
+    """What Python code imports from below `virtual_gpus`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("mgpu_lib.virtual."))
-        elif isinstance(node, ast.ImportFrom) and node.module == "mgpu_lib.virtual":
-            yield from (alias.name for alias in node.names if alias.name not in mgpu_lib.virtual.__all__)
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith("mgpu_lib.virtual."):
+            yield from (alias.name for alias in node.names if alias.name.startswith("virtual_gpus."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "virtual_gpus":
+            yield from (alias.name for alias in node.names if alias.name not in virtual_gpus.__all__)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("virtual_gpus."):
             yield node.module
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mgpu_lib.collectives import ring_allreduce
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import allreduce, get_params, max_divergence, sgd, split_batch, train_batch
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 LR = 0.1
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import mgpu_lib as mgpu
 from mgpu_lib.prediction import bare
-from mgpu_lib.virtual.costs import ring_seconds
+from virtual_gpus.clock.costs import ring_seconds
 
 STEP = """
 import os
@@ -19,7 +19,7 @@ import resource
 import torch
 import torchvision
 from torch.nn.functional import cross_entropy
-from mgpu_lib.virtual import current
+from virtual_gpus import current
 rank = int(os.environ["LOCAL_RANK"])
 torch.backends.cudnn.allow_tf32 = False  # as in a prediction for fp32
 torch.cuda.set_device(rank)
@@ -264,3 +264,16 @@ def test_channels_last_stays_channels_last_in_a_dry_run():
             Y = net(X)
             Y.sum().backward()
             assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (Y, X.grad, net[0].weight.grad))
+
+
+@pytest.mark.parametrize("strategy", ["manual", "data_parallel", "ddp"])
+def test_a_prediction_counts_the_whole_step_however_long_it_is(strategy, monkeypatch):
+    def predicted():
+        net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
+        return mgpu.predict(net, torch.empty(64, 512), "V100", 2, strategy)
+
+    whole = predicted()
+    monkeypatch.setattr("virtual_gpus.clock.clock.LIMIT", 30)
+    made = predicted()
+    assert made.timeline.dropped > 30 > 0 == whole.timeline.dropped
+    assert (made.flops, made.seconds, made.mfu) == (whole.flops, whole.seconds, whole.mfu)

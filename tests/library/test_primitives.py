@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mgpu_lib.primitives import data_parallel, tensors_in
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 
 @pytest.fixture

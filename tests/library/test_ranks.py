@@ -6,8 +6,9 @@ import sys
 
 import psutil
 import pytest
-from common import happens, without_marks
+from common import without_marks
 from IPython.core.interactiveshell import InteractiveShell
+from ranks import happens
 
 import mgpu_lib as mgpu
 from mgpu_lib.ranks import Ranks

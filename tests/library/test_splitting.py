@@ -14,7 +14,7 @@ from torch import nn
 from mgpu_lib.splitting import layer_wise, layers, stages
 from mgpu_lib.tensor_parallel import in_layer
 from mgpu_lib.traffic import data_parallel_step, measure, networks, traffic_table
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 NAMES = ["LeNet", "ResNet-18", "wide MLP"]
 

@@ -20,7 +20,7 @@ from mgpu_lib.tensor_parallel import (
     together,
 )
 from mgpu_lib.transformer import Attention, FeedForward, rotary_angles
-from mgpu_lib.virtual import virtual_gpus
+from virtual_gpus import virtual_gpus
 
 PARTS = st.integers(1, 6)
 

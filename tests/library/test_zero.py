@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ranks
 
-PROGRAM = Path(__file__).parents[1] / "virtual" / "programs" / "zero.py"
+PROGRAM = Path(__file__).parent / "programs" / "zero.py"
 
 
 @pytest.fixture(scope="module")

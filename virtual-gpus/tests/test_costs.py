@@ -1,0 +1,197 @@
+"""What operations ask of a GPU, and what that costs: against figures worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from virtual_gpus import virtual_gpus
+from virtual_gpus.clock import costs
+from virtual_gpus.clock.specs import find_gpu, find_link
+
+NO_TF32, TF32 = (False, False), (True, True)
+
+
+def works(call, tf32=NO_TF32, backing="meta"):
+    """The Work of everything that `call(device)` does on a GPU."""
+    found = []
+    with virtual_gpus(1, backing=backing) as machine:
+        machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
+            costs.work(func, args, kwargs, out, tf32)
+        )
+        call(machine.devices[0])
+    return found
+
+
+def convolution(first=False, tf32=NO_TF32, dtype=torch.float32, layout=torch.contiguous_format, batch=8, **options):
+    """The Work of a convolution's forward and backward; 32x32 pixels. The first one's input wants no gradient."""
+    options = {"kernel": 3, "stride": 1, "groups": 1} | options
+
+    def call(device):
+        X = torch.ones(batch, 64, 32, 32, device=device, dtype=dtype).to(memory_format=layout).requires_grad_(not first)
+        shape = 64, 64 // options["groups"], options["kernel"], options["kernel"]
+        W = torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
+        out = F.conv2d(X, W, None, options["stride"], options["kernel"] // 2, groups=options["groups"])
+        out.backward(torch.ones_like(out))
+
+    found = works(call, tf32)
+    return [next(w for w in found if w.name == name) for name in ("convolution", "convolution_backward")]
+
+
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ({"kernel": 1}, "conv1x1"),
+        ({"kernel": 3}, "conv3x3"),
+        ({"kernel": 3, "stride": 2}, "conv"),
+        ({"kernel": 5}, "conv"),
+        ({"groups": 8}, "conv_grouped"),
+        ({"groups": 64}, "conv_depthwise"),
+        ({"groups": 4}, "conv3x3"),
+    ],
+)
+def test_kinds_of_convolutions(options, kind):
+    assert [work.kind for work in convolution(**options)] == [kind, kind]
+
+
+def test_a_convolution_s_work():
+    forward, backward = convolution()
+    X, W = 8 * 64 * 32 * 32, 64 * 64 * 9
+    assert forward.flops == 2 * X * 64 * 9 and backward.flops == 2 * forward.flops
+    assert [work.flops for work in convolution(first=True)] == 2 * [forward.flops]
+    assert forward.nbytes == 4 * (2 * X + W)  # reads the input and the weight, writes the output
+    assert backward.nbytes == 4 * (4 * X + 2 * W)  # the output's gradient twice, the rest once
+    assert forward.results == backward.results == X
+    assert (forward.kernels, backward.kernels) == (1, 2)
+
+
+def test_only_tensor_cores_pay_for_another_layout():
+    plain, last = convolution(tf32=TF32)[0], convolution(tf32=TF32, layout=torch.channels_last)[0]
+    assert plain.layout_copies == 3 and plain.layout == 2 * plain.nbytes
+    assert last.layout_copies == 0 and last.layout == 0
+    A100, V100 = find_gpu("A100-40"), find_gpu("V100")
+    assert costs.price(plain, A100).seconds > 1.5 * costs.price(last, A100).seconds
+    assert costs.price(plain, V100).seconds == costs.price(last, V100).seconds  # has no TF32
+
+
+def test_half_precision_is_for_tensor_cores():
+    fast, slow = convolution(dtype=torch.float16, batch=256)[0], convolution(batch=256)[0]
+    assert (fast.precision, slow.precision) == ("fp16", "fp32") and fast.flops == slow.flops
+    for gpu in ("T4", "V100", "A100-40", "H100"):
+        assert costs.rate(fast, find_gpu(gpu)) > 2 * costs.rate(slow, find_gpu(gpu))
+
+
+def test_what_bounds_a_kernel():
+    def added(n):
+        work = works(lambda device: torch.ones(n, device=device).add_(1))[-1]
+        return work, costs.price(work, find_gpu("V100"))
+
+    work, price = added(2**26)
+    assert work.nbytes == 2 * 2**28 and price.bound == "memory" and 0.7 < work.nbytes / price.seconds / 900e9 < 1
+    assert added(10)[1].bound == "fixed"
+    products = works(lambda device: torch.ones(4096, 4096, device=device).mm(torch.ones(4096, 4096, device=device)))
+    assert costs.price(products[-1], find_gpu("V100")).bound == "compute"
+
+
+def test_batch_norm_reads_more_in_training():
+    def call(training):
+        def run(device):
+            F.batch_norm(*(torch.ones(s, device=device) for s in ((4, 8, 6, 6), 8, 8)), training=training)
+
+        return run
+
+    train, infer = (works(call(training))[-1].nbytes for training in (True, False))
+    assert train - infer >= 4 * 4 * 8 * 36
+
+
+def test_views_cost_the_gpu_nothing():
+    work = works(lambda device: torch.ones(4, 4, device=device).t())[-1]
+    price = costs.price(work, find_gpu("V100"))
+    assert price.seconds == 0 and 0 < price.backward < price.forward < 10e-6
+
+
+@pytest.mark.parametrize("gpu, pinned", [("V100", 12.6), ("A100-80", 25.2), ("H100", 50.4)])
+def test_copies_from_ordinary_memory_are_as_fast_as_the_host_s_memory(gpu, pinned):
+    """Whatever PCIe can: as measured by bandwidthTest, cited in rates.py."""
+    link = find_link("pcie", find_gpu(gpu))
+    reached = {kind: 1 / costs.link_seconds(1e9, link, kind) for kind in ("pageable", "pinned")}
+    assert reached["pinned"] == pytest.approx(pinned, rel=0.01) and 5 < reached["pageable"] < 11
+    slow = replace(link, bandwidth=4e9)  # as with four lanes: PCIe sets the pace
+    assert costs.link_seconds(1e9, slow, "pageable") == costs.link_seconds(1e9, slow, "pinned")
+
+
+@pytest.mark.parametrize(
+    "call, passes",
+    [
+        (lambda p, g, v: torch._foreach_add_(p, g), 3),  # reads two lists, writes one
+        (lambda p, g, v: torch._foreach_mul_(p, 2.0), 2),
+        (lambda p, g, v: torch._foreach_copy_(p, g), 2),
+        (lambda p, g, v: torch._foreach_zero_(p), 1),
+        (lambda p, g, v: torch._foreach_addcdiv_(p, g, v), 4),
+        (lambda p, g, v: torch._foreach_sqrt(p), 2),
+    ],
+)
+def test_operations_on_lists_write_what_they_change(call, passes):
+    def run(device):
+        call(*([torch.ones(1000, device=device) for _ in range(3)] for _ in range(3)))
+
+    assert works(run)[-1].nbytes == passes * 3 * 4000
+
+
+def test_fused_adam_reads_four_lists_and_writes_three():
+    def run(device):
+        net = torch.nn.Linear(100, 100, bias=False, device=device)
+        net.weight.grad = torch.ones_like(net.weight)
+        torch.optim.AdamW(net.parameters(), fused=True).step()
+
+    [work] = [work for work in works(run) if work.name == "_fused_adamw_"]
+    assert work.kind == "foreach" and 0 <= work.nbytes - 7 * 40_000 <= 8  # and the number of steps
+
+
+def attention(causal):
+    def call(device):
+        Q = torch.ones(2, 3, 64, 16, device=device, requires_grad=True)
+        F.scaled_dot_product_attention(Q, Q, Q, is_causal=causal).sum().backward()
+
+    return call
+
+
+@pytest.mark.parametrize("backing", ["cpu", "meta"])
+def test_causal_attention_computes_half(backing):
+    plain, causal = (works(attention(causal), backing=backing) for causal in (False, True))
+    kernels = [[work for work in found if work.kind == "attention"] for found in (plain, causal)]
+    assert [work.flops for work in kernels[0]] == [2 * work.flops for work in kernels[1]]
+    assert kernels[0][0].flops == 4 * 2 * 3 * 64 * 64 * 16 and len(kernels[0]) == 2
+    assert [work.name for work in plain if work.nbytes] == [work.name for work in causal if work.nbytes]  # no mask
+
+
+def test_a_kernel_that_keeps_the_logsumexp_is_not_taken_for_a_causal_one():
+    """The one that DTensor calls has another argument that is true."""
+
+    def call(device):
+        Q = torch.ones(2, 3, 64, 16, device=device)
+        torch.ops.aten._scaled_dot_product_efficient_attention(Q, Q, Q, None, True, 0.0, False)
+
+    [work] = [work for work in works(call) if work.kind == "attention"]
+    assert work.flops == 4 * 2 * 3 * 64 * 64 * 16
+
+
+def test_layer_norm_s_backward_reads_twice_for_its_parameters():
+    def run(device):
+        norm = torch.nn.LayerNorm(256, device=device)
+        X = torch.ones(1000, 256, device=device, requires_grad=True)
+        norm(X).backward(torch.ones_like(X))
+
+    [work] = [work for work in works(run) if work.name == "native_layer_norm_backward"]
+    X = 4 * 256_000
+    assert work.kind == "layer_norm" and 5 * X <= work.nbytes < 5.1 * X  # X and its gradient twice, writes one
+
+
+def test_collectives():
+    link = find_link("nvlink", find_gpu("A100-40"))
+    # nccl-tests on 8 A100s, as cited in rates.py: 61 µs for 256 KiB, 8.2 ms for 1 GiB
+    assert costs.ring_seconds(2**18, 8, link) == pytest.approx(61e-6, rel=0.25)
+    assert costs.ring_seconds(2**30, 8, link) == pytest.approx(8.2e-3, rel=0.1)
+    assert costs.ring_seconds(2**20, 1, link) == costs.pipeline_seconds(2**20, 1, link) == 0
+    assert costs.pipeline_seconds(2**30, 8, link) < costs.ring_seconds(2**30, 8, link)

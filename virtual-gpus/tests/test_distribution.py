@@ -1,0 +1,69 @@
+"""The distribution as others install it: a wheel, outside of this checkout, beside PyTorch and nothing else."""
+
+import shutil
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import wheels
+
+PROJECT = Path(__file__).parents[1]
+TESTS = """
+import sys
+import pytest
+
+def test_other_tests_pay_nothing():
+    assert "torch" not in sys.modules
+
+@pytest.mark.virtual_gpus(3, gpu="T4")
+def test_gpus():
+    import torch, virtual_gpus
+    assert virtual_gpus.__file__.startswith(sys.prefix), virtual_gpus.__file__
+    assert torch.cuda.device_count() == 3
+"""
+CHILD = (
+    "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import torch; torch.ones(2).cuda(2)']))"
+)
+ALONE = """
+import sys
+OTHERS = "numpy", "matplotlib", "scipy", "torchvision", "mgpu_lib"
+for name in OTHERS:
+    sys.modules[name] = None  # an import of it fails
+
+import torch
+from torch import nn
+from virtual_gpus import dry_run, virtual_gpus
+
+with virtual_gpus(2):
+    net = nn.DataParallel(nn.Linear(4, 4).cuda(), [0, 1])
+    net(torch.ones(6, 4, device="cuda")).sum().backward()
+
+def program():
+    net = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+    return lambda: net(torch.ones(8, 64, device="cuda")).sum().backward()
+
+print(dry_run(program, 64).seconds > 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    project = tmp_path_factory.mktemp("project")
+    shutil.copytree(PROJECT, project / "copy", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "tests"))
+    made = wheels.make("wheel --no-deps --wheel-dir wheels copy", project)
+    assert [path.name for path in made] == ["virtual_gpus-0.1.0-py3-none-any.whl"]
+    return wheels.environment(tmp_path_factory.mktemp("environment"), made)
+
+
+@pytest.mark.slow
+def test_the_pytest_plugin_and_what_processes_inherit_come_along(python, tmp_path):
+    (tmp_path / "test_gpus.py").write_text(TESTS)
+    (tmp_path / "child.py").write_text(CHILD)
+    wheels.run(python, "-m", "pytest", "--strict-markers", "-W", "error", tmp_path, cwd=tmp_path)
+    wheels.run(python, "-m", "virtual_gpus", "child.py", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_it_needs_torch_alone(python, tmp_path):
+    assert [name for name in requires("virtual-gpus") if "extra" not in name] == ["torch<3,>=2.15"]
+    assert wheels.run(python, "-W", "ignore", "-c", ALONE, cwd=tmp_path) == "True\n"

@@ -1,0 +1,250 @@
+"""python -m virtual_gpus: programs that know nothing of the library."""
+
+import json
+import re
+import sys
+
+import pytest
+import ranks
+import torch
+from torch import nn
+
+from virtual_gpus import dry_run
+from virtual_gpus.cli import launch
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn, zeros
+assert __name__ == "__main__" and sys.argv[1:] == ["--epochs", "3"], sys.argv
+import beside
+net = nn.DataParallel(nn.Linear(4, 2).cuda())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    net(zeros(6, 4, device="cuda")).sum().backward()
+    optimizer.step()
+cpu = nn.Linear(2, 2)
+for _ in range(4):  # between whose steps no GPU's time goes by: they don't count
+    cpu(zeros(1, 2)).sum().backward()
+    torch.optim.SGD(cpu.parameters(), lr=0.1).step()
+print(torch.cuda.device_count(), torch.cuda.get_device_name(), *net.module.bias.tolist())
+sys.exit(beside.status)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("status = 3\n")
+    return tmp_path
+
+
+@pytest.fixture
+def dry(folder, monkeypatch, capsys):
+    """dry(script, *options): the lines that a dry run of a script prints, with `--epochs 3` for its arguments."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def run(script, *options):
+        (folder / "script.py").write_text(script)
+        launch.main(["--dry-run", *options, "script.py", "--epochs", "3"])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def launched(folder, *arguments, fork=True):
+    return ranks.python(*ranks.VIRTUAL, *arguments, folder=folder, fork=fork, check=False)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("program", [["script.py"], ["-m", "script"]])
+def test_a_program_runs_unmodified(folder, program):
+    options = ["--gpus", "3", "--gpu", "T4", "--host", "0.5", "--trace", "trace.json", "--account"]
+    done = launched(folder, *options, *program, "--epochs", "3", fork=False)
+    assert done.returncode == 3 and done.stdout.startswith("3 Tesla T4 (virtual) ")
+    words = done.stderr.splitlines()
+    assert words[0] == "3 virtual T4, PCIe 3.0 x16 (all times are modelled)"
+    between = re.fullmatch(r"([0-9.]+) ms from one optimizer step to the next \(median\)", words[1])
+    assert float(between[1]) > 0.01
+    assert [line.partition(":")[2][:1] for line in words[2:]] == ["0", "1", "2"] and "behind kernels" in words[2]
+    names = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+    assert "addmm" in names
+
+
+FAILING = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+from torch.distributed.tensor import DTensor, Shard  # which is imported when there are GPUs already
+x = DTensor.from_local(torch.ones(2, device="cuda"), dist.init_device_mesh("cuda", (1,)), [Shard(0)])
+assert x.is_cuda and x.full_tensor().cuda(1).cpu().tolist() == [1, 1]
+dist.destroy_process_group()
+torch.ones(2, device="cuda:1") + torch.ones(2)
+"""
+
+
+def test_errors_are_the_programs_own(folder):
+    (folder / "script.py").write_text(FAILING)
+    done = launched(folder, "--trace", "trace.json", "script.py", fork=False)
+    assert done.returncode == 1 and 'script.py", line 9' in done.stderr
+    assert "found at least two devices, cuda:1 and cpu!" in done.stderr and (folder / "trace.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "V101", "script.py"], "V101"),
+        (["--gpus", "0", "script.py"], "at least 1"),
+        (["missing.py"], "there is no file 'missing.py'"),
+        (["--link", "string", "script.py"], "string"),
+        ([], "program"),
+        (["--dry-run", "script.py"], "--dry-run needs --gpus"),
+        (["--dry-run", "--gpus", "12", "script.py"], "1.50 nodes"),
+        (["--dry-run", "--gpus", "16", "--account", "script.py"], "--account"),
+        (["--per-node", "4", "script.py"], "--per-node and --rank are for a --dry-run"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(folder, arguments, words, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_under_torchrun_there_are_as_many_gpus_as_local_ranks(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert len(launch.parse(["script.py"]).setup.make().gpus) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert len(launch.parse(["script.py"]).setup.make().gpus) == 2
+    assert len(launch.parse(["--gpus", "3", "script.py"]).setup.make().gpus) == 3
+
+
+def test_ranks_of_one_run_know_each_other(monkeypatch):
+    assert launch.run_id() != launch.run_id()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    several_computers = launch.run_id()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert several_computers.startswith("none") and several_computers != launch.run_id() == launch.run_id()
+
+
+# Dry runs
+
+TRAINING = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group()
+assert __name__ == "__main__" and sys.argv[1:] == ["--epochs", "3"], sys.argv
+net = nn.parallel.DistributedDataParallel(nn.Linear(4096, 4096).cuda())
+other, optimizer = nn.Linear(2, 2).cuda(), torch.optim.Adam(net.parameters())
+beside = torch.optim.SGD(other.parameters(), 0.1)
+for step in range(100):
+    loss = net(torch.ones(32, 4096).to(local_rank)).sum() + other(torch.ones(1, 2).to(local_rank)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    beside.step()
+    print(f"rank {dist.get_rank()}, step {step}: loss {loss.item():.3f}")
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_dry_run_may_hide_gpus_too(dry, monkeypatch):
+    hide = 'os.environ["CUDA_VISIBLE_DEVICES"], local_rank = os.environ["LOCAL_RANK"], 0'
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said = dry(TRAINING.replace('local_rank = int(os.environ["LOCAL_RANK"])', hide), "--gpus", "8", "--rank", "3")
+    assert said[-1].startswith("rank 3: at most")
+
+
+def test_a_dry_run_ends_when_it_knows_what_a_step_takes(folder):
+    (folder / "script.py").write_text(TRAINING)
+    options = "--dry-run", "--gpus", "64", "--gpu", "A100-80", "--per-node", "8", "--rank", "3", "--trace", "trace.json"
+    done = launched(folder, *options, "script.py", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    *printed, before, first, second, third = done.stdout.splitlines()
+    assert printed == [f"rank 3, step {step}: loss ?" for step in range(len(printed))] and 1 < len(printed) < 9
+    assert first == "64 A100-80, DGX A100 (NVLink 3, 12 links, InfiniBand HDR): a dry run, all times are modelled"
+    assert "ms from one optimizer step to the next, " in second and third.startswith("rank 3: at most ")
+    assert before == "(What the program has printed of its own speed is that of this computer, without GPUs.)"
+    step = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "addmm" and event["cat"] == "matmul" for event in step) == 2, "of each network"
+    processes = {event["args"]["name"] for event in step if event["name"] == "process_name"}
+    assert processes == {"host", "cuda:3 (virtual A100-80)"}
+
+
+LOOP = """
+import torch
+net, kept = torch.nn.Linear(8, 8).cuda(), []
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(99):
+    loss = net(torch.zeros(5, 8, device='cuda')).sum()
+    loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (LOOP.format("if loss.item() > 3: break"), "script.py, line 9 is unknown"),
+        (LOOP.format("if loss > 3: break"), "needs some, at script.py, line 9"),
+        (LOOP.format("if step == 1: break"), "ended after 2 steps of its optimizer, and no two were alike"),
+        (LOOP.format("kept.append(loss)"), "dry run: no two of 8 steps are alike"),
+        (LOOP.format("kept.append(torch.ones(10**10, device='cuda'))"), "rank 0, in the forward pass of step 3"),
+        (LOOP.format("").replace("(5", "(2 * 10**9"), "rank 0, in the forward pass: CUDA out.* a smaller micro-batch"),
+        ("import torch\ntorch.zeros(10**11, device='cuda')\n", "rank 0, in the set-up: CUDA out of memory.* more GPUs"),
+    ],
+)
+def test_a_script_that_can_not_be_run_without_values_or_room_hears_why(dry, script, words):
+    with pytest.raises((SystemExit, RuntimeError), match=words):
+        dry(script, "--gpus", "4")
+
+
+def test_a_script_takes_in_a_dry_run_what_its_step_takes(dry):
+    """What a script's loop does besides, such as copies to the GPU and reading the loss, is in the time."""
+    milliseconds = float(dry(LOOP.format("torch.ones(9).cuda(), loss.item()"), "--gpus", "16")[-2].split()[0])
+
+    def program():
+        net = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step():
+            loss = net(torch.zeros(5, 8, device="cuda")).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.ones(9).cuda(), loss.item()
+
+        return step
+
+    assert milliseconds == pytest.approx(1e3 * dry_run(program, 16).seconds, rel=0.03)
+
+
+SENDING = """
+import os, torch, torch.distributed as dist
+rank = int(os.environ['RANK'])
+torch.cuda.set_device(rank)
+dist.init_process_group('nccl')
+net, X = torch.nn.Linear(1000, 1000).cuda(), torch.zeros(32, 1000, device='cuda')
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(99):
+    if rank: dist.recv(X, rank - 1)
+    out = net(X)
+    if rank < 2: dist.send(out.detach(), rank + 1)
+    out.sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_script_whose_ranks_send_to_each_other_is_run_as_all_of_them(dry):
+    main = sys.modules["__main__"]
+    said = dry(SENDING, "--gpus", "3", "--gpu", "A100-80")
+    assert [line.split(":")[0] for line in said[3:]] == ["rank 0", "rank 1", "rank 2"]
+    assert sys.modules["__main__"] is main

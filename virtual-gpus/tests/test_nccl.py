@@ -1,0 +1,129 @@
+"""How long collective operations take: what must hold of any model, and by hand where that is easy."""
+
+import math
+
+import pytest
+from test_topology import topology
+
+from virtual_gpus.clock import nccl
+from virtual_gpus.clock.costs import link_seconds, pipeline_seconds, ring_seconds, round_seconds
+from virtual_gpus.clock.specs import find_gpu
+from virtual_gpus.clock.topology import MACHINES, NETWORKS, find_topology
+
+NAMES = "all_reduce all_gather reduce_scatter broadcast reduce all_to_all gather scatter send".split()
+SIZES = [2**n for n in range(4, 31)]
+
+
+def bus(nbytes, gpus, where):
+    """The bus bandwidth of an all-reduce, GB/s."""
+    share = 2 * (len(gpus) - 1) / len(gpus)
+    return share * nbytes / nccl.collective_seconds("all_reduce", nbytes, gpus, where) / 1e9
+
+
+@pytest.mark.parametrize("kind", MACHINES)
+@pytest.mark.parametrize("name", NAMES)
+def test_more_bytes_take_longer_and_none_faster_than_the_link(kind, name):
+    where, gpus = topology(kind), range(2) if name == "send" else range(MACHINES[kind].gpus)
+    seconds = [nccl.collective_seconds(name, nbytes, gpus, where) for nbytes in SIZES]
+    assert seconds == sorted(seconds) and 5e-6 < seconds[0] < 500e-6
+    assert SIZES[-1] / 2 / seconds[-1] < where.ring(range(MACHINES[kind].gpus)) * 1.1
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_nodes_are_slower_than_one(network):
+    where = topology("DGX A100", network)
+    for nbytes in SIZES:
+        one, two, four = (nccl.collective_seconds("all_gather", nbytes, range(n), where) for n in (8, 16, 32))
+        assert one < two < four
+    cards = where.cards * where.network.bandwidth / 1e9
+    assert bus(2**30, range(32), where) < cards and bus(2**30, range(16), where) < min(2 * cards, 300)
+
+
+def test_two_nodes_send_each_byte_once_up_and_down_a_tree():
+    """With one card each, NCCL's bus bandwidth exceeds the card's: github.com/NVIDIA/nccl-tests/issues/22."""
+    where = topology("DGX A100", "Ethernet 100")
+    assert bus(2**30, range(16), where) > 12.5 > bus(2**30, range(32), where)
+
+
+def test_short_messages_climb_trees_long_ones_go_around_rings():
+    def best(nbytes, gpus):
+        route = nccl.route(range(gpus), topology("DGX A100", "InfiniBand HDR"))
+        ways = [way for way in nccl.ALGORITHMS if way[0] != "switch"]
+        return min(ways, key=lambda way: nccl.way_seconds(*way, "all_reduce", nbytes, route, nccl.NCCL))
+
+    assert best(1024, 64) == ("tree", "LL") and best(2**30, 8) == ("ring", "Simple")
+
+
+def test_nvswitch_adds_from_five_gpus_on():
+    where = topology("DGX H100")
+    assert bus(2**30, range(8), where) > 1.2 * bus(2**30, range(4), where)
+    route = nccl.route(range(8), where)
+    assert route.adds and not nccl.route(range(4), where).adds
+    assert nccl.path("switch", "all_reduce", route) == (1, 0, 2 * 7 / 8)
+
+
+def test_a_route_is_as_narrow_as_its_narrowest_place():
+    where = topology("DGX-1V")
+    assert nccl.route([0, 3], where)[:4] == (2, 1, "nvlink2", 50e9)
+    assert nccl.route([0, 5], where)[:4] == (2, 1, "pcie", 6e9)
+    half = nccl.route([0, 1, 2, 3, 8, 9, 10, 11], topology("DGX-1V", "InfiniBand EDR"))
+    assert (half.nodes, half.in_a_node, half.inside, half.outside) == (2, 4, 100e9, 25e9)  # two of four cards
+    alone = nccl.route([0, 8], topology("DGX-1V", "InfiniBand EDR"))
+    assert (alone.inside, alone.outside) == (math.inf, 12.5e9)
+
+
+def test_groups_that_communicate_at_once_share_a_nodes_network_cards():
+    where = topology("DGX A100", "Ethernet 100")  # one card for eight GPUs
+    one, all_eight = [0, 8], [node * 8 + gpu for node in range(2) for gpu in range(8)]
+    assert [where.groups_at_once(gpus) for gpus in (one, [0, 4, 8, 12], all_eight)] == [8, 4, 1]
+    assert nccl.route(one, where).outside == nccl.route(all_eight, where).outside == 12.5e9
+    assert nccl.route(one, where, at_once=8).outside == 12.5e9 / 8
+    # each card sends about as much for eight groups of a gibibyte each as for one group of all GPUs with eight
+    groups = nccl.collective_seconds("all_gather", 2**30, range(0, 256, 8), where, at_once=8)
+    assert groups == pytest.approx(nccl.collective_seconds("all_gather", 2**33, range(256), where), rel=0.05)
+
+    plenty = topology("DGX A100", "InfiniBand HDR")  # a card for each GPU
+    assert nccl.route(one, plenty, at_once=8) == nccl.route(one, plenty)
+    assert find_topology("nvlink", find_gpu("A100-40")).groups_at_once(one) == 1
+
+
+def test_a_node_with_few_ranks_shares_its_cards_among_those(monkeypatch):
+    where = topology("DGX-1V", "InfiniBand EDR")  # four cards for eight GPUs
+    for ranks, shared, cards in ((8, 8, 0.5), (2, 2, 1), (1, 1, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert where.groups_at_once([0, 8]) == shared
+        assert nccl.route([0, 8], where, shared).outside == cards * 12.5e9
+
+
+def test_gpus_of_several_nodes_need_a_network():
+    with pytest.raises(ValueError, match=r"16 GPUs: a DGX A100 has 8.*InfiniBand HDR"):
+        nccl.collective_seconds("all_reduce", 2**20, range(8, 16), topology("DGX A100"))
+
+
+def test_without_a_machine_type_nothing_has_changed():
+    plain = find_topology("nvlink", find_gpu("A100-40"))
+    said = {name: nccl.collective_seconds(name, 2**24, range(8), plain) for name in NAMES}
+    assert said["all_reduce"] == ring_seconds(2**24, 8, plain.link)
+    assert said["broadcast"] == said["reduce"] == pipeline_seconds(2**24, 8, plain.link)
+    assert said["send"] == link_seconds(2**24, plain.link, "peer")
+    assert said["all_gather"] == said["all_to_all"] == 7 * round_seconds(2**21, plain.link)
+    assert nccl.collective_seconds("all_reduce", 2**24, [3], plain) == nccl.ROUND
+
+
+def test_the_quickest_way_of_an_all_reduce_is_taken():
+    one, many = topology("DGX H100"), topology("DGX A100", "InfiniBand HDR")
+    for where, gpus, ways in (
+        (one, 8, ["ring", "tree", "switch"]),
+        (one, 4, ["ring", "tree"]),
+        (many, 64, ["ring", "tree"]),
+    ):
+        for nbytes in SIZES:
+            found = nccl.all_reduce_by_way(nbytes, range(gpus), where)
+            assert list(found) == ways
+            assert min(found.values()) == nccl.collective_seconds("all_reduce", nbytes, range(gpus), where)
+    steps = nccl.all_reduce_by_way(64, range(1024), many)
+    assert steps["ring"] > 10 * steps["tree"]
+    with pytest.raises(ValueError, match="nvlink3: rings and trees take a machine type, such as link='DGX A100'"):
+        nccl.all_reduce_by_way(64, range(4), find_topology("nvlink3", find_gpu("A100-80")))
+    with pytest.raises(ValueError, match="network"):
+        nccl.all_reduce_by_way(64, range(16), one)

@@ -1,0 +1,655 @@
+"""Networks on virtual GPUs: layers, optimizers, moving modules, nn.parallel, DataParallel, autocast, checkpoints."""
+
+import copy
+import io
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from oracle import check_same_on_a_gpu
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import comm
+
+from virtual_gpus import virtual_gpus
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
+def batch(n=10):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+OPTIMIZERS = {
+    **{name: getattr(torch.optim, name) for name in "SGD Adam AdamW RMSprop Adagrad Adadelta Adamax NAdam".split()},
+    **{name: getattr(torch.optim, name) for name in "RAdam Rprop ASGD".split()},
+    "SGD momentum": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "AdamW amsgrad": partial(torch.optim.AdamW, amsgrad=True),
+    "Adam fused": partial(torch.optim.Adam, fused=True),
+    "Adam capturable": lambda p, lr: torch.optim.Adam(p := [*p], lr, capturable=p[0].is_cuda),
+    "SGD for loop": partial(torch.optim.SGD, foreach=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_steps_equal_those_on_the_cpu(gpus, name):
+    def train(device):
+        net, (X, y) = small_net().to(device), (t.to(device) for t in batch())
+        net[0].bias.requires_grad_(False)  # before batch norm its gradient is rounding noise; some blow it up
+        optimizer = OPTIMIZERS[name](net.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(net(X), y).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+        return list(net.parameters())
+
+    check_same_on_a_gpu(train)
+
+
+def test_optimizers_take_their_foreach_path(gpus):
+    net, X = small_net().to("cuda:1"), batch()[0].cuda(1)
+    net(X).sum().backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+    assert gpus.timeline[-1].name == "_foreach_add_"
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}])
+def test_a_step_between_two_backward_passes_is_noticed(gpus, options):
+    w = nn.Parameter(torch.ones(2, device="cuda:1"))
+    loss = (w * w).sum()
+    loss.backward(retain_graph=True)
+    torch.optim.Adam([w], 0.1, **options).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_optimizer_over_two_gpus(gpus):
+    layers = [nn.Linear(4, 4).to("cuda:0"), nn.Linear(4, 2).to("cuda:1")]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    optimizer, before = torch.optim.Adam(parameters), [p.detach().clone() for p in parameters]
+    layers[1](layers[0](torch.ones(3, 4, device="cuda:0")).to("cuda:1")).sum().backward()
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    assert all(not torch.equal(a, b) and a.device == b.device for a, b in zip(before, parameters, strict=True))
+
+
+def with_gradients(net, X):
+    """What a network gives, its gradients, and what it keeps from the batch."""
+    out = net(X.requires_grad_())
+    out.square().sum().backward()
+    return out, [t.grad for t in (X, *net.parameters())], list(net.buffers())
+
+
+def packed(device):
+    lstm, X = nn.LSTM(3, 4, batch_first=True).to(device), torch.randn(2, 5, 3).to(device)
+    rows = nn.utils.rnn.pack_padded_sequence(X, torch.tensor([5, 3]), batch_first=True)
+    out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(rows)[0], batch_first=True)
+    return out, sizes.tolist()
+
+
+def padded(batch_first, side, device):
+    parts = [torch.randn(n, 3, requires_grad=True) for n in (2, 4, 1)]
+    options = {"batch_first": batch_first, "padding_value": 7.0, "padding_side": side}
+    out = nn.utils.rnn.pad_sequence([part.to(device) for part in parts], **options)
+    return out, [grad.tolist() for grad in torch.autograd.grad(out.sum(), parts)]
+
+
+def normed_twice(device):
+    x, w = (torch.randn(*shape, dtype=torch.float64).to(device).requires_grad_() for shape in ((2, 8), (8,)))
+    first = torch.autograd.grad(F.rms_norm(x, (8,), w).pow(3).sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(first.pow(2).sum(), (x, w))
+
+
+def recomputed(device):
+    net, X = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to(device), torch.ones(3, 4).to(device)
+    torch.manual_seed(1)
+    out = torch.utils.checkpoint.checkpoint(net, X, use_reentrant=False)
+    found = torch.autograd.grad(out.sum(), net.parameters())
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, torch.autograd.grad(net(X).sum(), net.parameters()))
+    return found
+
+
+PROGRAMS = {
+    "a network": lambda device: with_gradients(small_net().to(device), batch()[0].to(device)),
+    "a deep copy": lambda device: with_gradients(copy.deepcopy(small_net().cuda()).to(device), batch()[0].to(device)),
+    **{f"padded {first} {side}": partial(padded, first, side) for first in (False, True) for side in ("left", "right")},
+    **{"packed": packed, "RMS norm, twice": normed_twice, "recomputation": recomputed},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_give_the_same_as_on_the_cpu(gpus, name):
+    check_same_on_a_gpu(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_with_dropout(gpus, is_causal):
+    q = torch.randn(2, 2, 4, 8, device="cuda:1", requires_grad=True)
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal, dropout_p=0.5)
+    (grad,) = torch.autograd.grad(out.sum(), q)
+    assert out.device == grad.device == q.device and out.dtype == torch.float32
+
+
+def test_causal_attention_holds_no_mask(gpus):
+    """Real GPUs' kernels keep a number for each row beside the output, and no mask of all pairs of rows."""
+    held = {}
+    for is_causal in (False, True):
+        q = torch.randn(1, 1, 512, 8, device="cuda:1", requires_grad=True)
+        before = torch.cuda.memory_allocated(1)
+        out = F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+        held[is_causal] = torch.cuda.memory_allocated(1) - before
+        del out
+    assert held[True] == held[False] < 512 * 512
+
+
+def test_the_first_of_padded_sequences_decides(gpus):
+    whole, part = torch.tensor([1], device="cuda:1"), torch.ones(2, device="cuda:0")
+    padded = nn.utils.rnn.pad_sequence([whole, part], batch_first=True)
+    assert padded.dtype == torch.int64 and padded.get_device() == 1 and padded.tolist() == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_transformer_with_padding(gpus, training, mode):
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    net, X = nn.TransformerEncoder(layer, 2), torch.randn(2, 3, 8)
+    padded = torch.tensor([[False, False, True], [False, True, True]])
+    with mode():
+        expected = net.train()(X, src_key_padding_mask=padded)  # the way without nested tensors
+        found = net.train(training).cuda(1)(X.cuda(1), src_key_padding_mask=padded.cuda(1))
+    torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
+
+
+def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus):
+    net, X = nn.LSTM(3, 4, batch_first=True).cuda(), torch.ones(4, 2, 3, device="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(X)
+    with pytest.warns(UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory. This"):
+        nn.DataParallel(net)(X)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
+    """As cuDNN's do, and not the kernels that run on a CPU; in the words of aten/src/ATen/native/RNN.h."""
+    net, X, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 3])
+
+    def run(weights, device, *hidden):
+        rows = X.to(device)
+        return net.to(weights)(nn.utils.rnn.pack_padded_sequence(rows, lengths) if packed else rows, *hidden)
+
+    for weights, device in (("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:0", "cpu")):
+        words = "Input and parameter tensors are not at the same device, found input tensor at"
+        with pytest.raises(RuntimeError, match=f"^{words} {device} and parameter tensor at {weights}$"):
+            run(weights, device)
+    hidden = torch.zeros(1, 2, 4)
+    hidden = (hidden.cuda(1), hidden) if kind is nn.LSTM else hidden
+    words = "Input and hidden tensors are not at the same device, found input tensor at cuda:1 and hidden tensor at cpu"
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        run("cuda:1", "cuda:1", hidden)
+
+
+def test_modules_move_in_place_and_keep_their_parameters(gpus):
+    net = small_net()
+    parameters, buffers = list(net.parameters()), dict(net.named_buffers())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    X, y = batch()
+    for device in ("cuda:0", "cuda:3", "cuda:3", "cpu", "cuda:1"):
+        assert net.to(device) is net
+        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+        assert all(p.device == torch.device(device) and isinstance(p, nn.Parameter) and p.is_leaf for p in parameters)
+        assert {b.device for b in net.buffers()} == {torch.device(device)}
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(X.to(device)), y.to(device))  # stays alive while the module moves
+        loss.backward()
+        before = parameters[0].tolist()
+        optimizer.step()
+        assert parameters[0].tolist() != before
+    assert set(dict(net.named_buffers())) == set(buffers)
+    net.cpu()
+    assert all(type(p) is nn.Parameter for p in net.parameters())
+    assert net.cuda(2) is net and parameters[0].get_device() == 2
+    net.half()
+    assert parameters[0].dtype == torch.float16 and parameters[0].get_device() == 2
+
+
+def test_modules_move_in_inference_mode(gpus):
+    net, X = small_net().eval(), batch()[0]
+    expected = net(X)
+    with torch.inference_mode():
+        for device in ("cuda:0", "cuda:3", "cpu", "cuda:1"):
+            assert {p.device for p in net.to(device).parameters()} == {torch.device(device)}
+            torch.testing.assert_close(net(X.to(device)).cpu(), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(net(X.to("cuda:1")).cpu(), expected)
+
+
+def test_modules_that_move_in_several_threads(gpus):
+    nets = [nn.Sequential(*[nn.Linear(2, 2) for _ in range(20)]) for _ in range(4)]
+
+    def shuttle(net):
+        before = list(net.parameters())
+        for i in range(12):
+            net.to(f"cuda:{i % 4}" if i % 2 else "cpu")
+            net(torch.ones(1, 2, device=before[0].device)).sum().backward()
+        assert all(a is b and a.grad.get_device() == 3 for a, b in zip(before, net.parameters(), strict=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(shuttle, nets))
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_what_belongs_to_a_parameter_stays_when_its_module_moves(gpus):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[0].weight.decays = False
+    net(torch.ones(1, 3)).sum().backward()
+    gradient = net[0].weight.grad.tolist()
+    for device in ("cuda:0", "cuda:1", "cpu"):
+        weight = net.to(device)[0].weight
+        assert weight is net[1].weight and weight.decays is False
+        assert weight.grad.device == weight.device == torch.device(device) and weight.grad.tolist() == gradient
+    assert vars(weight) == {"decays": False}
+    weight.data = weight.data.cuda()
+    assert weight.decays is False and isinstance(weight, nn.Parameter)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
+    net = nn.Linear(2, 1).to(device)
+    weight, view = net.weight, net.weight.view(-1)
+    loss = net(torch.ones(1, 2, device=device)).sum()
+    net.to(device).float()
+    loss.backward()
+    assert net.weight is weight and weight.grad.tolist() == [[1, 1]] and view.tolist() == weight.flatten().tolist()
+    with torch.autocast("cuda"):
+        net(torch.ones(1, 2, device=device))
+        net.to(device)
+    assert net.double().weight is weight and weight.dtype == torch.float64 and weight.device == torch.device(device)
+    assert weight.grad.dtype == torch.float64
+
+
+def test_modules_made_on_a_gpu(gpus):
+    for layer in nn.Linear(2, 2, device="cuda:1"), nn.Linear(2, 2, device="meta").to_empty(device="cuda:1"):
+        assert layer.weight.get_device() == layer(torch.ones(1, 2, device="cuda:1")).get_device() == 1
+    with torch.device("cuda:2"):
+        net = small_net()
+    assert {p.get_device() for p in net.parameters()} == {2} and net[1].running_mean.get_device() == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(2)).to("cuda:1"),
+        lambda: nn.Sequential(nn.LazyLinear(4, device="cuda:1"), nn.LazyLinear(2, device="cuda:1")),
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)).cuda().to("cuda:1"),
+    ],
+)
+def test_lazy_modules(gpus, make):
+    net = make()
+    optimizer_sees = net[0].weight
+    out = net(torch.ones(3, 5, device="cuda:1"))
+    out.sum().backward()
+    assert net[0].weight.shape == (4, 5) and {t.get_device() for t in net.state_dict().values()} == {1}
+    assert net[0].weight is optimizer_sees and net[0].weight.grad is not None and type(net[0]) is nn.Linear
+
+
+# --- nn.parallel ------------------------------------------------------------------------------------------------------
+
+
+class Nested(nn.Linear):
+    def forward(self, pair, *, scale):
+        x, extra = pair
+        self.calls += 1
+        if scale is None and x.get_device() == 1:
+            raise ValueError("no luck")
+        assert x.device == self.weight.device == torch.device("cuda", torch.cuda.current_device())
+        return {"out": super().forward(x) * (scale or 1), "rest": [extra["n"]]}
+
+
+def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
+    net = Nested(2, 2).to("cuda:0")
+    net.register_buffer("calls", torch.zeros(1, device="cuda:0"))
+    parallel = nn.DataParallel(net, [0, 1, 2])
+    pair = torch.ones(7, 2, device="cuda:0"), {"n": torch.arange(7, device="cuda:0")}
+    out = parallel(pair, scale=2.0)
+    assert out["out"].shape == (7, 2) and out["rest"][0].tolist() == list(range(7))
+    assert net.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
+    with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
+        parallel(pair, scale=None)
+
+
+def test_data_parallel_gathers_scalars_with_its_warning(gpus):
+    class Loss(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum()
+
+    net = nn.DataParallel(Loss(2, 2).to("cuda:0"), device_ids=[0, 1])
+    with pytest.warns(UserWarning, match="Was asked to gather along dimension 0"):
+        assert net(torch.ones(4, 2)).shape == (2,)
+
+
+def test_threads_see_the_gpus_and_have_their_own_current_one(gpus):
+    torch.cuda.set_device(2)
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(lambda: (torch.ones(1, device="cuda:1").device, torch.cuda.current_device())).result()
+    assert seen == (torch.device("cuda", 1), 0) and torch.cuda.current_device() == 2
+
+
+def test_data_loader_pins_memory(gpus):
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for workers in (0, 1):
+            loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=workers)
+            loaded = [X for (X,) in loader]
+            assert all(X.is_pinned() for X in loaded) and torch.cat(loaded).tolist() == list(range(8))
+            assert loaded[0].to("cuda:1", non_blocking=True).get_device() == 1
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(gpus, dtype):
+    net, X, y = small_net().to("cuda:1"), *(t.to("cuda:1") for t in batch())
+    with torch.autocast("cuda", dtype=dtype):
+        assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+        out = net(X)
+        assert out.dtype == dtype
+        loss = F.cross_entropy(out, y)
+    assert loss.dtype == torch.float32 and not torch.is_autocast_enabled() and not torch.is_autocast_enabled("cpu")
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.get_device() == 1 for p in net.parameters())
+    with torch.autocast("cuda", dtype=dtype):
+        assert nn.DataParallel(net, [1, 0])(X).dtype == torch.float16  # PyTorch tells its threads no other type
+        with torch.autocast("cuda", enabled=False):
+            assert net(X).dtype == torch.float32
+
+
+def test_autocast_has_the_lists_of_cuda(gpus):
+    """https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior"""
+    x = torch.rand(4, 4, device="cuda:1", requires_grad=True)
+    with torch.autocast("cuda"):
+        half = x @ x
+        assert half.dtype == torch.mv(x, x[0]).dtype == F.linear(x, x).dtype == (half + half).dtype == torch.float16
+        in_full = [torch.exp, torch.log, torch.sum, torch.norm, F.softplus, partial(F.softmax, dim=1)]
+        in_full += [partial(F.log_softmax, dim=1), partial(F.layer_norm, normalized_shape=(4,)), lambda t: t.sum(0)]
+        in_full += [partial(F.rms_norm, normalized_shape=(4,)), lambda t: F.interpolate(t[None], scale_factor=2)]
+        for run in (*in_full, lambda t: t**2, lambda t: t.cumsum(0), lambda t: F.mse_loss(t, t)):
+            assert run(half).dtype == torch.float32
+        assert torch.exp(half.double()).dtype == torch.float64
+        F.softmax(half, 1).sum().backward()
+    assert x.grad.dtype == torch.float32 and torch.exp(half).dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
+        assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
+        assert F.cross_entropy(torch.rand(4, 4).bfloat16(), torch.zeros(4, dtype=torch.long)).dtype == torch.float32
+
+
+def test_autocast_makes_float32_in_the_kernel(gpus):
+    """Bytes as an H200 counted them: a softmax reads half precision, a cross-entropy stays in it until the end."""
+    half = torch.rand(64, 512, device="cuda:1", dtype=torch.float16, requires_grad=True)
+    y = torch.zeros(64, dtype=torch.long, device="cuda:1")
+    kept = {F.softmax: 128, F.log_softmax: 128, torch.sum: 0.5, torch.cumsum: 128, F.cross_entropy: 64 + 128 + 1}
+    for function, kib in kept.items():
+        before = torch.cuda.memory_allocated(1)
+        torch.cuda.reset_peak_memory_stats(1)
+        with torch.autocast("cuda"):
+            out = function(half, *{F.cross_entropy: [y], torch.sum: []}.get(function, [1]))
+        assert torch.cuda.max_memory_allocated(1) - before == kib * 1024, function
+        assert out.dtype == torch.float32
+        out.sum().backward()
+        assert half.grad.dtype == torch.float16
+        del out, half.grad
+    with torch.autocast("cuda"):
+        loss = F.cross_entropy(half, y)
+    expected = F.nll_loss(F.log_softmax(half.detach().cpu(), 1).float(), y.cpu())
+    torch.testing.assert_close(loss.detach().cpu(), expected)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_autocast_lowers_recurrent_networks(gpus, kind):
+    net, X = kind(3, 4).to("cuda:1"), torch.randn(2, 5, 3, device="cuda:1")
+    X = X[0] if kind.__name__.endswith("Cell") else X
+    with torch.autocast("cuda"):
+        out = net(X)
+    out = out[0] if isinstance(out, tuple) else out
+    assert out.dtype == torch.float16 and out.get_device() == 1
+    out.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+    torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
+    cell, x, hidden, held = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1"), None, []
+    with torch.autocast("cuda"):
+        for _ in range(3):
+            hidden = cell(x, hidden)
+            held.append(torch.cuda.memory_allocated(1))
+    assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
+
+
+def test_grad_scaler(gpus):
+    net, X, y = small_net().to("cuda:1"), *(t.to("cuda:1") for t in batch())
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cuda")
+    before = net[0].weight.tolist()
+    with torch.autocast("cuda"):
+        loss = F.cross_entropy(net(X), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert net[0].weight.tolist() != before
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def saved(thing, **options):
+    file = io.BytesIO()
+    torch.save(thing, file, **options)
+    return file.getvalue()
+
+
+def load(written, *where, **options):
+    return torch.load(io.BytesIO(written), *where, **{"weights_only": True, **options})
+
+
+def test_state_dict_roundtrip_and_map_location(gpus):
+    net = small_net().to("cuda:1")
+    written = saved(net.state_dict())
+    places = {None: "cuda:1", "cpu": "cpu", "cuda:3": "cuda:3", torch.device("cuda", 2): "cuda:2", "cuda": "cuda:0"}
+    for where, device in (
+        *places.items(),
+        ({"cuda:1": "cuda:0"}, "cuda:0"),
+        (lambda storage, location: storage, "cpu"),
+    ):
+        state, twin = load(written, map_location=where), small_net()
+        assert {t.device for t in state.values()} == {torch.device(device)}
+        twin.load_state_dict(state)
+        torch.testing.assert_close(twin.state_dict(), net.cpu().state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("move", [lambda s: s.cuda(1), lambda s: s.cuda(device=1), lambda s: s.to(device="cuda:1")])
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_a_map_location_that_moves_storages(gpus, move, options):
+    x, seen = torch.arange(6.0), []
+    written = saved({"x": x, "view": x[1:3], "y": torch.ones(2, device="cuda:3")}, **options)
+    loaded = load(written, lambda storage, where: seen.append(where) or move(storage))
+    assert all(t.get_device() == 1 for t in loaded.values()) and sorted(set(seen)) == ["cpu", "cuda:3"]
+    loaded["x"][1] = 9
+    assert loaded["view"].tolist() == [9, 2] and x[1] == 1
+    assert load(written, lambda storage, where: storage)["y"].device.type == "cpu"
+    with pytest.raises(RuntimeError, match="no addresses"):
+        x.untyped_storage().cuda(1)  # outside of torch.load there is nothing like it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.bfloat16])
+def test_views_and_later_types_are_saved(gpus, dtype):
+    x = torch.tensor([1.0, 2.0, 3.0], device="cuda:1").to(dtype)
+    for where, device in ((None, "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")):
+        whole, part = load(saved([x, x[1:]]), where)
+        assert whole.device == part.device == torch.device(device) and whole.dtype == whole.cpu().dtype == dtype
+        whole[1] = 4  # still one storage
+        assert whole.float().tolist() == [1, 4, 3] and part.float().tolist() == [4, 3]
+    assert copy.deepcopy(x).float().tolist() == x.float().tolist() == [1, 2, 3]
+
+
+def test_a_checkpoint_for_more_gpus_than_there_are():
+    with virtual_gpus(4):
+        written = saved(torch.ones(2, device="cuda:3"))
+    with virtual_gpus(2), pytest.raises(RuntimeError, match=r"device 3 but torch.cuda.device_count\(\) is 2"):
+        load(written)
+    with pytest.raises(RuntimeError, match=r"torch.cuda.is_available\(\) is False|device_count"):
+        load(written)
+
+
+def test_networks_and_the_state_of_optimizers_are_saved(gpus):
+    net = small_net().to("cuda:1")
+    optimizer = torch.optim.Adam(net.parameters())
+    net(batch()[0].cuda(1)).sum().backward()
+    optimizer.step()
+    whole, state = load(saved([net, optimizer.state_dict()]), weights_only=False)
+    torch.optim.Adam(net.parameters()).load_state_dict(state)
+    assert state["state"][0]["exp_avg"].get_device() == 1
+    assert all(isinstance(p, nn.Parameter) and p.get_device() == 1 for p in whole.parameters())
+
+
+READ = """
+import sys, torch
+assert not any(name.startswith("mgpu") for name in sys.modules)
+state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+print(type(state["w"]).__name__, state["w"].device, state["w"].tolist(), state["p"].requires_grad)
+try:
+    torch.load(sys.argv[1], weights_only=True)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
+    path, parameter = tmp_path / "checkpoint.pt", nn.Parameter(torch.ones(1, device="cuda:2"))
+    torch.save({"w": torch.tensor([1.0, 2.0], device="cuda:1"), "p": parameter}, path)
+    options = {"env": {"PATH": "/usr/bin"}, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 1200}
+    run = subprocess.run([sys.executable, "-c", READ, str(path)], check=True, **options)
+    assert "Tensor cpu [1.0, 2.0] True" in run.stdout
+    assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU
+
+
+@pytest.mark.parametrize("function", [F.silu, F.mish])
+def test_an_activation_s_backward_is_one_kernel(gpus, function):
+    """PyTorch knows how to make these of others, and has a kernel for CUDA."""
+    x = torch.randn(4, 8, device="cuda", requires_grad=True)
+    y = function(x)
+    start = gpus.elapsed()
+    y.backward(torch.ones_like(y))
+    kernels = [e.name for e in gpus.timeline.since(start) if e.gpu is not None and e.phase == "backward"]
+    assert kernels == [f"{function.__name__}_backward"]
+
+
+def test_rms_norm_of_two_types_is_made_of_others(gpus):
+    x, norm = torch.randn(2, 8, dtype=torch.bfloat16), nn.RMSNorm(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says so
+        torch.testing.assert_close(copy.deepcopy(norm).cuda()(x.cuda()).cpu(), norm(x))
+    with pytest.raises(RuntimeError, match="same device"):
+        norm(x.float().cuda())
+
+
+# Refusing, in PyTorch's words
+
+
+def left_behind():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    for device in ("cpu", "cuda:0"):
+        net.to(device)(torch.ones(1, 2, device=device)).sum().backward()
+        optimizer.step()
+
+
+def moved_too_early():
+    net = nn.Linear(2, 1).to("cuda:0")
+    loss = net(on("cuda:0")).sum()
+    net.to("cuda:1")
+    loss.backward()
+
+
+def cast_automatically(function, *args):
+    with torch.autocast("cuda"):
+        function(*args)
+
+
+def on(device, *shape):
+    return torch.ones(shape or (4, 2), device=device)
+
+
+def rows_of(device, lengths):
+    nn.utils.rnn.pack_padded_sequence(on(device, 2, 5, 3), torch.tensor([5, 3], device=lengths), batch_first=True)
+
+
+def attend(*devices, **options):
+    F.scaled_dot_product_attention(*(on(device, 1, 2, 4, 8) for device in devices), **options)
+
+
+def parallel(where, x):
+    nn.DataParallel(nn.Linear(2, 2).to(where), device_ids=[0, 1])(x)
+
+
+QKV = (
+    "^Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
+    "and value.device: {} instead.$"
+)
+DEVICES = [("cuda:1", "cpu", "cuda:1"), ("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
+SIZE = "input 1 has invalid size: got 3x2, but expected 4x2"
+ON_CPU = "reduce_add expects all inputs to be on GPUs, but input {} is on CPU"
+WORDS = {
+    **{QKV.format(*d): [partial(attend, *d, is_causal=causal) for causal in (True, False)] for d in DEVICES},
+    "same dtype": [lambda: F.scaled_dot_product_attention(on("cuda").double(), on("cpu"), on("cuda"))],  # comes first
+    r"got attn_bias is on cpu.* wrapper_CUDA___scaled_dot_product_efficient_att": [
+        lambda: attend("cuda", "cuda", "cuda", attn_mask=on("cpu", 4, 4).bool()),
+    ],
+    "^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor$": [
+        lambda: rows_of("cpu", lengths="cuda:1"),
+        lambda: rows_of("cuda:1", lengths="cuda:1"),
+    ],
+    "must be on the same device": [left_behind],
+    "before its parameters moved": [moved_too_early],
+    r"nn\.BCELoss are unsafe to autocast": [lambda: cast_automatically(nn.BCELoss(), on("cuda"), on("cuda"))],
+    ON_CPU.format(1): [
+        lambda: comm.reduce_add([on("cuda"), on("cpu")], 0),
+        lambda: comm.reduce_add_coalesced([[on("cuda")], [on("cpu")]], 0),
+    ],
+    ON_CPU.format(0): [lambda: comm.reduce_add([on("cpu"), on("cpu")])],
+    SIZE: [lambda: comm.reduce_add([on("cuda"), on("cuda:1", 3, 2)], 0)],
+    "destination to be on the same GPU with one of": [lambda: comm.reduce_add([on("cuda"), on("cuda")], 1)],
+    "uninitialized parameters can't be used with `DataParallel`": [
+        lambda: nn.DataParallel(nn.LazyConv2d(4, 3).to("cuda:1"), [1, 0])(on("cuda:1", 1, 2, 5, 5)),
+    ],
+    r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)": [
+        lambda: parallel("cpu", on("cpu")),
+        lambda: parallel("cuda:2", on("cpu")),
+    ],
+}
+ERRORS = {**{ON_CPU.format(i): AssertionError for i in (0, 1)}, SIZE: ValueError}
+
+
+@pytest.mark.parametrize(("words", "call"), [(words, call) for words, calls in WORDS.items() for call in calls])
+def test_what_is_wrong_is_said_in_pytorchs_words(gpus, words, call):
+    with pytest.raises(ERRORS.get(words, RuntimeError), match=words):
+        call()

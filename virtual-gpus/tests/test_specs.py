@@ -1,0 +1,111 @@
+"""Data sheets: every figure is checked against others that were read on real machines, or against its neighbours."""
+
+import dataclasses
+
+import pytest
+
+from virtual_gpus.clock.specs import GPUS, LINKS, SOURCES, find_gpu, find_link
+
+every_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+
+# What CUDA's deviceQuery prints on these GPUs: FP32 cores per SM, highest clock of the SMs (GHz), width of the memory
+# bus (bits), clock of the memory (MHz, two transfers per tick). From these the peaks of the data sheets follow.
+# Then the memory as PyTorch's messages print it on these GPUs (GiB), and as the box has it (GB).
+READ = {
+    "T4": (64, 1.590, 256, 5001, 14.74, 16),
+    "L4": (128, 2.040, 192, 6251, 21.96, 24),
+    "V100": (64, 1.530, 4096, 877, 15.75, 16),
+    "A100-40": (64, 1.410, 5120, 1215, 39.39, 40),
+    "A100-80": (64, 1.410, 5120, 1593, 79.26, 80),
+    "RTX4090": (128, 2.520, 384, 10501, 23.64, 24),
+    "H100": (128, 1.980, 5120, 2619, 79.11, 80),
+    "H200": (128, 1.980, 6144, 3201, 139.80, 141),
+    "B200": (128, 1.965, 7680, 3996, 178.36, 180),
+}
+
+
+@every_gpu
+def test_peaks_follow_from_cores_and_clocks_and_memory_is_what_pytorch_prints(gpu):
+    cores, clock, bits, memory_clock, gib, box = READ[gpu.key]
+    assert gpu.fp32 == pytest.approx(gpu.sm_count * cores * 2 * clock * 1e9, rel=0.02)
+    assert gpu.bandwidth == pytest.approx(bits / 8 * memory_clock * 1e6 * 2, rel=0.03)
+    assert 50 < gpu.power <= 1000 and 2017 <= gpu.launched <= 2026 and GPUS[gpu.key] is gpu
+    assert {gpu.pcie, gpu.nvlink} <= {*LINKS, None}
+    assert round(gpu.memory / 2**30, 2) == gib and box * 0.9 < gib < box
+
+
+@every_gpu
+def test_tensor_cores_are_dense_and_match_the_generation(gpu):
+    assert gpu.fp16 >= 2 * gpu.fp32
+    if gpu.capability < (8, 0):
+        assert gpu.tf32 is None and gpu.bf16 is None
+    else:
+        assert gpu.bf16 == gpu.fp16 == pytest.approx(2 * gpu.tf32, rel=0.03)
+        # dense FLOP per SM and clock; GeForce cards halve the rate of sums in FP32
+        per_clock = {(8, 0): 2048, (8, 9): 512 if gpu.key == "RTX4090" else 1024, (9, 0): 4096, (10, 0): 8192}
+        clock = READ[gpu.key][1] * 1e9
+        assert gpu.bf16 == pytest.approx(gpu.sm_count * per_clock[gpu.capability] * clock, rel=0.1)
+
+
+def test_link_bandwidth_is_one_direction():
+    per_direction = {key: round(link.bandwidth / 1e9, 2) for key, link in LINKS.items()}
+    nvlinks = {f"nvlink{n}": bandwidth for n, bandwidth in ((2, 150), (3, 300), (4, 450), (5, 900))}
+    assert per_direction == {"pcie3": 15.75, "pcie4": 31.51, "pcie5": 63.02, **nvlinks}
+    assert all(1e-7 < link.latency < 1e-4 and LINKS[link.key] is link for link in LINKS.values())
+
+
+def test_every_sheet_says_where_it_comes_from():
+    for sheet in GPUS.values():
+        assert {sheet.source, sheet.memory_source} <= set(SOURCES.values())
+    for link in LINKS.values():
+        assert {link.source, link.latency_source} <= set(SOURCES.values())
+    used = {source for gpu in GPUS.values() for source in (gpu.source, gpu.memory_source)}
+    used |= {source for link in LINKS.values() for source in (link.source, link.latency_source)}
+    assert used == set(SOURCES.values())  # no source without a figure
+    for key, source in SOURCES.items():
+        assert source.key == key and source.title and source.url.startswith("https://")
+
+
+def test_sheets_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GPUS["V100"].memory = 1
+
+
+@pytest.mark.parametrize(
+    "key, gpu, link",
+    [
+        ("nvlink", "V100", "nvlink2"),
+        ("nvlink", "H200", "nvlink4"),
+        ("nvlink", "B200", "nvlink5"),
+        ("pcie", "V100", "pcie3"),
+        ("nvlink3", "V100", "nvlink3"),
+        (None, "V100", "nvlink2"),
+        (None, "T4", "pcie3"),
+    ],
+)
+def test_find_link(key, gpu, link):
+    assert find_link(key, find_gpu(gpu)) is LINKS[link]
+
+
+def test_find_link_on_a_gpu_without_nvlink():
+    with pytest.raises(ValueError, match='the T4 has no NVLink; link="pcie" would do'):
+        find_link("nvlink", find_gpu("T4"))
+
+
+@pytest.mark.parametrize(
+    ("find", "key", "hints"),
+    [
+        (find_gpu, "v100", ["'V100'"]),
+        (find_gpu, "A100", ["'A100-40'", "'A100-80'"]),
+        (find_gpu, "rtx 4090", ["'RTX4090'"]),
+        *((find_gpu, key, []) for key in ("MI300X", None, 3)),
+        *((find_link, key, [hint]) for key, hint in (("NVLink", "'nvlink'"), ("nvlink9", "'nvlink"), ("pci", "'pcie"))),
+        (find_link, "infiniband", []),
+    ],
+)
+def test_who_looks_for_what_there_is_not_hears_what_would_do(find, key, hints):
+    with pytest.raises(ValueError) as error:
+        find(key, *[find_gpu("V100")] * (find is find_link))
+    said, _, known = str(error.value).partition("Known: ")
+    assert repr(key) in said and all(hint in said for hint in hints)
+    assert all(name in known for name in (GPUS if find is find_gpu else ("nvlink", "pcie", *LINKS)))

@@ -1,0 +1,377 @@
+"""What other people's programs ask of PyTorch and of CUDA: classes that stay classes, subclasses of tensors, old names,
+and code of the CPU that must not suffer."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from virtual_gpus import virtual_gpus
+from virtual_gpus.patches.legacy import LEGACY
+
+GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
+
+
+class Marked(torch.Tensor):
+    """A subclass of tensors that keeps PyTorch's own __torch_function__."""
+
+
+class Asking(torch.Tensor):
+    """A subclass with a __torch_function__ of its own, which leaves the work to that of torch.Tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+# Subclasses of tensors
+
+
+def boxes():
+    return tv_tensors.BoundingBoxes([[0, 0, 2, 2]], format="XYXY", canvas_size=(10, 10))
+
+
+@pytest.mark.parametrize("where", ["cuda:1", 1, GPU1])
+def test_a_subclass_stays_one_on_a_gpu(gpus, where):
+    there = boxes().to(where)
+    assert isinstance(there, tv_tensors.BoundingBoxes) and there.device == GPU1
+    flipped = v2.functional.horizontal_flip(there)
+    assert isinstance(flipped, tv_tensors.BoundingBoxes) and flipped.device == GPU1
+    assert flipped.tolist() == v2.functional.horizontal_flip(boxes()).tolist() == [[8, 0, 10, 2]]
+    back = there.to("cpu")
+    assert type(back) is tv_tensors.BoundingBoxes and back.device.type == "cpu" and back.canvas_size == (10, 10)
+    assert type(there.cpu()) is type(boxes().cpu()) is torch.Tensor  # which torchvision wants so
+
+
+@pytest.mark.parametrize("kind", [Marked, Asking])
+def test_a_plain_subclass_computes_and_travels(gpus, kind):
+    w = torch.ones(2, device="cuda:1", requires_grad=True)
+    x, here = w.as_subclass(kind), torch.ones(2).as_subclass(kind)
+    y = x + 1
+    assert isinstance(y, kind) and y.device == GPU1 and y.tolist() == [2, 2]
+    assert isinstance(here.cuda(), kind) and type(x.cpu()) is kind
+    assert repr(x.detach()) == f"{kind.__name__}([1., 1.], device='cuda:1')"
+    (x * 3).sum().backward()
+    assert w.grad.tolist() == [3, 3] and w.grad.device == GPU1
+    plain = x.as_subclass(torch.Tensor)
+    assert type(here.as_subclass(torch.Tensor)) is torch.Tensor and not isinstance(plain, kind) and plain.device == GPU1
+    x = x.detach()
+    x.note = "kept"
+    for made in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert isinstance(made, kind) and made.device == GPU1 and made.note == "kept" and made.tolist() == [1, 1]
+
+
+def test_what_makes_a_tensor_virtual_does_not_travel_with_its_attributes(gpus):
+    x = torch.ones(2, device="cuda:1").as_subclass(Marked)
+    x.note = "mine"
+    there, here = x + 1, (x + 2).cpu()
+    for tensor in (there, here):  # fastai's TensorBase.set_meta
+        tensor.__dict__ = copy.copy(x.__dict__)
+    assert vars(there) == vars(here) == vars(x) == {"note": "mine"}
+    assert there.device == GPU1 and there.tolist() == [2, 2]
+    assert here.device.type == "cpu" and here.cuda(0).device == GPU0 and here.cuda(0).tolist() == [3, 3]
+    x.__dict__["more"] = 1
+    assert x.more == 1 and x.__dict__.pop("more") == 1 and not hasattr(x, "more") and (x + 1).tolist() == [2, 2]
+    assert x.__dict__.setdefault("more", 2) == 2 == x.more
+    x.__dict__.clear()
+    assert not hasattr(x, "note") and x.tolist() == [1, 1]
+
+
+def test_subclasses_of_subclasses_compute_together(gpus):
+    class Special(Asking):
+        pass
+
+    x, y = (torch.ones(2, device="cuda:1").as_subclass(cls) for cls in (Special, Asking))
+    assert isinstance(x + y, Special) and isinstance(y + x, Special) and type(y + 1) is type(y)
+    assert isinstance(torch.stack([y, y + 1])[0], Asking)
+    assert x.add_(y).tolist() == [2, 2]
+
+
+def test_a_method_is_still_the_one_in_sets_and_tables():
+    kept = {torch.Tensor.to, torch.Tensor.cuda, torch.FloatTensor}
+    with virtual_gpus(1):
+        assert torch.Tensor.to in kept and torch.Tensor.cuda in kept and torch.Tensor.cpu not in kept
+        assert torch.FloatTensor in kept
+
+
+# Inference mode
+
+
+def test_views_in_inference_mode(gpus):
+    x = torch.arange(4.0, device="cuda:1")
+    with torch.inference_mode():
+        assert x[:2].tolist() == [0, 1] and x.view(2, 2).sum().item() == 6
+        made = x + 1
+        assert made.is_inference() and made[1:].is_inference() and not x[:2].is_inference()
+    x[:2].mul_(3)  # a normal tensor still
+    assert x.tolist() == [0, 3, 2, 3]
+
+
+# Classes and old names
+
+
+def test_classes_stay_classes(gpus):
+    for name in ("CUDAGraph", "graph", "MemPool", "ExternalStream", "Stream", "Event", "FloatTensor"):
+        assert isinstance(getattr(torch.cuda, name), type) and getattr(torch.cuda, name) | None
+    assert issubclass(torch.cuda.Stream, torch.Stream) and issubclass(torch.cuda.Event, torch.Event)
+    assert not issubclass(torch.cuda.Stream, torch.Event)
+    weight = nn.Linear(2, 2).cuda().weight
+    made = type(weight)(weight.data, requires_grad=False)
+    assert isinstance(made, nn.Parameter) and not made.requires_grad and made.device == GPU0
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_old_types(gpus, name):
+    on_cpu, on_gpu = getattr(torch, f"{name}Tensor"), getattr(torch.cuda, f"{name}Tensor")
+    x = on_gpu([1, 0])
+    assert x.device == GPU0 and x.dtype == on_cpu.dtype and x.tolist() == [1, 0]
+    assert isinstance(x, on_gpu) and not isinstance(x, on_cpu)
+    assert isinstance(x.cpu(), on_cpu) and not isinstance(x.cpu(), on_gpu)
+    assert on_gpu(2, 3).shape == (2, 3) and x.type(on_cpu).device.type == "cpu" and x.cpu().type(on_gpu).is_cuda
+    assert x.type() == str(on_gpu) == f"torch.cuda.{name}Tensor"
+
+
+@pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
+def test_the_default_type(gpus):
+    try:
+        torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+        made = torch.ones(2), torch.tensor([1.0]), torch.empty(2)
+        assert all(x.device == GPU0 and x.dtype == torch.float64 for x in made)
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+    assert torch.ones(2).device.type == "cpu" and torch.ones(2).dtype == torch.float32
+
+
+def test_more_properties(gpus):
+    def properties(gpu):
+        with virtual_gpus(1, gpu):
+            return torch.cuda.get_device_properties(0)
+
+    a100, t4, b200 = map(properties, ("A100-80", "T4", "B200"))
+    assert (a100.L2_cache_size, b200.L2_cache_size, t4.memory_bus_width) == (40 * 2**20, 126.5 * 2**20, 256)
+    assert (a100.warp_size, a100.max_threads_per_multi_processor) == (32, 2048)
+    assert a100.shared_memory_per_block_optin == 163 * 1024 and a100.clock_rate == pytest.approx(1.41e6, rel=0.01)
+    # as deviceQuery and nvidia-smi say
+    assert [t4.memory_clock_rate, b200.memory_clock_rate] == pytest.approx([5_001_000, 3_996_000], rel=0.01)
+    for name in ("memory_bus_width", "memory_clock_rate"):
+        with pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
+            getattr(properties("H200"), name)
+
+
+# Streams and events
+
+
+def test_events_of_two_gpus_are_not_compared(gpus):
+    events = []
+    for device in (GPU0, GPU1):
+        with torch.cuda.device(device):
+            events.append(torch.cuda.Event(enable_timing=True))
+            assert events[-1].device is None
+            events[-1].record()
+            torch.cuda.synchronize()
+    assert [event.device for event in events] == [GPU0, GPU1]
+    with pytest.raises(torch.AcceleratorError, match="invalid resource handle"):
+        events[0].elapsed_time(events[1])
+
+
+def test_a_stream_has_numbers_and_can_sleep(gpus):
+    torch.cuda.set_device(1)
+    stream = torch.cuda.Stream()
+    assert stream.cuda_stream != torch.cuda.default_stream(1).cuda_stream == 0
+    assert torch.cuda.Stream.priority_range() == (0, -3)
+    numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+    torch._C._cuda_setStream(**numbers)
+    assert torch.cuda.current_stream(1) == stream
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.cuda._sleep(1_410_000)
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(1, rel=0.05)  # a millisecond, at 1410 MHz
+
+
+# Code of the CPU
+
+
+def test_code_of_the_cpu_is_not_disturbed(gpus):
+    assert torch.func.jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))[1].tolist() == [1, 1]
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert scripted(torch.ones(1, 2)).shape == (1, 2)
+    traced = torch.jit.trace(lambda x: x + torch.ones(2), torch.ones(2))
+    assert traced(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_torchscript_saves_what_is_on_the_cpu(gpus):
+    """What is on a GPU, C++ would write without values, or crash."""
+    here, file = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), io.BytesIO()
+    torch.jit.save(here, file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file, map_location="cpu").state_dict()["0.weight"], here[0].weight)
+    with pytest.raises(RuntimeError, match="TorchScript can't load to cuda:1, a virtual GPU: load to the CPU"):
+        torch.jit.load(file, map_location="cuda:1")
+    there = torch.jit.trace(nn.Linear(2, 2).to(GPU1), torch.ones(1, 2, device=GPU1))
+    for save in (there.save, lambda file: torch.jit.save(there, file)):
+        with pytest.raises(RuntimeError, match="TorchScript can't save 'weight', which is on cuda:1, a virtual GPU"):
+            save(io.BytesIO())
+
+
+def test_compile_runs_functions_as_they_are(gpus):
+    with pytest.warns(UserWarning, match="don't compile"):
+
+        @torch.compile(dynamic=True)
+        def double(x):
+            return 2 * x
+
+    assert double(torch.ones(2)).tolist() == double(torch.ones(2, device="cuda:1")).tolist() == [2, 2]
+
+
+def test_what_was_compiled_before_runs_as_it_is_and_the_profiler_is_quiet():
+    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch; the profiler, asked of a
+    driver that isn't there, prints a backtrace for every operation."""
+    code = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+from virtual_gpus import virtual_gpus
+calls = []
+def backend(graph, inputs):
+    calls.append(graph)
+    return graph
+called = torch.compile(lambda x: 2 * x + x[0], backend=backend)
+new = torch.compile(lambda x: x[0] + 2 * x, backend=backend)
+net = torch.compile(torch.nn.Linear(2, 2), backend=backend)
+assert called(torch.ones(2)).tolist() == [3, 3] and len(calls) == 1
+with virtual_gpus(1):
+    for x in (torch.ones(2), torch.ones(2, device="cuda")):
+        assert called(x).tolist() == new(x).tolist() == [3, 3]
+    assert net(torch.ones(1, 2)).shape == (1, 2) and len(calls) == 1
+assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2
+with virtual_gpus(1), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda"))
+assert "aten::" in profiler.key_averages().table()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200, check=True)
+    assert "timeline" in done.stderr and done.stderr.count("\n") < 12, done.stderr
+
+
+# nn.parallel.comm
+
+
+def test_comm_writes_to_out_and_checks_its_arguments(gpus):
+    comm, out, X = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)], torch.arange(6.0)
+    assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
+    assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
+    assert [part.tolist() for part in comm.scatter(torch.arange(4.0), out=out)] == [[0, 1], [2, 3]]
+    assert comm.gather(out, destination="cuda:1").device == comm.reduce_add(out, 1).device == GPU1
+    assert comm.gather(out, destination="cpu").is_cpu and comm.reduce_add(out, 1).tolist() == [2, 4]
+    gathered = torch.empty(4)
+    assert comm.gather(out, out=gathered) is gathered and gathered.tolist() == [0, 1, 2, 3]
+    for wrong, words in (
+        (lambda: comm.scatter(X, (0, 1), (2, 2, 2)), r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"),
+        (lambda: comm.scatter(X, ()), "at least one device"),
+        (lambda: comm.scatter(X, (0, 1), chunk_sizes=(2, 2)), "to sum exactly to 6"),
+        (lambda: comm.scatter(X, (0, 1), streams=[None, torch.cuda.Stream(0)]), "stream at index 1"),
+        (lambda: comm.broadcast(torch.ones(3), out=out), "same shape as the source"),
+        (lambda: comm.broadcast(torch.ones(2), out=[torch.ones(2)]), "output tensor at index 0 has device 'cpu'"),
+        (lambda: comm.scatter(torch.ones(5), out=out), "Expected 5, but got total size 4"),
+        (lambda: comm.scatter(torch.ones(4, 1), out=out), "index 0 has incorrect shape"),
+        (lambda: comm.scatter(torch.ones(4), out=[]), "at least one output"),
+        (lambda: comm.gather(out, out=torch.empty(3)), "to have shape"),
+        (lambda: comm.gather([torch.ones(2)] * 2), "tensor at index 0 has device 'cpu'"),
+        (lambda: comm.gather([out[0], out[1][None]]), "same number of dimensions"),
+        (lambda: comm.gather(out, 1), "Dimension out of range"),
+        (lambda: comm.scatter(torch.ones(4), out=out, dim=1), "Dimension out of range"),
+        (lambda: comm.scatter(torch.ones(4), (0, 1), dim=1), "Dimension out of range"),
+    ):
+        with pytest.raises((RuntimeError, IndexError), match=words):
+            wrong()
+
+
+def test_gather_keeps_channels_last(gpus):
+    parts = [torch.ones(2, 3, 4, 4, device=d).to(memory_format=torch.channels_last) for d in (GPU0, GPU1)]
+    assert torch.cuda.comm.gather(parts).is_contiguous(memory_format=torch.channels_last)
+    assert torch.cuda.comm.gather([parts[0], parts[1].contiguous()]).is_contiguous()
+
+
+# Modules and operations
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_attention_of_nothing(gpus, is_causal):
+    Q = torch.ones(0, 2, 3, 4, device=GPU1, requires_grad=True)
+    out = F.scaled_dot_product_attention(Q, Q, Q, is_causal=is_causal)
+    out.sum().backward()
+    assert out.shape == Q.shape and out.device == GPU1 and Q.grad.shape == Q.shape
+
+
+def test_bytes_are_not_interpolated(gpus):
+    X = torch.zeros(1, 3, 4, 4, dtype=torch.uint8, device=GPU1)
+    with pytest.raises(NotImplementedError, match=r"upsample_bilinear2d_out_frame.*not implemented for 'Byte'"):
+        F.interpolate(X, scale_factor=2, mode="bilinear")
+    assert F.interpolate(X, scale_factor=2, mode="nearest").shape == (1, 3, 8, 8)
+
+
+def test_storages_are_identities(gpus):
+    x, y = torch.ones(4, device=GPU1), torch.ones(1024, device=GPU1)
+    storage = x.untyped_storage()
+    assert storage == x.view(2, 2).untyped_storage() != y.untyped_storage()
+    assert hash(storage) == hash(x[1:].untyped_storage())
+    assert storage.data_ptr() == x.data_ptr() != x[1:].data_ptr()
+    assert (storage.nbytes(), storage.size(), storage.device) == (16, 16, GPU1)
+    with_y = torch.cuda.memory_allocated(1)
+    y.untyped_storage().resize_(0)
+    assert torch.cuda.memory_allocated(1) == with_y - 4096
+    y.untyped_storage().resize_(4096)
+    assert torch.cuda.memory_allocated(1) == with_y
+    with pytest.raises(torch.OutOfMemoryError):
+        y.untyped_storage().resize_(2**40)
+    assert y.untyped_storage().nbytes() == 4096
+
+
+def test_complex_parameters_in_data_parallel(gpus):
+    net, X = nn.Linear(10, 10, dtype=torch.cfloat), torch.rand(4, 10, dtype=torch.cfloat)
+    expected = net(X)
+    out = nn.DataParallel(net.cuda())(X.cuda())
+    out.real.sum().backward()
+    torch.testing.assert_close(out.detach().cpu(), expected)
+    assert net.bias.grad.tolist() == [4] * 10
+
+
+def test_what_replaces_a_function_has_its_name(gpus):
+    """By which libraries put it back, after they have replaced it themselves."""
+    assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
+    assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
+
+
+def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
+    with virtual_gpus(2), FakeTensorMode():
+        x = torch.empty(2, 3, device="cuda")
+        assert x.T.contiguous().shape == (3, 2)
+
+
+def test_what_only_cuda_has_is_refused_in_words(gpus):
+    """And not in those of the CPU, on which the values are computed."""
+    with pytest.raises(NotImplementedError, match="one of CUDA's own operations") as error:
+        torch.ops.aten._fused_dropout(torch.ones(2, device="cuda:1"), 0.5)
+    assert "'CPU' backend" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:virtual GPUs don't compile")
+def test_operators_that_compile_a_function_are_refused_in_words(gpus):
+    x = torch.ones(1, 2, 8, 16)
+    on_cpu = flex_attention(x, x, x, score_mod=nearer)
+    assert on_cpu.shape == x.shape
+    with pytest.raises(NotImplementedError, match="flex_attention takes a function and compiles it, and virtual GPUs"):
+        flex_attention(*[x.cuda()] * 3, score_mod=nearer)
+
+
+def nearer(score, batch, head, i, j):
+    return score - (i - j).abs()

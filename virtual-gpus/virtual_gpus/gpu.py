@@ -1,0 +1,129 @@
+"""One virtual GPU: what it holds, what it runs, what it sends, and its random numbers."""
+
+import re
+from operator import attrgetter
+
+import torch
+
+from virtual_gpus.clock.clock import current_stream_of, name_of
+from virtual_gpus.clock.streams import Chosen, Stream
+from virtual_gpus.constants import carry
+from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
+from virtual_gpus.memory.ledger import Ledger
+from virtual_gpus.meta_cache import key_of
+from virtual_gpus.ops.device_asserts import asserted, is_assert
+
+
+class VirtualGPU:
+    """One GPU of `machine`: its `number` in there, the `index` by which a program knows it, what it holds, its streams,
+    and its random numbers.
+
+    What all GPUs share is asked of the machine, so that it has one owner.
+    """
+
+    spec, backing, clock = (property(attrgetter(f"machine.{name}")) for name in ("spec", "backing", "clock"))
+
+    def __init__(self, number, machine):
+        self.number, self.machine = number, machine
+        self.ledger = Ledger(number, machine.spec.memory)
+        self.number_as(number)
+        self.generator = VirtualGenerator(gpu=self)
+        self.streams, self.chosen = [], Chosen()
+        self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
+        self.callbacks = None  # the stream of what is added to their futures, if anything is
+        Stream(gpu=self)  # the default one enters itself as the first
+
+    def number_as(self, index):
+        """Have the program know it as cuda:`index`."""
+        self.index = self.ledger.index = index
+        self.device = torch.device("cuda", index)
+        self.name = str(self.device)
+
+    def microseconds(self):
+        """What this thread's clock says since the machine was started, as a whole number."""
+        host = self.clock.host()
+        host = self.clock.shared if host.off else host  # one that books nothing has no time of its own
+        return round(1e6 * (host.time(self.index) - self.machine.started))
+
+    def stream_number(self):
+        """The number of this thread's current stream."""
+        return current_stream_of(self).stream_id
+
+    def run(self, func, args, kwargs, key=None, call=None):
+        """Call `func` on inner tensors, and book it on the clock.
+
+        `key` is what its time, and the shapes of its result, depend on (see `shapes.key_of`); `call` does the same as
+        `func`, with less around it.
+        """
+        machine = self.machine
+        if machine.refuses is not None:
+            raise machine.refuses()
+        key = key or key_of(func, args, kwargs)
+        try:
+            out = (call or func)(*args, **kwargs) if machine.dry is None else machine.dry(func, args, kwargs, key)
+        except (RuntimeError, IndexError) as error:
+            better = self.explained(error, func)
+            if better is not None:
+                raise better from error
+            if not is_assert(func, error):
+                raise
+            out = asserted(machine, func, args, kwargs, error)
+        machine.clock.book(self, func, args, kwargs, out, key)
+        if machine.meeting is not None:
+            carry(func, args, kwargs, out)
+        return out
+
+    def explained(self, error, func):
+        """An error that says more than `error` about a virtual GPU, or None."""
+        if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
+            return no_values(str(getattr(func, "overloadpacket", func.__name__)))
+        if isinstance(error, NotImplementedError) and "Could not run 'aten::" in str(error):
+            return cuda_only(func)
+        if str(error) == "ZeroDivisionError":
+            return RuntimeError(
+                "ZeroDivisionError: whole numbers were divided by zero. A real GPU says nothing, and gives an "
+                "arbitrary number; virtual GPUs compute on the CPU, where this is an error."
+            )
+        if asked := re.search(r"DefaultCPUAllocator.* tried to allocate (\d+) bytes", str(error), re.DOTALL):
+            self.ledger.check(int(asked[1]))  # perhaps the virtual GPU has no room, either
+            return RuntimeError(
+                f"{self.device} is made of this computer's memory, and that is full: {error}. The "
+                f'virtual GPU itself has room. Use less, or backing="meta" (shapes only).'
+            )
+        return None
+
+
+class VirtualGenerator(torch._C.Generator):
+    """torch.Generator(device='cuda:i')."""
+
+    def __new__(cls, *, gpu):
+        kind = "cpu" if gpu.backing.type == "meta" else gpu.backing
+        self = super().__new__(cls, kind)
+        self.gpu = gpu
+        GENERATORS[self._cdata] = self
+        return self.manual_seed(torch.initial_seed())
+
+    device = property(lambda self: self.gpu.device)
+
+    def clone_state(self):
+        return generator_on(self.device, self.get_state())
+
+    def __reduce__(self):
+        return generator_on, (self.device, self.get_state())
+
+
+def generator_on(device, state):
+    return torch.Generator(device).set_state(state)
+
+
+def count(nbytes, source, target, memory="pageable", non_blocking=False):
+    """Enter a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
+    if source is not target:
+        machine = (target or source).machine
+        if machine.refuses is not None:
+            raise machine.refuses()
+        machine.report()
+        if not non_blocking and (source is None or target is None):
+            check_waiting(machine)
+        machine.traffic[name_of(source), name_of(target)] += nbytes
+        machine.clock.copy(source, target, nbytes, memory, non_blocking)

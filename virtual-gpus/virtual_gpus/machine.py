@@ -1,0 +1,257 @@
+"""The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
+
+import functools
+import itertools
+import os
+import threading
+from collections import Counter
+
+import torch
+
+from virtual_gpus import patches
+from virtual_gpus.clock.clock import Clock
+from virtual_gpus.clock.specs import find_gpu
+from virtual_gpus.clock.timeline import Timeline, Totals
+from virtual_gpus.clock.topology import find_topology
+from virtual_gpus.errors import bad_fork
+from virtual_gpus.gpu import VirtualGPU
+from virtual_gpus.memory import history
+from virtual_gpus.meta_cache import dry
+from virtual_gpus.ops.device_asserts import device_side_assert
+from virtual_gpus.ops.table import Base
+from virtual_gpus.state import RUNNING, current
+from virtual_gpus.tensors import dispatch  # noqa: F401  (dispatch: operations find their way to it)
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
+
+
+class Machine:
+    """`n` GPUs named `gpu`, joined by `link`, made of `backing`: a context manager; see also start() and stop().
+
+    n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
+    that the GPU has: it joins every pair. Or the name of a machine type in `topology.MACHINES`, such as "DGX-1V": then
+    pairs are joined as in that machine, and more GPUs than it has take several of them on a `network`, a name in
+    `topology.NETWORKS` such as "InfiniBand HDR". backing: where the values are: "cpu"; "cuda:0" or "mps" (one real GPU
+    acts as several); or "meta" (no values, only shapes: a dry run of a network of any size). host: how long the host
+    takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a fast processor of today may
+    need a third. ValueError for anything else.
+
+    spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
+    topology          what joins each pair of them, see `topology.Topology`
+    backing           the torch.device that the values are on
+    installed, gpus   its VirtualGPUs, and those of them that a program sees, in its order; `devices` and `ledgers` have
+                      one entry for each of `gpus`
+    found             False: CUDA_VISIBLE_DEVICES is for the real GPUs, and whoever makes a machine has all of its GPUs.
+                      True: a program comes upon it as upon a computer's own, so the variable says which GPUs it sees
+    traffic           bytes copied so far, a Counter {(from, to): bytes} such as {("cpu", "cuda:1"): 4096};
+                      `traffic.clear()` counts anew, `bytes_moved()` adds up
+    clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
+                      read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
+    rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
+    """
+
+    def __init__(self, n, gpu="A100-80", link=None, backing="cpu", network=None, host=1.0):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
+        if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
+            raise ValueError(f"host={host!r}: how long a call takes must be a number above 0; 1 for a server of 2020")
+        self.options = {"gpu": gpu, "link": link, "backing": str(backing), "network": network, "host": host}
+        self.spec = find_gpu(gpu)
+        self.topology = find_topology(link, self.spec, network)
+        self.link, self.pcie = self.topology.link, self.topology.pcie
+        self.backing = find_backing(backing)
+        self.dry = dry if self.backing.type == "meta" else None  # calls operations without values
+        self.clock, self.started = Clock(host), 0.0
+        self.traffic = Counter()
+        self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
+        self.rank, self.ranks = None, 1
+        self.meeting = None  # in a dry run of a program, where its ranks meet: see `meeting`
+        self.default_device = None  # what torch.set_default_tensor_type has made of it
+        self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
+        self.found = False
+        self.visible, self.settled = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
+        self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
+        self.asserted = None  # what a kernel has found wrong, see `asserts`, and the host may not know yet
+        self.refuses = None  # what makes the error of every further use: of a fork, or after such an assert
+        self.sync_debug = 0  # torch.cuda.set_sync_debug_mode: 1 warns where the host waits, 2 is an error there
+        self.installed, self.seen = [], []
+        self.grow(n)
+
+    def __setattr__(self, name, value):
+        if name in SET_ONCE and name in vars(self):
+            raise AttributeError(f"{name} of {self} is fixed: its memory and its times follow from it. Make another")
+        super().__setattr__(name, value)
+
+    def __repr__(self):
+        on = "on" if self in RUNNING else "off"
+        return f"<{len(self.installed)} virtual {self.spec.key}, {self.topology.name}, {on}>"
+
+    @property
+    def gpus(self):
+        """The GPUs that a program sees, cuda:0 first: what CUDA_VISIBLE_DEVICES says counts until CUDA has started."""
+        if self.found and not self.settled:
+            self.visible = os.environ.get(VISIBLE)
+            shown = range(len(self.installed)) if self.visible is None else visible(len(self.installed))
+            self.seen = [self.installed[number] for number in shown]
+            for index, gpu in enumerate(self.seen):
+                gpu.number_as(index)
+        return self.seen
+
+    def settle(self):
+        """CUDA starts, and reads CUDA_VISIBLE_DEVICES: the GPUs that the program sees from now on."""
+        seen, self.settled = self.gpus, True
+        return seen
+
+    @property
+    def devices(self):
+        """The torch.devices of its GPUs, cuda:0 first."""
+        return [gpu.device for gpu in self.gpus]
+
+    @property
+    def ledgers(self):
+        """What each of its GPUs holds (`memory.Ledger`): bytes `allocated`, their `peak`, `capacity`, ..."""
+        return [gpu.ledger for gpu in self.gpus]
+
+    def grow(self, n):
+        """Have at least `n` GPUs; what lies on those there are stays where it is. ValueError if there is no room."""
+        self.topology.check(n)
+        new = [VirtualGPU(i, self) for i in range(len(self.installed), n)]
+        if self.installed and self.installed[0].ledger.history is not None:  # what is recorded is recorded of all
+            history.record(new, self.installed[0].ledger.history.settings)
+        self.installed += new
+        if self.visible is None:
+            self.seen = list(self.installed)
+
+    def gpu(self, index):
+        """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
+        if not self.used:
+            self.use()
+        if not 0 <= index < len(self.seen):
+            raise torch.AcceleratorError(
+                f"CUDA error: invalid device ordinal\nThere are {len(self.seen)} (virtual) GPUs, cuda:0 to "
+                f"cuda:{len(self.seen) - 1}; cuda:{index} is not one of them.{self.hidden()}"
+            )
+        if self.refuses is not None:
+            raise self.refuses()
+        return self.seen[index]
+
+    def use(self):
+        """The program asks for a GPU. RuntimeError if it sees none."""
+        if not self.settle():
+            raise RuntimeError(f"No CUDA GPUs are available{self.hidden()}")
+        self.used = True
+
+    def hidden(self):
+        """In words, why the program doesn't see all GPUs; nothing if it does."""
+        if len(self.seen) == len(self.installed):
+            return ""
+        return f"\n{VISIBLE}={self.visible!r} shows {len(self.seen)} of {len(self.installed)}."
+
+    def report(self):
+        """What the host hears when it waits for a GPU: torch.AcceleratorError after an assert, from now on always."""
+        if self.asserted is not None:
+            self.refuses = functools.partial(device_side_assert, self.asserted)
+            raise self.refuses()
+
+    def bytes_moved(self, source=None, target=None):
+        """Bytes copied from `source` to `target`, each a device or its name; None: any."""
+        wanted = [None if d is None else str(d) for d in (source, target)]
+        return sum(
+            nbytes
+            for ends, nbytes in self.traffic.items()
+            if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
+        )
+
+    def elapsed(self):
+        """Seconds on this thread's modelled clock since the machine was started.
+
+        The GPUs may still be at work: torch.cuda.synchronize(device) waits for one of them.
+        """
+        return self.clock.host().now - self.started
+
+    @property
+    def timeline(self):
+        """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
+        clock, dropped = self.clock, (self.clock.dropped, self.clock.dropped_until - self.started)
+        return Timeline(clock.since(self.started), self.spec, self.link, clock.reproducible, *dropped)
+
+    @property
+    def totals(self):
+        """What each of its GPUs has done since then, in all: a list of `timeline.Totals`."""
+        timeline, dropped = self.timeline, self.clock.totals
+        return [dropped.get(gpu.index, Totals()) + timeline.totals(gpu.index) for gpu in self.gpus]
+
+    def loading(self, batches, seconds, workers=0):
+        """Iterate over `batches`, each of which costs the host `seconds` of modelled time to prepare.
+
+        With workers=0 this thread prepares them, when they are asked for. More workers prepare them beside it, at most
+        two batches ahead each, as a DataLoader's do. ValueError for negative numbers.
+        """
+        if seconds < 0 or workers < 0:
+            raise ValueError(f"loading(seconds={seconds}, workers={workers}): neither can be negative")
+        return self.clock.load(batches, seconds, workers)
+
+    def start(self):
+        """Turn the GPUs on, and return the machine. Machines nest: the one started last answers."""
+        if self in RUNNING:
+            raise RuntimeError(f"{self} is on already; stop() it first")
+        if not RUNNING:
+            patches.install()
+        self.selected, self.started = threading.local(), self.clock.host().now
+        self.clock.forget()
+        RUNNING.append(self)
+        return self
+
+    def stop(self):
+        """Turn the GPUs off: PyTorch is as it was before start(). Does nothing if they are off.
+
+        A recorded history of memory is forgotten.
+        """
+        if self not in RUNNING:
+            return
+        if current() is not self:
+            raise RuntimeError(f"{current()} was started after {self}: stop it first")
+        RUNNING.pop()
+        self.asserted, self.refuses = None, bad_fork if self.forked else None
+        history.forget_history(self.installed)
+        if not RUNNING:
+            patches.remove()
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *exc):
+        while self in RUNNING:  # machines that were left on inside the block go first
+            current().stop()
+
+
+def visible(n):
+    """The numbers of those of `n` GPUs that CUDA_VISIBLE_DEVICES shows: it ends at the first one that there isn't."""
+    numbers = torch.cuda._parse_visible_devices()
+    if any(isinstance(number, str) for number in numbers):
+        raise RuntimeError(f"{VISIBLE}={os.environ[VISIBLE]!r}: virtual GPUs have numbers and no IDs; write 0,1, say")
+    return list(itertools.takewhile(lambda number: number < n, numbers))
+
+
+def mark_fork():
+    for machine in RUNNING:
+        machine.forked = machine.used
+        machine.refuses = bad_fork if machine.used else None
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=mark_fork)
+
+
+def find_backing(name):
+    try:
+        backing = torch.device(name)
+        if backing.type in ("cpu", "meta"):
+            return backing
+        if backing.type in ("cuda", "mps") and not RUNNING:
+            Base.to(torch.zeros(1), backing)  # wakes the driver up, or says what is wrong
+            return backing
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"backing={name!r} can't be used here: {error}") from None
+    raise ValueError(f'backing={name!r}: use "cpu", "meta", or a real GPU such as "cuda:0" or "mps"')

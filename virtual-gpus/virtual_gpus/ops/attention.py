@@ -1,0 +1,219 @@
+"""Attention as CUDA dispatches it: which of its kernels is called, and what that computes, made of the CPU's.
+
+Which one is decided as in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, for the wheels that PyTorch 2.15 is
+installed from (CUDA 13, cuDNN 9.26): on Hopper and Blackwell cuDNN's is tried first, elsewhere FlashAttention, then the
+memory-efficient one; what none of them takes is made of single operations. An H200 chose the same in 480 of 504 cases
+(PyTorch 2.11; its cuDNN also trained heads of 200 numbers). Head sizes that are no multiples of 8 are not padded.
+
+The kernels are called with the tensors inside of virtual ones. What the CPU's kernel can't do, they do by matrix
+products: dropout, the gradient of a mask, values wider than keys.
+"""
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from virtual_gpus.ops.batch_norm import precise
+
+aten = torch.ops.aten
+FLASH, EFFICIENT, CUDNN, MATH = (
+    getattr(SDPBackend, name).value for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
+)
+HALF = torch.float16, torch.bfloat16
+
+
+def backend(query, key, value, mask, is_causal, gqa, capability):
+    """The first kernel in PyTorch's order that is switched on and takes these tensors: FLASH, EFFICIENT, CUDNN, MATH.
+
+    RuntimeError if there is none. `capability` is the GPU's, `gqa`: fewer heads of keys than of queries are allowed.
+    """
+    order = torch._C._get_sdp_priority_order()
+    if order[:4] == [FLASH, EFFICIENT, MATH, CUDNN] and capability[0] in (9, 10):  # nobody has set another
+        order = CUDNN, FLASH, EFFICIENT, MATH
+    given = query, key, value, mask, is_causal, capability
+    fits = is_regular(query, key, value, mask, gqa)
+    for kind in order:
+        if kind == FLASH and fits and torch._C._get_flash_sdp_enabled() and flash_takes(*given):
+            return FLASH
+        if kind == EFFICIENT and fits and torch._C._get_mem_efficient_sdp_enabled() and efficient_takes(*given):
+            return EFFICIENT
+        if kind == CUDNN and fits and torch._C._get_cudnn_sdp_enabled() and cudnn_takes(*given):
+            return CUDNN
+        if kind == MATH and torch._C._get_math_sdp_enabled():
+            return MATH
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def is_regular(query, key, value, mask, gqa):
+    """What all kernels ask for: four dimensions, something to attend to, and heads that match."""
+    if not query.dim() == key.dim() == value.dim() == 4 or 0 in (query.shape[2], key.shape[2]):
+        return False
+    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
+        return False
+    same = query.shape[1] == key.shape[1] or (gqa and query.shape[1] % key.shape[1] == 0)
+    packed = all(t.stride(-1) == 1 for t in (query, key, value))
+    return same and packed and query.shape[3] == key.shape[3] and (mask is None or mask.stride(-1) == 1)
+
+
+def flash_takes(query, key, value, mask, is_causal, capability):
+    size, trained = query.shape[3], any(t.requires_grad for t in (query, key, value))
+    if (8, 6) <= capability <= (8, 9) and trained and 192 < size <= 224:
+        return False
+    square = not is_causal or query.shape[2] == key.shape[2]
+    fits = capability >= (8, 0) and query.dtype in HALF and size == value.shape[3] <= 256
+    return fits and mask is None and square
+
+
+def efficient_takes(query, key, value, mask, is_causal, capability):
+    half = query.dtype in HALF
+    unit = (8 if half else 4) if capability >= (8, 0) else (8 if half else 1)  # numbers that are read at once
+    aligned = capability < (8, 0) or all(t.storage_offset() % unit == 0 for t in (query, key, value))
+    typed = query.dtype in (torch.float16, torch.float32, *([torch.bfloat16] if capability >= (8, 0) else []))
+    shaped = query.shape[1] == key.shape[1] and query.shape[3] % unit == value.shape[3] % unit == 0
+    return typed and aligned and shaped
+
+
+def cudnn_takes(query, key, value, mask, is_causal, capability):
+    sizes, limit = (query.shape[3], value.shape[3]), 256 if capability[0] in (9, 10) else 128
+    trained = any(t.requires_grad for t in (query, key, value))
+    if trained and max(sizes) > 128 and sizes not in ((256, 256), (192, 128)):  # of those there is no backward pass
+        return False
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return False
+    fits = max(sizes) <= limit and sizes[0] % 8 == sizes[1] % 8 == 0 and key.shape[2] != 1
+    return fits and capability >= (8, 0) and query.dtype in HALF and takes_mask(query, key, mask)
+
+
+def takes_mask(query, key, mask):
+    """cuDNN takes masks of two or four dimensions, and has no gradients for them."""
+    if mask is None:
+        return True
+    if mask.requires_grad:
+        return False
+    wanted = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])[-mask.dim() :]
+    return mask.dim() in (2, 4) and all(n in (1, size) for n, size in zip(mask.shape, wanted, strict=True))
+
+
+# The kernels. A kernel gives (the result, the logarithms of the sums of exponentials); `completed` adds the rest. Its
+# `seed` decides what dropout leaves out, and its backward is given the same.
+
+
+def plain(query, key, value, bias, dropout_p, is_causal, scale, seed):
+    if dropout_p or query.shape[-1] != value.shape[-1]:
+        return of_products(query, key, value, bias, dropout_p, is_causal, scale, seed)
+    options = {"attn_mask": bias, "scale": scale}
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, **options)
+
+
+def plain_backward(grad, query, key, value, out, log_sums, bias, dropout_p, is_causal, scale, seed, wants_bias=False):
+    """The gradients of query, key, value and, if it is wanted, of the bias."""
+    if dropout_p or wants_bias or query.shape[-1] != value.shape[-1]:
+        return of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, scale, seed, wants_bias)
+    given = grad, query, key, value, out, log_sums, 0.0, is_causal
+    return *aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=bias, scale=scale), None
+
+
+def of_products(query, key, value, bias, dropout_p, is_causal, scale, seed):
+    weights, log_sums = softmax_of_products(query, key, bias, is_causal, scale)
+    kept = weights * dropout(weights, dropout_p, seed)
+    return (kept @ for_each_head(precise(value), query)).to(query.dtype), log_sums
+
+
+def of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, scale, seed, wants_bias):
+    grad, scale = precise(grad), query.shape[-1] ** -0.5 if scale is None else scale
+    weights, _ = softmax_of_products(query, key, bias, is_causal, scale)
+    scaled = dropout(weights, dropout_p, seed)
+    of_value = (weights * scaled).mT @ grad
+    of_weights = (grad @ for_each_head(precise(value), query).mT) * scaled
+    of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))  # (N, heads, queries, keys)
+    of_query, of_key = of_scores @ for_each_head(precise(key), query) * scale, of_scores.mT @ precise(query) * scale
+    of_key, of_value = [g.unflatten(1, (key.shape[1], -1)).sum(2) for g in (of_key, of_value)]
+    of_bias = of_scores.sum_to_size(bias.shape).to(bias.dtype) if wants_bias else None
+    return of_query.to(query.dtype), of_key.to(query.dtype), of_value.to(query.dtype), of_bias
+
+
+def softmax_of_products(query, key, bias, is_causal, scale):
+    """(the weights of all keys for each query, the logarithms of the sums that they were divided by)."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = precise(query) @ for_each_head(precise(key), query).mT * scale
+    if bias is not None:
+        scores = scores + bias
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).tril().logical_not(), -torch.inf)
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+def dropout(weights, p, seed):
+    """What the weights are multiplied by: 0 or 1 / (1 - p), the same numbers for the same seed."""
+    if not p:
+        return 1
+    if weights.is_meta:
+        return weights
+    kept = torch.empty(weights.shape).bernoulli_(1 - p, generator=torch.Generator().manual_seed(int(seed))).to(weights)
+    return kept / (1 - p) if p < 1 else kept
+
+
+def for_each_head(x, query):
+    """Keys or values of which several heads of queries share one, once for each of them."""
+    return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
+
+
+def flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None, seed=None):
+    if query.dtype not in HALF:
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    return plain(query, key, value, None, dropout_p, is_causal, scale, seed)
+
+
+def flash_backward(grad, query, key, value, out, log_sums, *rest, scale=None, seed=None):
+    return plain_backward(grad, query, key, value, out, log_sums, None, *rest[4:6], scale, seed)[:3]
+
+
+def efficient(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None, seed=None):
+    out, log_sums = plain(query, key, value, bias, dropout_p, is_causal, scale, seed)
+    return out.transpose(1, 2).contiguous().transpose(1, 2), log_sums  # heads inside of tokens, as CUDA's writes them
+
+
+def efficient_backward(grad, query, key, value, bias, out, log_sums, *rest, is_causal=False, scale=None, seed=None):
+    dropout_p, wanted, is_causal = rest[2], rest[3], rest[4] if len(rest) > 4 else is_causal
+    given = grad, query, key, value, out, log_sums, bias, dropout_p, is_causal, scale, seed
+    return plain_backward(*given, wants_bias=wanted[3])
+
+
+def cudnn(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *_, scale=None, seed=None):
+    return plain(query, key, value, bias, dropout_p, is_causal, scale, seed)
+
+
+def cudnn_backward(grad, query, key, value, out, log_sums, *rest, scale=None, seed=None):
+    return plain_backward(grad, query, key, value, out, log_sums, rest[2], *rest[7:9], scale, seed)[:3]
+
+
+def completed(made, query, key, packet, seed):
+    """All results of CUDA's operation. Dropout's seed is on the CPU, and an offset, of which there is none here."""
+    seeds = seed, torch.empty((), dtype=torch.int64, device="cpu")
+    if packet is aten._scaled_dot_product_efficient_attention:
+        return *made, *seeds
+    return *made, None, None, query.shape[2], key.shape[2], *seeds, None
+
+
+def without_seeds(args):
+    """(the arguments of a backward kernel without the seed and the offset, the seed)"""
+    seeds = [a for a in args if isinstance(a, torch.Tensor) and a.is_cpu and a.dtype is torch.int64]
+    return [None if any(a is seed for seed in seeds) else a for a in args], seeds[0] if seeds else None
+
+
+KERNELS = {FLASH: flash, EFFICIENT: efficient, CUDNN: cudnn}
+ATTENTION = {}
+for function in (*KERNELS.values(), flash_backward, efficient_backward, cudnn_backward):
+    kernel, _, backward = function.__name__.partition("_")
+    operation = getattr(aten, f"_scaled_dot_product_{kernel}_attention{backward and '_backward'}").default
+    function.overloadpacket = operation.overloadpacket  # by which its FLOPs are counted
+    ATTENTION[operation] = function
+
+
+def dispatched(kind, query, key, value, bias, dropout_p, is_causal, scale):
+    """What CUDA's kernel of this `kind` makes of virtual tensors, or of DTensors."""
+    if kind == FLASH:
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return made[0]
+    trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, bias))
+    kernel = aten._scaled_dot_product_cudnn_attention if kind == CUDNN else aten._scaled_dot_product_efficient_attention
+    return kernel(query, key, value, bias, trained, dropout_p, is_causal, scale=scale)[0]

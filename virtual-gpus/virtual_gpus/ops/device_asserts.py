@@ -1,0 +1,68 @@
+"""An index out of range, and whatever else CUDA's kernels find out while they run: a device-side assert.
+
+The host has gone on by then. It hears of it at the next synchronization, and from then on no GPU of the process works
+any more. Until then the kernel's result is zeros here. With CUDA_LAUNCH_BLOCKING=1 the host hears of it at once.
+"""
+
+import os
+import re
+
+import torch
+
+from virtual_gpus.ops.table import Base
+from virtual_gpus.tree import tensors_in
+from virtual_gpus.unknown_numbers import where_called
+
+# Where PyTorch's sources for CUDA have CUDA_KERNEL_ASSERT, and its CPU kernels an error.
+KERNELS = set(
+    "index index_put index_put_ _index_put_impl_ index_select index_add index_add_ index_copy index_copy_ index_fill "
+    "index_fill_ gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ take put put_ "
+    "embedding _embedding_bag _embedding_bag_forward_only nll_loss_forward nll_loss2d_forward one_hot bernoulli "
+    "bernoulli_ binary_cross_entropy multi_margin_loss".split()
+)
+WORDS = re.compile(  # the CPU's for what CUDA's kernels find out; what it checks on the host has others
+    r"index -?\d+ is out of bounds|index out of range in self|Target -?\d+ is out of bounds|out of range: tried to"
+    r"|Index \d+ of input takes value|Class values must be|Expected p_in|all elements of input should be between"
+    r"|target out of range"
+)
+
+
+def is_assert(func, error):
+    """Whether CUDA's kernel for `func` would have asserted where the CPU's raised `error`."""
+    return getattr(func, "overloadpacket", func).__name__ in KERNELS and WORDS.match(str(error))
+
+
+def device_side_assert(what):
+    """CUDA's words, and ours."""
+    return torch.AcceleratorError(
+        "CUDA error: device-side assert triggered\n"
+        "Search for `cudaErrorAssert' in "
+        "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        f"(virtual GPU: it was {what}. A real one doesn't say so: run the program with CUDA_LAUNCH_BLOCKING=1, or on "
+        "the CPU, to be stopped there.)\n"
+    )
+
+
+def asserted(machine, func, args, kwargs, error):
+    """Note it, and return a result of the right shape; raise at once if the host waits for every kernel."""
+    name = getattr(func, "overloadpacket", func).__name__
+    machine.asserted = f"{name} at {where_called()}, {str(error).splitlines()[0].rstrip('.')}"
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        machine.report()
+    if hasattr(func, "_schema") and func._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    try:
+        made = func(*on_meta(args), **{name: on_meta(value) for name, value in kwargs.items()})
+    except (RuntimeError, NotImplementedError):  # its shape depends on values
+        machine.report()
+    device = next(tensors_in((args, kwargs))).device
+    zeros = [Base.new_zeros(torch.empty(0, device=device), t.shape, dtype=t.dtype) for t in tensors_in([made])]
+    return zeros[0] if isinstance(made, torch.Tensor) else tuple(zeros)
+
+
+def on_meta(value):
+    if isinstance(value, torch.Tensor):
+        return Base.to(value, "meta")
+    return type(value)(map(on_meta, value)) if isinstance(value, (list, tuple)) else value

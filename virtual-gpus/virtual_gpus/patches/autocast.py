@@ -1,0 +1,147 @@
+"""torch.autocast('cuda') on virtual GPUs.
+
+C++ takes virtual tensors for CPU tensors, so what runs is the CPU's autocast, with CUDA's lists of operations added.
+One difference is left: matrix products of tensors that really are on the CPU are cast too; on real GPUs they are not.
+"""
+
+import torch
+
+from virtual_gpus.state import current
+from virtual_gpus.tensors.tensor import VirtualTensor
+
+# The lists of torch/include/ATen/autocast_mode.h, without what the CPU's autocast does as well
+FLOAT32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm norm.Scalar "
+    "norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp "
+    "upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_bicubic2d_aa".split()
+)
+INTO_FLOAT32 = (  # whose kernels take half precision and make float32 of it, where the caller names no other type
+    "softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum "
+    "sum.dim_IntList".split()
+)
+LOWER = ["addmv", "addr", "mv"]
+BANNED = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
+Many models use a sigmoid layer right before the binary cross entropy layer.
+In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
+or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
+safe to autocast."""
+KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield torch.amp.autocast_mode, "is_autocast_available", lambda device: device == "cuda" or _is_available(device)
+    yield torch.amp.autocast, "__enter__", enter
+    yield torch.amp.autocast, "__exit__", leave
+    yield torch._C._nn, "binary_cross_entropy", binary_cross_entropy
+    yield torch.amp.GradScaler, "_maybe_opt_step", maybe_opt_step
+
+
+_is_available = torch.amp.autocast_mode.is_autocast_available
+_enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
+_binary_cross_entropy = torch._C._nn.binary_cross_entropy
+_maybe_opt_step = torch.amp.GradScaler._maybe_opt_step
+
+
+def enter(self):
+    _enter(self)
+    if self.device == "cuda":
+        self.cpu_before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        torch.set_autocast_enabled("cpu", self._enabled)
+        torch.set_autocast_dtype("cpu", self.fast_dtype)
+    return self
+
+
+def leave(self, *exc):
+    if self.device == "cuda":
+        enabled, dtype = self.cpu_before
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+    return _exit(self, *exc)
+
+
+def maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+    """GradScaler's. It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
+    if current().meeting is None:
+        return _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs)
+    for found in optimizer_state["found_inf_per_device"].values():
+        found.item()  # for which the host waits
+    return optimizer.step(*args, **kwargs)
+
+
+def binary_cross_entropy(input, *args):
+    """Under F.binary_cross_entropy."""
+    if isinstance(input, VirtualTensor) and torch.is_autocast_enabled("cuda"):
+        raise RuntimeError(BANNED)
+    return _binary_cross_entropy(input, *args)
+
+
+def register_autocast(stack):
+    """Add CUDA's lists to the CPU's autocast; `stack` undoes it."""
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    stack.callback(library._destroy)
+    for name in FLOAT32:
+        library.impl(name, casting(name, lambda: torch.float32))
+    for name in LOWER:
+        library.impl(name, casting(name, lambda: torch.get_autocast_dtype("cpu")))
+    for name in INTO_FLOAT32:
+        library.impl(name, into_float32(name))
+    library.impl("cross_entropy_loss", cross_entropy_loss)
+
+
+def operation_of(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def casting(name, wanted):
+    operation = operation_of(name)
+
+    def kernel(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            if torch.is_autocast_enabled("cuda"):
+                args = [cast(a, wanted()) for a in args]
+            return operation(*args, **kwargs)
+
+    return kernel
+
+
+def into_float32(name):
+    operation = operation_of(name)
+    names = [argument.name for argument in operation._schema.arguments]
+    fused = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}.get(name.partition(".")[0])
+
+    def kernel(*args, **kwargs):
+        given = dict(zip(names, args, strict=False)) | kwargs
+        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+            if not torch.is_autocast_enabled("cuda") or given.get("dtype") is not None or not eligible(args[0]):
+                return operation(*args, **kwargs)
+            if fused and args[0].dtype != torch.float32:  # in C++ for tensors on a CPU, these would be copied first
+                return fused(args[0], given["dim"], True)
+            return operation(**given | {"dtype": torch.float32})
+
+    return kernel
+
+
+def cross_entropy_loss(input, *args, **kwargs):
+    """The CPU's autocast lets it compute in float32; CUDA's takes no notice of it, only of what it is made of."""
+    operation = torch.ops.aten.cross_entropy_loss.default
+    if torch.is_autocast_enabled("cuda") and isinstance(input, VirtualTensor):
+        return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
+    with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        half = torch.float16, torch.bfloat16
+        wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in (input, *args)]
+        return operation(*wide, **kwargs)
+
+
+def eligible(value):
+    """Whether CUDA's autocast would cast it: floating-point tensors on a virtual GPU, but for those in float64."""
+    return isinstance(value, VirtualTensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def cast(value, dtype):
+    """An argument as it is when autocast has done with it."""
+    return value.to(dtype) if eligible(value) else value

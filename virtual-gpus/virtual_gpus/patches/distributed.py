@@ -1,0 +1,256 @@
+"""torch.distributed with "nccl": process groups whose ranks have virtual GPUs.
+
+The groups, what they are called and who belongs to them stay PyTorch's own, as does all of DistributedDataParallel.
+Only where PyTorch would make a backend of NCCL's is one made that leads to `collectives`; and what C++ allocates for
+itself, it takes from a virtual GPU.
+"""
+
+import atexit
+import os
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from virtual_gpus.ranks.collectives import GROUPS, GlooGroup, Group, on_the_gpu_of
+from virtual_gpus.ranks.communicator import Future, Members
+from virtual_gpus.state import current, current_index
+from virtual_gpus.tensors.tensor import inner_of, is_virtual
+
+ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
+_barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+_split_group, _collect_all = ProcessGroup.split_group, torch._C._collect_all
+_init, _rendezvous = dist.init_process_group, distributed_c10d.rendezvous
+_Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
+_broadcast_coalesced = dist._broadcast_coalesced
+
+LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield distributed_c10d, "rendezvous", rendezvous
+    for owner in (dist, distributed_c10d):
+        yield owner, "is_nccl_available", lambda: True
+        yield owner, "init_process_group", init_process_group
+        yield owner, "destroy_process_group", destroy_process_group
+    if not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # in a build without CUDA: PyTorch asks who is of this class
+        yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
+    yield ProcessGroup, "barrier", host_barrier
+    yield ProcessGroup, "split_group", split_group
+    yield ProcessGroup, "_start_coalescing", start_coalescing
+    yield ProcessGroup, "_end_coalescing", end_coalescing
+    yield torch._C, "_collect_all", collect_all
+    yield c10d.FakeProcessGroup, "perform_nocolor_split", lambda self, device: None  # who is not in a new group
+    yield dist, "Reducer", Reducer
+    yield dist, "_register_builtin_comm_hook", register_builtin_hook
+    yield dist, "_verify_params_across_processes", verify
+    yield dist, "_broadcast_coalesced", broadcast_in_cpp
+
+
+def register_backends(stack):
+    """Set what PyTorch asks for a backend; others that a program registers meanwhile stay."""
+    nccl, gloo = (Backend._BackendPlugin(made, extended_api=True) for made in (create, create_gloo))
+    plugins = dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), nccl) | {"GLOO": gloo}
+    for name, plugin in plugins.items():
+        if name in Backend._plugins:
+            stack.callback(Backend._plugins.__setitem__, name, Backend._plugins[name])
+        else:
+            stack.callback(Backend._plugins.pop, name)
+        Backend._plugins[name] = plugin
+
+
+def create(options, backend_options):
+    """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
+    if not current().settle():
+        raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+    GROUPS[options.group_id] = Group(options.process_group, members_of(options), options.group_id)
+    return refusing(options)
+
+
+def members_of(options):
+    ranks = options.global_ranks_in_group or list(range(options.group_size))
+    members = Members(options.store, options.group_rank, list(ranks), options.timeout)
+    if current().rank is None:  # the first group is that of all ranks
+        current().rank, current().ranks = members.this, len(ranks)
+    return members
+
+
+def refusing(options):
+    """A backend that can do nothing."""
+    settings = c10d.FakeProcessGroup.Options()
+    settings.error_on_collective = True
+    return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, settings)
+
+
+def create_gloo(options, backend_options):
+    """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
+    those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
+    GROUPS.setdefault(options.group_id, GlooGroup(options.process_group, members_of(options), options.group_id))
+    if current().meeting is not None:
+        return refusing(options)
+    return distributed_c10d._create_gloo_process_group(options, backend_options)
+
+
+def rendezvous(url, rank=-1, world_size=-1, **options):
+    """Under init_process_group. The ranks of a dry run find each other in this process, whatever the `url`."""
+    if current().meeting is None:
+        return _rendezvous(url, rank, world_size, **options)
+    known = os.environ["RANK"] if rank < 0 else rank, os.environ["WORLD_SIZE"] if world_size < 0 else world_size
+    return iter([(current().meeting.store, *map(int, known))])
+
+
+def init_process_group(*args, **kwargs):
+    """torch.distributed's. In a dry run there is one already, for programs that need it: this one takes its place."""
+    meeting = current().meeting
+    if meeting is not None and dist.is_initialized() and meeting.provided.pop(current().rank, None) is not None:
+        destroy_process_group()
+    _init(*args, **kwargs)
+
+
+def destroy_process_group(group=None):
+    """torch.distributed's. What was begun is done first, as NCCL does it."""
+    name = None if group is None or group == dist.GroupMember.WORLD else group.group_name
+    for ended in list(GROUPS) if name is None else [name]:
+        if ended in GROUPS:
+            GROUPS.pop(ended).close()
+    _destroy(group)
+
+
+@atexit.register
+def at_exit():
+    """A program that ends without destroy_process_group: its threads must not come back to a Python that is gone."""
+    for group in GROUPS.values():
+        group.close(LEAVING)
+
+
+def nccl_group(group):
+    """The Group of a process group whose ranks have virtual GPUs by nccl, or None."""
+    made = GROUPS.get(group.group_name)
+    return None if isinstance(made, GlooGroup) else made
+
+
+def host_barrier(self, opts=None, **options):
+    """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
+    opts, meeting = opts or c10d.BarrierOptions(), current().meeting
+    if meeting is not None and opts.device is not None and opts.device.type == "cpu":
+        meeting.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
+        return Works([])
+    if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
+        return _barrier(self, opts, **options)
+    index = opts.device_ids[0] if opts.device_ids else current_index()
+    flag = torch.zeros(1, device=torch.device("cuda", index))
+    work = torch.ops.c10d.barrier(flag, self.boxed(), [index])
+    work = c10d.Work.unbox(work)
+    if not opts.asyncOp:
+        work.wait()
+        flag.gpu.clock.synchronize(flag.gpu, [flag.gpu.streams[0]])
+    return work
+
+
+def split_group(self, new_ranks, timeout=None, **options):
+    """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
+    made, whole = _split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
+    if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
+        members = whole.members.subset(list(new_ranks)).meeting_at(made.group_name)
+        members = members._replace(timeout=timeout or members.timeout)
+        GROUPS[made.group_name] = type(whole)(made, members, made.group_name)
+    return made
+
+
+def start_coalescing(self, device):
+    if nccl_group(self) is None:
+        return _start(self, device)
+    nccl_group(self).coalesced = []
+
+
+def end_coalescing(self, device):
+    """One work for all that the block was given."""
+    group = nccl_group(self)
+    if group is None:
+        return _end(self, device)
+    works, group.coalesced = group.coalesced, None
+    return Works(works)
+
+
+def collect_all(futures):
+    """Under torch.futures.collect_all and wait_all: C++ would take NCCL's for done, as they are complete at once."""
+    for future in futures:
+        if isinstance(future, Future):
+            future.source.wait()
+    return _collect_all(futures)
+
+
+def register_builtin_hook(reducer, kind):
+    """The hooks that DistributedDataParallel has in C++: the same in Python."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # only here, because it takes its time
+
+    half = kind == dist.BuiltinCommHookType.FP16_COMPRESS
+    hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
+    dist._register_comm_hook(reducer, reducer.group, hook)
+
+
+class Works(c10d.Work):
+    """Several works as one."""
+
+    def __init__(self, works):
+        super().__init__()
+        self.works = works
+
+    def wait(self, timeout=None):
+        for work in self.works:
+            work.wait()
+        return True
+
+    def is_completed(self):
+        return all([work.is_completed() for work in self.works])
+
+
+class Reducer(_Reducer):
+    """What DistributedDataParallel leaves to C++: its buckets lie on the GPU."""
+
+    def __init__(self, parameters, *args, **kwargs):
+        self.parameters, self.types = parameters, {parameter.dtype for parameter in parameters}
+        self.group = args[2]
+        with on_the_gpu_of(parameters, self.types | {torch.int32}):  # its map of the parameters that were used
+            super().__init__(parameters, *args, **kwargs)
+
+    def _rebuild_buckets(self):
+        with on_the_gpu_of(self.parameters, self.types):
+            return super()._rebuild_buckets()
+
+    def _set_mixed_precision_param_dtype(self, dtype):
+        """C++ converts the buckets, but not the views by which they are filled until they are made anew."""
+        raise NotImplementedError(
+            "DistributedDataParallel(mixed_precision=...): in the first step PyTorch averages memory that nothing has "
+            "been written to. What that holds on a real GPU can't be imitated; use torch.autocast."
+        )
+
+    def _run_allreduce_hook(self, bucket):
+        """What happens to a bucket without a hook. C++ would hand out a future that nobody can wait for in Python."""
+        if not is_virtual(bucket.buffer()):
+            return super()._run_allreduce_hook(bucket)
+        return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True).get_future()
+
+    def _set_static_graph(self):
+        with on_the_gpu_of(self.parameters, {torch.int32}):
+            super()._set_static_graph()
+
+    def _set_forward_pass_work_handle(self, work, *args):
+        """C++ asks the work for its future, which only an object that Python still has can give."""
+        self.forward_work = work
+        super()._set_forward_pass_work_handle(work, *args)
+
+
+def broadcast_in_cpp(*args):
+    with current().clock.in_cpp():
+        return _broadcast_coalesced(*args)
+
+
+def verify(group, tensors, *args):
+    """Whether all ranks have the same parameters; in a dry run there is one rank."""
+    if any(inner_of(tensor).is_meta for tensor in tensors):
+        return None
+    with on_the_gpu_of(tensors):
+        return _verify(group, tensors, *args)

@@ -1,0 +1,113 @@
+"""Gradients that people hand to autograd, or make for it, have to be where their tensor is.
+
+C++ checks that, and takes virtual tensors for CPU tensors; so the checks are made here, in PyTorch's words: for what
+`backward` and `autograd.grad` are given, for what a `torch.autograd.Function` returns, and for hooks on tensors. Not
+for the hooks of graph nodes, modules and saved tensors: what those return counts as if it were on the right GPU.
+"""
+
+import functools
+import weakref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function
+
+from virtual_gpus.state import current
+from virtual_gpus.tensors.tensor import gradient_on
+
+# The originals, taken before anything is patched.
+_run_backward, _register_hook = torch.autograd._engine_run_backward, Tensor.register_hook
+_apply, _apply_backward = vars(Function)["apply"], BackwardCFunction.apply
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    yield torch.autograd, "_engine_run_backward", start_backward
+    yield Function, "apply", classmethod(apply)
+    yield BackwardCFunction, "apply", apply_backward
+    yield Tensor, "register_hook", register_hook
+
+
+def its_gpu(value):
+    return getattr(value, "gpu", None)
+
+
+def device_of(value):
+    return value.device if isinstance(value, Tensor) else None
+
+
+def batched(grad):
+    """Whether this is a stack of gradients, which is_grads_batched=True makes; autograd takes it for one of them."""
+    return isinstance(grad, Tensor) and torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def on_device(grad, device, index, who=""):
+    """`grad` if it is on `device`, with PyTorch's error if it isn't; a single number moves."""
+    if device is None or not isinstance(grad, Tensor) or batched(grad) or grad.device == device:
+        return grad
+    if grad.dim():
+        raise RuntimeError(f"{who}invalid gradient at index {index} - expected device {device} but got {grad.device}")
+    return grad.to(device)
+
+
+def start_backward(outputs, grads, *args, **kwargs):
+    """Autograd's engine, under Tensor.backward and torch.autograd.grad, with a thread for each GPU on the clock."""
+    grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
+    with current().clock.backward():
+        try:
+            found = _run_backward(outputs, grads, *args, **kwargs)
+        except RuntimeError as error:
+            if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, outputs)):
+                error.args = (str(error).replace("[torch.", "[torch.cuda."),)
+            raise
+    if not found:
+        return found
+    inputs = args[2] if len(args) > 2 else kwargs["inputs"]
+    return tuple(
+        grad if batched(grad) else gradient_on(grad, its_gpu(x)) for grad, x in zip(found, inputs, strict=True)
+    )
+
+
+def apply(cls, *args, **kwargs):
+    """torch.autograd.Function.apply, which also notes where its arguments and results are."""
+    out = _apply.__get__(None, cls)(*args, **kwargs)
+    outs = out if isinstance(out, tuple) else (out,)
+    for ctx in (o.grad_fn for o in outs if isinstance(o, Tensor)):
+        if getattr(ctx, "_forward_cls", None) is cls:
+            ctx.ends = [device_of(a) for a in args], [its_gpu(o) for o in outs]
+            break
+    return out
+
+
+def apply_backward(ctx, *grads):
+    """The backward pass of a torch.autograd.Function."""
+    if not hasattr(ctx, "ends"):
+        return _apply_backward(ctx, *grads)
+    devices, gpus = ctx.ends
+    made = _apply_backward(ctx, *map(gradient_on, grads, gpus))
+    made = made if isinstance(made, tuple) else (made,)
+    who = f"Function {type(ctx).__name__} returned an "
+    found, index = [], 0
+    for grad, device in zip(made, devices, strict=False):
+        found.append(on_device(grad, device, index, who))
+        index += device is not None  # C++ counts tensors only
+    return (*found, *made[len(devices) :])
+
+
+def register_hook(self, hook):
+    """Tensor.register_hook."""
+    tensor, gpu = (
+        weakref.ref(self),
+        its_gpu(self),
+    )  # a tensor may have moved, or be gone, when its gradient comes
+
+    @functools.wraps(hook)
+    def checking(grad):
+        grad = gradient_on(grad, getattr(tensor(), "gpu", gpu if tensor() is None else None))
+        new = hook(grad)
+        if isinstance(new, Tensor) and new.is_cuda != grad.is_cuda:
+            name = getattr(hook, "__name__", "<unknown>")
+            raise RuntimeError(f"hook '{name}' has changed the type of value (was {grad.type()} got {new.type()})")
+        return grad if new is None else new
+
+    return _register_hook(self, checking)

@@ -1,0 +1,61 @@
+"""torch.FloatTensor, torch.cuda.FloatTensor and their like: types from before tensors had a dtype and a device."""
+
+import torch
+from torch import Tensor
+
+from virtual_gpus.state import current
+
+LEGACY = "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()
+
+# The original, taken before anything is patched.
+_set_default_tensor_type = torch._C._set_default_tensor_type
+
+
+class LegacyType(type):
+    """The type of tensors of one dtype, on the CPU or on a GPU. Called, it makes one; isinstance asks for both.
+
+    It equals PyTorch's own, in sets and tables, too.
+    """
+
+    def __instancecheck__(cls, value):
+        return isinstance(value, Tensor) and value.type() == str(cls)
+
+    def __call__(cls, *args, device=None):
+        made = cls.on_the_cpu(*args)
+        return made.cuda(device) if cls.is_cuda else made
+
+    def __str__(cls):
+        return f"{cls.__module__}.{cls.__name__}"
+
+    def __eq__(cls, other):
+        return cls is other or (other is not None and cls.original is other)
+
+    def __hash__(cls):
+        return hash(cls.original)
+
+
+def legacy_type(module, name):
+    """What takes the place of `module`.`name`, where module is torch or torch.cuda."""
+    on_the_cpu = getattr(torch, name)
+    original = getattr(module, name, on_the_cpu)  # a PyTorch built without CUDA has those of torch only
+    names = {"__module__": module.__name__, "on_the_cpu": on_the_cpu, "original": original}
+    names |= {"dtype": on_the_cpu.dtype, "is_cuda": module is torch.cuda, "is_sparse": False, "layout": torch.strided}
+    return LegacyType(name, (), names)
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    for module in (torch, torch.cuda):
+        for name in LEGACY:
+            yield module, f"{name}Tensor", legacy_type(module, f"{name}Tensor")
+    yield torch._C, "_set_default_tensor_type", set_default_tensor_type
+
+
+def set_default_tensor_type(kind):
+    """Under torch.set_default_tensor_type."""
+    if isinstance(kind, LegacyType) and kind.is_cuda:
+        torch.set_default_dtype(kind.dtype)
+        current().default_device = "cuda"
+    else:
+        _set_default_tensor_type(getattr(kind, "on_the_cpu", kind))
+        current().default_device = None

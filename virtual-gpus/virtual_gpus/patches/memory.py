@@ -1,0 +1,89 @@
+"""The functions of C++ under PyTorch's snapshots and histories of memory; its Python on top of them stays as it is."""
+
+import torch
+
+from virtual_gpus.memory import history
+from virtual_gpus.state import current
+
+REFUSED = {
+    "_cuda_allocationTraceback": "finding a block by its address",  # data_ptr() is not one
+    "_cuda_annotateMemory": "annotating a block by its address",
+    "_cuda_setMemoryMetadata": "metadata of memory",
+    "_cuda_attach_out_of_memory_observer": "an observer of out-of-memory errors",
+}
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    for name, what in REFUSED.items():
+        yield torch._C, name, refusing(what)
+    for name, value in (
+        ("_cuda_memorySnapshot", memory_snapshot),
+        ("_cuda_record_memory_history", record_memory_history),
+        ("_cuda_record_memory_history_legacy", record_memory_history_legacy),
+        ("_cuda_isHistoryEnabled", lambda: any(ledger.history is not None for ledger in current().ledgers)),
+        ("_cuda_memoryMetadataSupported", lambda: False),
+        ("_cuda_getMemoryMetadata", lambda: ""),
+    ):
+        yield torch._C, name, value
+
+
+def refusing(what):
+    def refuse(*args):
+        raise not_imitated(what)
+
+    return refuse
+
+
+def not_imitated(what):
+    return RuntimeError(
+        f"{what} can't be imitated by virtual GPUs. What they offer instead: torch.cuda.memory_snapshot() has every "
+        "block in use with its size and, if torch.cuda.memory._record_memory_history() was called, its stack"
+    )
+
+
+def memory_snapshot(pool=None):
+    """Under torch.cuda.memory_snapshot. `pool`: (0, 0), perhaps with whether to include traces; None: with them."""
+    first, second, traces = (*(pool or (0, 0)), True)[:3]
+    if (first, second) != (0, 0):
+        raise RuntimeError(f"mempool_id=({first}, {second}): virtual GPUs have one memory pool, (0, 0)")
+    return history.snapshot(current().ledgers, traces)
+
+
+def record_memory_history(
+    enabled,
+    context,
+    stacks,
+    max_entries,
+    clear_history=False,
+    compile_context=False,
+    annotations=False,
+    skip_actions=(),
+    pinned=False,
+    cuda=True,
+):
+    """Under torch.cuda.memory._record_memory_history. Stacks have Python's frames only, also those of "all": C++ does
+    something else here than on a GPU. There is nothing to say of compiled code, as nothing is compiled."""
+    check_option("state", enabled, ("state", "all", None))
+    check_option("context", context, ("state", "alloc", "all", None))
+    check_option("stacks", stacks, ("python", "all"))
+    for name, wanted in (("record_pinned_host_memory", pinned), ("global_record_annotations", annotations)):
+        if wanted:
+            raise not_imitated(f"{name}=True")
+    if cuda:
+        entries = max(1, max_entries) if enabled == "all" else 1  # in PyTorch, too, at least one stays
+        settings = history.Settings(context, entries, frozenset(skip_actions))
+        history.record(current().gpus, settings if enabled else None, clear_history)
+
+
+def record_memory_history_legacy(enabled, context, max_entries, trace_context, cpp_context=False, *more):
+    """The same for calls as they were before 2023, with enabled=True or False."""
+    level = "alloc" if trace_context else "state" if context else None
+    record_memory_history("all" if enabled else None, level, "python", max_entries, *more)
+
+
+def check_option(name, value, known):
+    """RuntimeError, in PyTorch's words."""
+    if value not in known:
+        *others, last = ("None" if option is None else f"'{option}'" for option in known)
+        raise RuntimeError(f"expected {name} to be {', '.join(others)}, or {last}")

@@ -1,0 +1,109 @@
+"""Python objects that the ranks of a dry run send each other. They have no values to send, and no time is taken for it:
+what a program says in this way, it says before its first step, or to write a checkpoint. They travel pickled, because
+each rank has classes of its own (see `places.ProcessState`)."""
+
+import pickle
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from virtual_gpus.state import current
+
+_ORIGINALS = {
+    name: getattr(dist, name)
+    for name in (
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        *("send_object_list", "recv_object_list"),
+    )
+}
+
+
+def patches():
+    """(owner, name, replacement), for patches.install."""
+    for name, original in _ORIGINALS.items():
+        replacement = in_a_dry_run(globals()[name], original)
+        for owner in (dist, distributed_c10d):
+            yield owner, name, replacement
+
+
+def in_a_dry_run(function, original):
+    def call(*args, **kwargs):
+        return (original if current().meeting is None else function)(*args, **kwargs)
+
+    return call
+
+
+def all_gather_object(object_list, obj, group=None, weights_only=False):
+    object_list[:] = exchanged(obj, group)
+
+
+def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None, weights_only=False):
+    objects = exchanged(obj, group)
+    if dist.get_rank(group) == number_of(dst, group_dst, group):
+        object_gather_list[:] = objects
+
+
+def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None, weights_only=False):
+    source = number_of(src, group_src, group)
+    object_list[:] = from_rank(source, exchanged(list(object_list), group), group)
+
+
+def scatter_object_list(
+    scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False
+):
+    objects = from_rank(number_of(src, group_src, group), exchanged(scatter_object_input_list, group), group)
+    scatter_object_output_list[0] = objects[dist.get_rank(group)]
+
+
+def send_object_list(
+    object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False
+):
+    here, there = dist.get_rank(), ranks_of(group)[number_of(dst, group_dst, group)]
+    meeting_for([here, there], group).send((group_name(group), here, there), pickle.dumps(list(object_list)))
+
+
+def recv_object_list(
+    object_list, src=None, group=None, device=None, group_src=None, use_batch=False, weights_only=False
+):
+    if src is None and group_src is None:
+        raise RuntimeError("a dry run can't receive objects from any source: name the rank that sends them")
+    here, there = dist.get_rank(), ranks_of(group)[number_of(src, group_src, group)]
+    object_list[:] = pickle.loads(meeting_for([here, there], group).receive((group_name(group), there, here)))
+    return there
+
+
+def exchanged(obj, group):
+    """What each rank of the group says when this one says `obj`."""
+    place = group_name(group), "objects"
+    said = current().meeting.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
+    return [pickle.loads(each) for each in said]
+
+
+def from_rank(source, objects, group):
+    """Those of number `source` of the group. RuntimeError if that rank isn't run: what it says is unknown."""
+    rank = ranks_of(group)[source]
+    if not current().meeting.here([rank]):
+        raise RuntimeError(
+            f"rank {dist.get_rank()} waits for objects of rank {rank}, which a dry run of that one has: use rank={rank}"
+        )
+    return objects[source]
+
+
+def meeting_for(ends, group):
+    current().meeting.need(ends, ranks_of(group))
+    return current().meeting
+
+
+def number_of(rank, number, group):
+    """A rank's number in the group, from that or from its number in the whole program; without both, 0."""
+    if number is not None:
+        return number
+    return 0 if rank is None else ranks_of(group).index(rank)
+
+
+def ranks_of(group):
+    return dist.get_process_group_ranks(group)
+
+
+def group_name(group):
+    return (group or dist.GroupMember.WORLD).group_name

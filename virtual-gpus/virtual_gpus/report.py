@@ -1,0 +1,176 @@
+"""What a program did on its GPUs, said when it ends: in words, and as one trace of all its processes.
+
+When they end its processes have no way to each other any more: each adds its part to a file that all of them know.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from virtual_gpus.clock.timeline import Totals
+from virtual_gpus.files import locked, private_folder, replacing
+from virtual_gpus.memory.ledger import readable
+from virtual_gpus.state import current
+
+HEAD, TAIL = '{"displayTimeUnit": "ms", "otherData": ', "\n]}\n"  # of a trace: an event a line between them
+PIDS = 1000  # numbers of processes in a trace, for each that there really was
+
+
+@contextlib.contextmanager
+def reporting(machine, setup, inherited=False):
+    """Around a program: at its end what the Setup wants to know, also where it fails.
+
+    inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
+    """
+    steps, failed, process = [], True, os.getpid()
+    hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
+    try:
+        yield
+        failed = False
+    except SystemExit as end:
+        failed = bool(end.code)
+        raise
+    finally:
+        hook.remove()
+        name, timeline = process_name(machine, inherited), machine.timeline
+        speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
+        if setup.trace and speaks:
+            add_trace(setup, name, timeline)
+        if setup.account and speaks:
+            add_account(setup, name, machine, steps, failed, inherited)
+
+
+def gather_timeline(group=None):
+    """The timelines of all ranks of a torch.distributed `group`, a list by rank, on its first rank; None on the others.
+
+    Each rank must call it. The gathering itself, which is at the end of them, is not in them.
+    """
+    rank, timeline = dist.get_rank(group), current().timeline
+    timelines = [None] * dist.get_world_size(group) if rank == 0 else None
+    dist.gather_object(timeline, timelines, group=group, group_dst=0)
+    return timelines
+
+
+def process_name(machine, inherited):
+    """What this process is called: nothing, if it is the only one or starts those that compute."""
+    if machine.rank is None and inherited:
+        return f"process {os.getpid()}"
+    under_torchrun = os.environ["RANK"] if "LOCAL_WORLD_SIZE" in os.environ else None
+    rank = under_torchrun if machine.rank is None else machine.rank
+    return "" if rank is None else f"rank {rank}"
+
+
+def number_in(name):
+    return int(name.rpartition(" ")[2] or 0)
+
+
+def attempt(setup):
+    """What tells this run from others, and from those before torchrun started its processes again."""
+    return f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+
+
+def add_trace(setup, name, timeline):
+    """Add this process to the file of the run's trace. A file of another run is replaced."""
+    path, run = Path(setup.trace), attempt(setup)
+    owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
+    with locked(path):
+        there, lines = read_trace(path)
+        if there["run"] != run or name in there["processes"]:
+            there, lines = {"run": run, "processes": []}, ""
+        if timeline.events:
+            there["processes"].append(name)
+        events = timeline.trace_events(0.0, owner, first)
+        lines = ",\n".join(filter(None, [lines, *map(json.dumps, events)]))
+        with replacing(path) as new:
+            new.write_text(f'{HEAD}{json.dumps(there)}, "traceEvents": [\n{lines}{TAIL}')
+
+
+def read_trace(path):
+    """Whose a trace is, {"run": ..., "processes": names}, and its lines; nobody's if `add_trace` has not written it."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    head, _, lines = text.partition("\n")
+    try:
+        there = json.loads(head + "]}")["otherData"]
+        return {"run": there["run"], "processes": there["processes"]}, lines.removesuffix(TAIL)
+    except (ValueError, KeyError, TypeError):
+        return {"run": None, "processes": []}, ""
+
+
+def add_account(setup, name, machine, steps, failed, inherited):
+    """Say what the GPUs did, when the last of this computer's ranks ends.
+
+    One that fails says at once what there is to say, because the others may be ended with it. Processes that are no
+    ranks leave it to the one that started them. Where they can't come together each says its own.
+    """
+    mine = {name: account(machine, steps, name)} if name or machine.timeline.events else {}
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
+    helps = inherited and machine.rank is None
+    try:
+        said = together(setup, mine, 0 if failed else math.inf if helps else ranks)
+    except OSError as error:
+        print(f"--account: {error}", file=sys.stderr)
+        said = mine
+    if said:
+        print(in_words(machine, said), file=sys.stderr, flush=True)
+
+
+def together(setup, mine, needed):
+    """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
+    none, and mine is left, too."""
+    key, run = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(setup)
+    path = private_folder("virtual-gpus") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+    with locked(path):
+        there = read_accounts(path, run)
+        if there.keys() & mine.keys():  # left by an earlier run, which was ended
+            there = {}
+        there |= mine
+        if len(there) >= needed:
+            path.unlink(missing_ok=True)
+            return there
+        with replacing(path) as new:
+            new.write_text(json.dumps({"run": run, "accounts": there}))
+        return {}
+
+
+def read_accounts(path, run):
+    """The accounts {name: lines} that processes of this `run` have left at `path`; none if there is anything else."""
+    try:
+        there = json.loads(path.read_text(errors="replace"))
+        return {name: list(map(str, lines)) for name, lines in there["accounts"].items() if there["run"] == run}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def in_words(machine, accounts):
+    """The accounts {name: lines} of the processes, one after the other."""
+    processes = "" if "" in accounts else f"{len(accounts)} process{'es' * (len(accounts) > 1)}, "
+    gpus = f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
+    first = f"{processes}{gpus} (all times are modelled)"
+    return "\n".join([first, *(line for name in sorted(accounts, key=number_in) for line in accounts[name])])
+
+
+def account(machine, steps, name=""):
+    """What the process `name` did on the GPUs of `machine`, as lines; `steps` are when an optimizer had stepped."""
+    lines, timeline = [], machine.timeline
+    # No time goes by on GPUs between the steps of a network on the CPU.
+    between = [after - before for before, after in itertools.pairwise(steps) if after > before]
+    if between:
+        lines.append(f"{1e3 * statistics.median(between):.3f} ms from one optimizer step to the next (median)")
+        lines = [f"{name}: {lines[0]}"] if name else lines
+    for gpu, totals in enumerate(machine.totals):
+        if totals == Totals():
+            continue
+        share = totals.communication / timeline.end
+        hidden = f", {totals.hidden / totals.communication:.0%} of it behind kernels" if share else ""
+        peak, owner = readable(machine.ledgers[gpu].peak), f"{name}, " if name else ""
+        lines.append(f"{owner}cuda:{gpu}: at most {peak}, {share:.0%} of the time in copies and collectives{hidden}")
+    return [lines[0] + timeline.caveat, *lines[1:]] if lines else lines
