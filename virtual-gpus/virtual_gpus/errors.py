@@ -28,7 +28,7 @@ ARGUMENTS = {
 
 
 def no_values(what):
-    if current() is not None and current().meeting is not None:
+    if current() is not None and current().rendezvous is not None:
         return RuntimeError(
             f"a dry run has shapes and no values: {what} needs some, at {where_called()}. Leave it out of the step; a "
             "number that is only printed can be read with .item()"

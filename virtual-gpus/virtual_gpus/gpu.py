@@ -69,7 +69,7 @@ class VirtualGPU:
                 raise
             out = asserted(machine, func, args, kwargs, error)
         machine.clock.book(self, func, args, kwargs, out, key)
-        if machine.meeting is not None:
+        if machine.rendezvous is not None:
             carry(func, args, kwargs, out)
         return out
 

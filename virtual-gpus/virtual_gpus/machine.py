@@ -66,7 +66,7 @@ class Machine:
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
-        self.meeting = None  # in a dry run of a program, where its ranks meet: see `meeting`
+        self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False

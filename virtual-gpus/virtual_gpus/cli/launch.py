@@ -21,7 +21,7 @@ from virtual_gpus.children import Setup, handed_down
 from virtual_gpus.clock.specs import GPUS, LINKS
 from virtual_gpus.clock.topology import MACHINES, NETWORKS
 from virtual_gpus.dry_runs.cluster import Cluster
-from virtual_gpus.dry_runs.dry_run import Unsettled, dry_script
+from virtual_gpus.dry_runs.dry_run import NotConverged, dry_script
 from virtual_gpus.report import reporting
 
 
@@ -89,7 +89,7 @@ def dry(options):
     script = functools.partial(run, options.program, options.arguments, options.module)
     try:
         made = dry_script(script, options.cluster, options.rank)
-    except Unsettled as error:
+    except NotConverged as error:
         sys.exit(f"dry run: {error}")
     if options.trace:
         made.timeline.to_chrome_trace(options.trace)

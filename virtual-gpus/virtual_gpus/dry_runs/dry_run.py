@@ -20,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.dry_runs.cluster import Cluster
-from virtual_gpus.dry_runs.rank_contexts import leave_groups, meeting_of
-from virtual_gpus.dry_runs.rendezvous import Absent
+from virtual_gpus.dry_runs.rank_contexts import leave_groups, ranks_in_this_process
+from virtual_gpus.dry_runs.rendezvous import MissingRanks
 from virtual_gpus.memory.ledger import readable
 from virtual_gpus.state import current
 
@@ -29,7 +29,7 @@ STEPS = 8  # so many at most, until two are alike
 ALIKE = 1e-9  # seconds of two such steps differ by less than this part
 
 
-class Unsettled(ValueError):
+class NotConverged(ValueError):
     """There is no step that could stand for all."""
 
 
@@ -116,30 +116,30 @@ def dry_run(program, n_gpus=64, gpu="H100", per_node=8, link=None, network=None,
 
 
 def in_ranks(predict, cluster, rank):
-    """predict(meeting, machines), where `rank` and those that it exchanges messages with meet."""
+    """predict(rendezvous, machines), where `rank` and those that it exchanges messages with meet."""
     cluster.node()
     if not isinstance(rank, int) or not 0 <= rank < cluster.n_gpus:
         raise ValueError(f"rank={rank!r}: with n_gpus={cluster.n_gpus} it is one of 0 to {cluster.n_gpus - 1}")
     ranks = [rank]
     while True:
         try:
-            with meeting_of(ranks, cluster.n_gpus, cluster.node) as (meeting, machines):
-                return predict(meeting, machines)
-        except Absent as absent:  # again, from the start, with all of them
+            with ranks_in_this_process(ranks, cluster.n_gpus, cluster.node) as (rendezvous, machines):
+                return predict(rendezvous, machines)
+        except MissingRanks as absent:  # again, from the start, with all of them
             ranks = sorted({*ranks, *absent.ranks})
 
 
 # Steps
 
 
-def predicted(program, meeting, machines):
+def predicted(program, rendezvous, machines):
     """The Prediction for the `program` of ranks that meet, each on its machine."""
     steps, counts = {}, {rank: Counts() for rank in machines}
 
     def set_up(rank):
         with explained(rank, counts[rank]):
             dist.init_process_group("nccl")
-            meeting.provided[rank] = dist.GroupMember.WORLD
+            rendezvous.default_groups[rank] = dist.GroupMember.WORLD
             steps[rank] = program()
         if not callable(steps[rank]):
             raise TypeError(f"program() returned a {type(steps[rank]).__name__}: return a function that takes a step")
@@ -149,18 +149,18 @@ def predicted(program, meeting, machines):
         with explained(rank, counts[rank]):
             steps[rank]()
 
-    meeting.run(set_up)
-    marks = [meeting.run(lambda rank: mark(machines[rank]))]
+    rendezvous.run(set_up)
+    marks = [rendezvous.run(lambda rank: mark(machines[rank]))]
     while not alike(marks):
         check_that_they_settle(marks)
-        meeting.run(step)
-        marks.append(meeting.run(lambda rank: mark(machines[rank])))
+        rendezvous.run(step)
+        marks.append(rendezvous.run(lambda rank: mark(machines[rank])))
     made = prediction(machines, marks)
-    meeting.run(lambda rank: leave_groups())
+    rendezvous.run(lambda rank: leave_groups())
     return made
 
 
-class Mark(NamedTuple):
+class StepBoundary(NamedTuple):
     """When a rank had done a step, and the bytes that it held then."""
 
     seconds: float
@@ -168,14 +168,14 @@ class Mark(NamedTuple):
 
 
 def mark(machine):
-    """The Mark of now, when all GPUs have done what they were given."""
+    """The StepBoundary of now, when all GPUs have done what they were given."""
     for device in machine.devices:
         torch.cuda.synchronize(device)
-    return Mark(machine.elapsed(), sum(ledger.allocated for ledger in machine.ledgers))
+    return StepBoundary(machine.elapsed(), sum(ledger.allocated for ledger in machine.ledgers))
 
 
 def alike(marks):
-    """Whether the last two of the steps between `marks`, each {rank: Mark}, took and left the same."""
+    """Whether the last two of the steps between `marks`, each {rank: StepBoundary}, took and left the same."""
     if len(marks) < 3:
         return False
     first, second = durations(marks)[-2:]
@@ -190,10 +190,10 @@ def durations(marks):
 
 
 def check_that_they_settle(marks):
-    """Unsettled when so many steps have been taken that they will never be alike."""
+    """NotConverged when so many steps have been taken that they will never be alike."""
     if len(marks) > STEPS:
         before, last = (sum(there.held for there in those.values()) for those in marks[-2:])
-        raise Unsettled(
+        raise NotConverged(
             f"no two of {STEPS} steps are alike: the last took {1e3 * durations(marks)[-1]:.3f} ms (modelled), and "
             f"when it was over the GPUs held {last - before:+,} bytes against the step before it"
         )
@@ -227,17 +227,17 @@ def of_all_ranks(machines, start):
 # A script
 
 
-class Settled(BaseException):
+class Converged(BaseException):
     """Ends a script when its steps have become alike. No script that catches Exception holds it up."""
 
 
 def dry_script(run, cluster, rank=0):
     """The same for a script, which run() runs: it is ended when the times between steps of its first optimizer have
-    become alike, in all ranks that are run. Unsettled if it ends before."""
+    become alike, in all ranks that are run. NotConverged if it ends before."""
     return in_ranks(functools.partial(of_script, run), cluster, rank)
 
 
-def of_script(run, meeting, machines):
+def of_script(run, rendezvous, machines):
     marks, counts = {rank: [] for rank in machines}, {rank: Counts() for rank in machines}
     for machine in machines.values():
         machine.found = True
@@ -247,10 +247,10 @@ def of_script(run, meeting, machines):
         if optimizer is not optimizers[0]:
             return
         here = mark(machines[rank])
-        everywhere = meeting.exchange(("steps",), rank, meeting.ranks, here)
-        marks[rank].append(dict(zip(meeting.ranks, everywhere, strict=True)))
+        everywhere = rendezvous.exchange(("steps",), rank, rendezvous.ranks, here)
+        marks[rank].append(dict(zip(rendezvous.ranks, everywhere, strict=True)))
         if alike(marks[rank]):
-            raise Settled
+            raise Converged
         check_that_they_settle(marks[rank])
         counts[rank].begin(machines[rank])
 
@@ -262,15 +262,15 @@ def of_script(run, meeting, machines):
         try:
             with explained(rank, counts[rank]):
                 run()
-        except Settled:
+        except Converged:
             return True
         finally:
             hook.remove()
             leave_groups()
 
-    if not all(meeting.run(task).values()):
+    if not all(rendezvous.run(task).values()):
         steps = min(map(len, marks.values()))
-        raise Unsettled(f"the program ended after {steps} steps of its optimizer, and no two were alike")
+        raise NotConverged(f"the program ended after {steps} steps of its optimizer, and no two were alike")
     return prediction(machines, next(iter(marks.values())))
 
 

@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from virtual_gpus.dry_runs.rendezvous import Meeting
+from virtual_gpus.dry_runs.rendezvous import Rendezvous
 from virtual_gpus.ranks.collectives import GROUPS
 from virtual_gpus.state import RUNNING
 
 
 @contextlib.contextmanager
-def meeting_of(ranks, n_gpus, machine):
-    """Inside, this process is each of `ranks`: a Meeting of them, and their machines, by rank. Afterwards all is as it
-    was. RuntimeError if it is a rank of another program."""
+def ranks_in_this_process(ranks, n_gpus, machine):
+    """Inside, this process is each of `ranks`: (their Rendezvous, {rank: its machine}). Afterwards all is as
+    it was. RuntimeError if it is a rank of another program."""
     if dist.is_initialized():
         raise RuntimeError("a dry run sets up a process group: do it before yours, or destroy that first")
     with contextlib.ExitStack() as stack:
@@ -29,14 +29,14 @@ def meeting_of(ranks, n_gpus, machine):
         machines = {rank: stack.enter_context(machine()) for rank in ranks}
         variables = {rank: variables_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
         os.environ.update(variables[ranks[0]])
-        places = stack.enter_context(Places(machines, variables, process)) if len(ranks) > 1 else None
-        meeting = Meeting(n_gpus, ranks, places and places.enter)
-        stack.callback(meeting.close)
+        places = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
+        rendezvous = Rendezvous(n_gpus, ranks, places and places.enter)
+        stack.callback(rendezvous.close)
         for made in machines.values():
-            made.meeting = meeting
+            made.rendezvous = rendezvous
         if places is None:
             stack.callback(leave_groups)
-        yield meeting, machines
+        yield rendezvous, machines
 
 
 def variables_of(rank, n_gpus, here):
@@ -132,7 +132,7 @@ def is_installed(module):
     )
 
 
-class Places:
+class RankContexts:
     """What makes this process one rank or another: its machine, its process groups, and a ProcessState."""
 
     def __init__(self, machines, variables, process):

@@ -8,10 +8,10 @@ from collections import Counter, deque
 
 import torch.distributed as dist
 
-from virtual_gpus.dry_runs.scheduler import Turns
+from virtual_gpus.dry_runs.scheduler import Scheduler
 
 
-class Absent(BaseException):
+class MissingRanks(BaseException):
     """A rank communicates with `ranks` that have to be run, too. No program that catches Exception holds it up."""
 
     def __init__(self, ranks):
@@ -19,39 +19,39 @@ class Absent(BaseException):
         self.ranks = ranks
 
 
-class Meeting:
+class Rendezvous:
     """The `ranks` that are run, of a program in `size` processes; enter(rank) makes this process that rank."""
 
     def __init__(self, size, ranks, enter):
         self.size, self.ranks = size, list(ranks)
         self.store = dist.HashStore()
-        self.provided = {}  # {rank: the process group that it found when it began}
-        self.turns = Turns(ranks, enter) if len(self.ranks) > 1 else None
+        self.default_groups = {}  # {rank: the process group that it found when it began}
+        self.scheduler = Scheduler(ranks, enter) if len(self.ranks) > 1 else None
         self.calls = {}  # {place and number of an operation: {rank: its work}}, until all have come to it
         self.counts, self.said, self.mail = Counter(), {}, {}  # what ranks exchange as objects
 
     def run(self, task):
         """{rank: task(rank)} for all ranks that are run."""
-        return self.turns.run(task) if self.turns else {rank: task(rank) for rank in self.ranks}
+        return self.scheduler.run(task) if self.scheduler else {rank: task(rank) for rank in self.ranks}
 
     def wait(self, ready, word):
         """The rank that runs waits until ready()."""
-        if self.turns:
-            self.turns.wait(ready, word)
+        if self.scheduler:
+            self.scheduler.wait(ready, word)
 
     def close(self):
-        if self.turns:
-            self.turns.close()
+        if self.scheduler:
+            self.scheduler.close()
 
     def here(self, ranks):
         """Those of `ranks` that are run."""
         return [rank for rank in ranks if rank in self.ranks]
 
     def need(self, ends, group):
-        """Both `ends` of a message must be run. If they aren't, Absent asks for all of their `group`, unless that is
-        the whole program: a pipeline's neighbors have neighbors, too."""
+        """Both `ends` of a message must be run. If they aren't, MissingRanks asks for all of their `group`, unless that
+        is the whole program: a pipeline's neighbors have neighbors, too."""
         if len(self.here(ends)) < len(ends):
-            raise Absent(ends if len(group) == self.size else group)
+            raise MissingRanks(ends if len(group) == self.size else group)
 
     def enter(self, place, ranks, work):
         """A rank comes to an operation of `ranks` with its work: {rank: work} if it is the last one to do so, or {}."""

@@ -7,11 +7,11 @@ fast a thread is, so all happens in the same order every time.
 import threading
 
 
-class Ended(BaseException):
+class Cancelled(BaseException):
     """Ends a rank's thread where it waits. No program that catches Exception holds it up."""
 
 
-class Turns:
+class Scheduler:
     """`ranks` that take turns. enter(rank) is called, in its thread, whenever a rank's turn begins."""
 
     def __init__(self, ranks, enter):
@@ -45,7 +45,7 @@ class Turns:
             self.waiting[rank] = ready, word
             self.hand_over(self.next())
             if not self.begins(rank):
-                raise Ended
+                raise Cancelled
         self.waiting.pop(rank, None)
 
     def close(self):
@@ -61,7 +61,7 @@ class Turns:
         while self.begins(rank):
             try:
                 self.results[rank] = self.tasks.pop(rank)(rank)
-            except Ended:
+            except Cancelled:
                 return
             except BaseException as error:
                 self.error = self.error or error

@@ -65,7 +65,7 @@ def leave(self, *exc):
 
 def maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
     """GradScaler's. It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
-    if current().meeting is None:
+    if current().rendezvous is None:
         return _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs)
     for found in optimizer_state["found_inf_per_device"].values():
         found.item()  # for which the host waits

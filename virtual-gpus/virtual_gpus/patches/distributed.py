@@ -88,23 +88,23 @@ def create_gloo(options, backend_options):
     """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
     those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
     GROUPS.setdefault(options.group_id, GlooGroup(options.process_group, members_of(options), options.group_id))
-    if current().meeting is not None:
+    if current().rendezvous is not None:
         return refusing(options)
     return distributed_c10d._create_gloo_process_group(options, backend_options)
 
 
 def rendezvous(url, rank=-1, world_size=-1, **options):
     """Under init_process_group. The ranks of a dry run find each other in this process, whatever the `url`."""
-    if current().meeting is None:
+    if current().rendezvous is None:
         return _rendezvous(url, rank, world_size, **options)
     known = os.environ["RANK"] if rank < 0 else rank, os.environ["WORLD_SIZE"] if world_size < 0 else world_size
-    return iter([(current().meeting.store, *map(int, known))])
+    return iter([(current().rendezvous.store, *map(int, known))])
 
 
 def init_process_group(*args, **kwargs):
     """torch.distributed's. In a dry run there is one already, for programs that need it: this one takes its place."""
-    meeting = current().meeting
-    if meeting is not None and dist.is_initialized() and meeting.provided.pop(current().rank, None) is not None:
+    groups = {} if current().rendezvous is None else current().rendezvous.default_groups
+    if dist.is_initialized() and groups.pop(current().rank, None) is not None:
         destroy_process_group()
     _init(*args, **kwargs)
 
@@ -133,9 +133,9 @@ def nccl_group(group):
 
 def host_barrier(self, opts=None, **options):
     """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
-    opts, meeting = opts or c10d.BarrierOptions(), current().meeting
-    if meeting is not None and opts.device is not None and opts.device.type == "cpu":
-        meeting.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
+    opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
+    if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
+        rendezvous.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
     if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
         return _barrier(self, opts, **options)
@@ -153,7 +153,7 @@ def split_group(self, new_ranks, timeout=None, **options):
     """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
     made, whole = _split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
-        members = whole.members.subset(list(new_ranks)).meeting_at(made.group_name)
+        members = whole.members.subset(list(new_ranks)).under(made.group_name)
         members = members._replace(timeout=timeout or members.timeout)
         GROUPS[made.group_name] = type(whole)(made, members, made.group_name)
     return made

@@ -32,7 +32,7 @@ def patches(module):
 
 def item(self):
     """In a dry run a number that is unknown, as of other tensors."""
-    return Base.item(self) if current().meeting is None else self.to_local().item()
+    return Base.item(self) if current().rendezvous is None else self.to_local().item()
 
 
 def of_parts(method):

@@ -1,6 +1,6 @@
 """Python objects that the ranks of a dry run send each other. They have no values to send, and no time is taken for it:
 what a program says in this way, it says before its first step, or to write a checkpoint. They travel pickled, because
-each rank has classes of its own (see `places.ProcessState`)."""
+each rank has classes of its own (see `rank_contexts.ProcessState`)."""
 
 import pickle
 
@@ -28,7 +28,7 @@ def patches():
 
 def in_a_dry_run(function, original):
     def call(*args, **kwargs):
-        return (original if current().meeting is None else function)(*args, **kwargs)
+        return (original if current().rendezvous is None else function)(*args, **kwargs)
 
     return call
 
@@ -59,7 +59,7 @@ def send_object_list(
     object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False
 ):
     here, there = dist.get_rank(), ranks_of(group)[number_of(dst, group_dst, group)]
-    meeting_for([here, there], group).send((group_name(group), here, there), pickle.dumps(list(object_list)))
+    rendezvous_of([here, there], group).send((group_name(group), here, there), pickle.dumps(list(object_list)))
 
 
 def recv_object_list(
@@ -68,30 +68,30 @@ def recv_object_list(
     if src is None and group_src is None:
         raise RuntimeError("a dry run can't receive objects from any source: name the rank that sends them")
     here, there = dist.get_rank(), ranks_of(group)[number_of(src, group_src, group)]
-    object_list[:] = pickle.loads(meeting_for([here, there], group).receive((group_name(group), there, here)))
+    object_list[:] = pickle.loads(rendezvous_of([here, there], group).receive((group_name(group), there, here)))
     return there
 
 
 def exchanged(obj, group):
     """What each rank of the group says when this one says `obj`."""
     place = group_name(group), "objects"
-    said = current().meeting.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
+    said = current().rendezvous.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
     return [pickle.loads(each) for each in said]
 
 
 def from_rank(source, objects, group):
     """Those of number `source` of the group. RuntimeError if that rank isn't run: what it says is unknown."""
     rank = ranks_of(group)[source]
-    if not current().meeting.here([rank]):
+    if not current().rendezvous.here([rank]):
         raise RuntimeError(
             f"rank {dist.get_rank()} waits for objects of rank {rank}, which a dry run of that one has: use rank={rank}"
         )
     return objects[source]
 
 
-def meeting_for(ends, group):
-    current().meeting.need(ends, ranks_of(group))
-    return current().meeting
+def rendezvous_of(ends, group):
+    current().rendezvous.need(ends, ranks_of(group))
+    return current().rendezvous
 
 
 def number_of(rank, number, group):

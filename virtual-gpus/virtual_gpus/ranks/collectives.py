@@ -49,7 +49,7 @@ class Group:
     def communicator(self, gpu):
         """All ranks of the group, this one with `gpu`."""
         if gpu.index not in self.communicators:
-            members = self.members.meeting_at(f"communicator {len(self.communicators)}")
+            members = self.members.under(f"communicator {len(self.communicators)}")
             self.communicators[gpu.index] = self.Communicator(gpu, members, self.name, self.row)
             gpu.communicators.append(self.communicators[gpu.index])
         return self.communicators[gpu.index]
@@ -489,8 +489,8 @@ def point_to_point(tensors, group, sends, other):
     """A message from or to rank `other`."""
     [x], gpu = [flat_bytes(x) for x in tensors], checked(tensors)
     source, target = (group.members.rank, other) if sends else (other, group.members.rank)
-    if gpu.machine.meeting is not None:
-        gpu.machine.meeting.need([group.members.ranks[source], group.members.ranks[target]], group.members.ranks)
+    if gpu.machine.rendezvous is not None:
+        gpu.machine.rendezvous.need([group.members.ranks[source], group.members.ranks[target]], group.members.ranks)
     channel = group.channel(gpu, source, target)
 
     def move(gloo, sent):

@@ -69,14 +69,14 @@ class Members(NamedTuple):
         """The number of this rank in the whole program."""
         return self.ranks[self.rank]
 
-    def meeting_at(self, name):
+    def under(self, name):
         """The same ranks, in another place."""
         return self._replace(store=dist.PrefixStore(name, self.store))
 
     def subset(self, numbers):
         """Those with these `numbers`, one of which is this rank's."""
         name, ranks = f"ranks {numbers}", [self.ranks[number] for number in numbers]
-        return self.meeting_at(name)._replace(rank=numbers.index(self.rank), ranks=ranks)
+        return self.under(name)._replace(rank=numbers.index(self.rank), ranks=ranks)
 
     def gloo(self, name):
         """A gloo group of them, on this computer unless GLOO_SOCKET_IFNAME names an interface to others."""
@@ -176,9 +176,11 @@ class NcclWork(torch._C._distributed_c10d.Work):
 
     def settle(self, seconds=0.0):
         """Wait, in real time, until the values are there; the first time it is entered in the timeline."""
-        communicator, meeting = self.communicator, self.communicator.gpu.machine.meeting
-        if meeting is not None:
-            meeting.wait(self.done.is_set, f"waits in {self.call.what}, operation {self.number} of {communicator.name}")
+        communicator, rendezvous = self.communicator, self.communicator.gpu.machine.rendezvous
+        if rendezvous is not None:
+            rendezvous.wait(
+                self.done.is_set, f"waits in {self.call.what}, operation {self.number} of {communicator.name}"
+            )
         elif not self.done.wait(PATIENCE * (seconds or communicator.members.timeout.total_seconds())):
             communicator.members.leave_word(
                 f"waits in {self.call.what}, operation {self.number} of {communicator.name}"
@@ -207,7 +209,7 @@ class NcclWork(torch._C._distributed_c10d.Work):
 
     def is_completed(self):
         """Whether the values are there. That is decided in real time, so what follows from it may differ next time."""
-        if self.communicator.gpu.machine.meeting is None:
+        if self.communicator.gpu.machine.rendezvous is None:
             self.communicator.gpu.clock.reproducible = False
         else:  # a program that asks again and again would never let the others go on
             self.settle()
@@ -232,7 +234,7 @@ class NcclWork(torch._C._distributed_c10d.Work):
 class Communicator:
     """The `members` of a group, each with a GPU of its own; this rank's is `gpu`.
 
-    Without values there is nothing to send: in a dry run the ranks come to a `meeting`, and without one there are no
+    Without values there is nothing to send: in a dry run the ranks come to a `rendezvous`, and without one there are no
     others, and what they would do is what this one does, at the same time.
     """
 
@@ -273,8 +275,8 @@ class Communicator:
             with self.lock:
                 transfer.begin([other.transfer for other in self.pending.values()])
             self.queue.put(work)
-        elif gpu.machine.meeting is not None:
-            meet(gpu.machine.meeting.enter(self.place, self.members.ranks, work))
+        elif gpu.machine.rendezvous is not None:
+            meet(gpu.machine.rendezvous.enter(self.place, self.members.ranks, work))
         else:
             meet({self.members.this: work})
         with self.lock:
@@ -348,7 +350,9 @@ class Communicator:
     # What goes wrong
 
     def disagreement(self, calls):
-        ranks = self.gpu.machine.meeting.here(self.members.ranks) if self.gpu.machine.meeting else self.members.ranks
+        ranks = (
+            self.gpu.machine.rendezvous.here(self.members.ranks) if self.gpu.machine.rendezvous else self.members.ranks
+        )
         said = "".join(f"\n  rank {rank}: {call.what}" for rank, call in zip(ranks, calls, strict=True))
         return f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{said}"
 

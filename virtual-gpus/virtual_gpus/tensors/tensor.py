@@ -144,13 +144,13 @@ class VirtualTensor(Tensor):
 
     def item(self):
         """A number; in a dry run one that is unknown. Either way the host waits for it."""
-        if self.gpu.machine.meeting is None or self.numel() != 1 or known(self.inner) is not None:
+        if self.gpu.machine.rendezvous is None or self.numel() != 1 or known(self.inner) is not None:
             return Base.item(self)
         count(self.element_size(), self.gpu, None)
         return unknown_number()
 
     def __format__(self, spec):
-        number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.meeting is not None)
+        number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.rendezvous is not None)
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
     def __float__(self):
@@ -166,7 +166,7 @@ class VirtualTensor(Tensor):
             return Base.__index__(self)
 
     def tolist(self):
-        if self.gpu.machine.meeting is None or known(self.inner) is not None:
+        if self.gpu.machine.rendezvous is None or known(self.inner) is not None:
             return self.detach().cpu().tolist()
         count(self.nbytes, self.gpu, None)
         return unknown_numbers(self.shape)
