@@ -154,12 +154,12 @@ def log_of(sheet, tf32, step_on, copied=0):
         step = step_on(machine.devices[0])
         step()  # the first one makes the optimizer's state
 
-        def book(gpu, func, args, kwargs, out, key):
+        def record_op(gpu, func, args, kwargs, out, key):
             host = machine.clock.host()
-            if not host.off:
+            if not host.paused:
                 found.append((costs.work(func, args, kwargs, out, machine.clock.tf32), host.engine is not None))
 
-        machine.clock.book = book
+        machine.clock.record_op = record_op
         step()
     work, engine = zip(*found, strict=True)
     fast = [getattr(spec, w.precision) if costs.on_tensor_cores(w, spec) else 0.0 for w in work]

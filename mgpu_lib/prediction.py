@@ -49,7 +49,7 @@ def predict(
         step = STRATEGIES[strategy](net, X, machine.devices, casting)
         step()  # makes the optimizer's state: from here on, all steps are alike
         start = synchronized(machine)
-        machine.clock.forget()
+        machine.clock.reset()
         step()
         seconds = synchronized(machine) - start
         if seconds == 0:

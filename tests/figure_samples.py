@@ -21,7 +21,7 @@ from mgpu_lib.widgets import (
     TuningExplorer,
     WhySlower,
 )
-from virtual_gpus.clock.clock import Event
+from virtual_gpus.clock.events import Event
 from virtual_gpus.clock.specs import find_gpu, find_link
 from virtual_gpus.clock.timeline import Timeline
 
@@ -93,8 +93,9 @@ def splits(**values):
 def kernel(name, start, end, gpu=0, **values):
     """An event on a GPU's default stream, in µs; its launch takes 5 and ends where it starts, or at `launched`."""
     launched = values.pop("launched", start)
-    times = (start * US, end * US, (launched - 5) * US, launched * US)
-    return Event(name, "conv", gpu, "default", *times, "host", "", 0, 0, "memory")._replace(**values)
+    fields = dict(kind="conv", row="default", thread="host", phase="", nbytes=0, flops=0, bound="memory")
+    times = {"start": start * US, "end": end * US, "called": (launched - 5) * US, "launched": launched * US}
+    return Event(name=name, gpu=gpu, **times, **(fields | values))
 
 
 def timeline(*events, gpu="V100"):
@@ -109,7 +110,9 @@ def small_timeline():
         kernel("addmm", 100, 200, phase="backward", launched=40),
         kernel("add_", 500, 600, bound="fixed", gpu=1),
         kernel("copy cuda:0 to cuda:1", 200, 400, kind="copy", row="copy out", bound="link", nbytes=3 * 2**20),
-        Event("collate", "host", None, "host", 700 * US, 1000 * US, 700 * US, 1000 * US, "host", "", 0, 0, "host"),
+        kernel("collate", 700, 1000, kind="host", gpu=None, row="host", bound="host")._replace(
+            called=700 * US, launched=1000 * US
+        ),
     )
 
 

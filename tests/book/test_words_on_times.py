@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mgpu_lib as mgpu
 from virtual_gpus import virtual_gpus
-from virtual_gpus.clock import clock
+from virtual_gpus.clock import host as hosts
 
 
 @contextlib.contextmanager
@@ -34,10 +34,10 @@ def test_what_a_small_step_is_spent_on(monkeypatch, host):
     assert seconds["replicate"] + seconds["parallel_apply"] > seconds["together"] / 2
 
 
-@pytest.mark.parametrize("share", [clock.PYTHON, 0.25])
+@pytest.mark.parametrize("share", [hosts.PYTHON, 0.25])
 def test_how_many_gpus_are_best_depends_on_a_guess(monkeypatch, share):
     """Chapter 5, phases-why: with 1,024 rows two are; if calls held the lock for a quarter of their time, also four."""
-    monkeypatch.setattr(clock, "PYTHON", share)
+    monkeypatch.setattr(hosts, "PYTHON", share)
     with chapter_5(monkeypatch) as step_times:
         one, two, four = (step_times(1024, k)["together"] for k in (1, 2, 4))
     if share == 0.25:

@@ -273,7 +273,7 @@ def test_a_prediction_counts_the_whole_step_however_long_it_is(strategy, monkeyp
         return mgpu.predict(net, torch.empty(64, 512), "V100", 2, strategy)
 
     whole = predicted()
-    monkeypatch.setattr("virtual_gpus.clock.clock.LIMIT", 30)
+    monkeypatch.setattr("virtual_gpus.clock.events.MAX_EVENTS", 30)
     made = predicted()
     assert made.timeline.dropped > 30 > 0 == whole.timeline.dropped
     assert (made.flops, made.seconds, made.mfu) == (whole.flops, whole.seconds, whole.mfu)

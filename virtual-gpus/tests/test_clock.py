@@ -499,7 +499,7 @@ def test_a_dry_run_counts_the_whole_step_however_long_it_is(monkeypatch):
         return lambda: [net(X).sum().backward() for _ in range(3)]
 
     whole = dry_run(program, 16)
-    monkeypatch.setattr("virtual_gpus.clock.clock.LIMIT", 30)
+    monkeypatch.setattr("virtual_gpus.clock.events.MAX_EVENTS", 30)
     made = dry_run(program, 16)
     assert made.timeline.dropped > 30 > 0 == whole.timeline.dropped and whole.exposed > 0
     assert made.flops == whole.flops and (made.seconds, made.mfu) == (whole.seconds, whole.mfu)
@@ -508,7 +508,7 @@ def test_a_dry_run_counts_the_whole_step_however_long_it_is(monkeypatch):
 
 
 def test_a_timeline_says_what_it_lacks(monkeypatch, tmp_path):
-    monkeypatch.setattr("virtual_gpus.clock.clock.LIMIT", 40)
+    monkeypatch.setattr("virtual_gpus.clock.events.MAX_EVENTS", 40)
     with virtual_gpus(1) as machine:
         X = torch.ones(2, device="cuda:0")
         for _ in range(99):

@@ -17,7 +17,7 @@ def works(call, tf32=NO_TF32, backing="meta"):
     """The Work of everything that `call(device)` does on a GPU."""
     found = []
     with virtual_gpus(1, backing=backing) as machine:
-        machine.clock.book = lambda gpu, func, args, kwargs, out, key: found.append(
+        machine.clock.record_op = lambda gpu, func, args, kwargs, out, key: found.append(
             costs.work(func, args, kwargs, out, tf32)
         )
         call(machine.devices[0])
@@ -71,8 +71,8 @@ def test_only_tensor_cores_pay_for_another_layout():
     assert plain.layout_copies == 3 and plain.layout == 2 * plain.nbytes
     assert last.layout_copies == 0 and last.layout == 0
     A100, V100 = find_gpu("A100-40"), find_gpu("V100")
-    assert costs.price(plain, A100).seconds > 1.5 * costs.price(last, A100).seconds
-    assert costs.price(plain, V100).seconds == costs.price(last, V100).seconds  # has no TF32
+    assert costs.cost(plain, A100).seconds > 1.5 * costs.cost(last, A100).seconds
+    assert costs.cost(plain, V100).seconds == costs.cost(last, V100).seconds  # has no TF32
 
 
 def test_half_precision_is_for_tensor_cores():
@@ -85,13 +85,13 @@ def test_half_precision_is_for_tensor_cores():
 def test_what_bounds_a_kernel():
     def added(n):
         work = works(lambda device: torch.ones(n, device=device).add_(1))[-1]
-        return work, costs.price(work, find_gpu("V100"))
+        return work, costs.cost(work, find_gpu("V100"))
 
-    work, price = added(2**26)
-    assert work.nbytes == 2 * 2**28 and price.bound == "memory" and 0.7 < work.nbytes / price.seconds / 900e9 < 1
+    work, cost = added(2**26)
+    assert work.nbytes == 2 * 2**28 and cost.bound == "memory" and 0.7 < work.nbytes / cost.seconds / 900e9 < 1
     assert added(10)[1].bound == "fixed"
     products = works(lambda device: torch.ones(4096, 4096, device=device).mm(torch.ones(4096, 4096, device=device)))
-    assert costs.price(products[-1], find_gpu("V100")).bound == "compute"
+    assert costs.cost(products[-1], find_gpu("V100")).bound == "compute"
 
 
 def test_batch_norm_reads_more_in_training():
@@ -107,8 +107,8 @@ def test_batch_norm_reads_more_in_training():
 
 def test_views_cost_the_gpu_nothing():
     work = works(lambda device: torch.ones(4, 4, device=device).t())[-1]
-    price = costs.price(work, find_gpu("V100"))
-    assert price.seconds == 0 and 0 < price.backward < price.forward < 10e-6
+    cost = costs.cost(work, find_gpu("V100"))
+    assert cost.seconds == 0 and 0 < cost.from_cpp < cost.from_python < 10e-6
 
 
 @pytest.mark.parametrize("gpu, pinned", [("V100", 12.6), ("A100-80", 25.2), ("H100", 50.4)])

@@ -13,7 +13,7 @@ import importlib
 
 HOMES = {
     "children": ["Setup", "handed_down"],
-    "clock.clock": ["off_the_clock"],
+    "clock.host": ["off_the_clock"],
     "clock.costs": ["pipeline_seconds", "ring_seconds", "round_seconds"],
     "clock.nccl": ["all_reduce_by_way", "collective_seconds"],
     "clock.specs": ["GPUS", "LINKS", "find_gpu", "find_link"],

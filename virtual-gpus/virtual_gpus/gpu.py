@@ -5,8 +5,8 @@ from operator import attrgetter
 
 import torch
 
-from virtual_gpus.clock.clock import current_stream_of, name_of
-from virtual_gpus.clock.streams import Chosen, Stream
+from virtual_gpus.clock.clock import name_of
+from virtual_gpus.clock.streams import Chosen, Stream, current_stream_of
 from virtual_gpus.constants import carry
 from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
 from virtual_gpus.memory.ledger import Ledger
@@ -42,7 +42,7 @@ class VirtualGPU:
     def microseconds(self):
         """What this thread's clock says since the machine was started, as a whole number."""
         host = self.clock.host()
-        host = self.clock.shared if host.off else host  # one that books nothing has no time of its own
+        host = self.clock.shared if host.paused else host  # one that is paused has no time of its own
         return round(1e6 * (host.time(self.index) - self.machine.started))
 
     def stream_number(self):
@@ -68,7 +68,7 @@ class VirtualGPU:
             if not is_assert(func, error):
                 raise
             out = asserted(machine, func, args, kwargs, error)
-        machine.clock.book(self, func, args, kwargs, out, key)
+        machine.clock.record_op(self, func, args, kwargs, out, key)
         if machine.rendezvous is not None:
             carry(func, args, kwargs, out)
         return out

@@ -10,8 +10,9 @@ import torch
 
 from virtual_gpus import patches
 from virtual_gpus.clock.clock import Clock
+from virtual_gpus.clock.events import Totals
 from virtual_gpus.clock.specs import find_gpu
-from virtual_gpus.clock.timeline import Timeline, Totals
+from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.clock.topology import find_topology
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
@@ -173,13 +174,14 @@ class Machine:
     @property
     def timeline(self):
         """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
-        clock, dropped = self.clock, (self.clock.dropped, self.clock.dropped_until - self.started)
-        return Timeline(clock.since(self.started), self.spec, self.link, clock.reproducible, *dropped)
+        log = self.clock.log
+        dropped = log.dropped, log.dropped_until - self.started
+        return Timeline(log.since(self.started), self.spec, self.link, self.clock.reproducible, *dropped)
 
     @property
     def totals(self):
-        """What each of its GPUs has done since then, in all: a list of `timeline.Totals`."""
-        timeline, dropped = self.timeline, self.clock.totals
+        """What each of its GPUs has done since then, in all: a list of `events.Totals`."""
+        timeline, dropped = self.timeline, self.clock.log.totals
         return [dropped.get(gpu.index, Totals()) + timeline.totals(gpu.index) for gpu in self.gpus]
 
     def loading(self, batches, seconds, workers=0):
@@ -199,7 +201,7 @@ class Machine:
         if not RUNNING:
             patches.install()
         self.selected, self.started = threading.local(), self.clock.host().now
-        self.clock.forget()
+        self.clock.reset()
         RUNNING.append(self)
         return self
 

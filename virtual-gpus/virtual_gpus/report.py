@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from virtual_gpus.clock.timeline import Totals
+from virtual_gpus.clock.events import Totals
 from virtual_gpus.files import locked, private_folder, replacing
 from virtual_gpus.memory.ledger import readable
 from virtual_gpus.state import current

@@ -43,14 +43,14 @@ class Work(NamedTuple):
     precision: str = "fp32"  # of the arithmetic: "fp32", "tf32", "fp16" or "bf16"
 
 
-class Price(NamedTuple):
+class Cost(NamedTuple):
     """What an operation costs on one kind of GPU, in seconds."""
 
     work: Work
     seconds: float  # of its kernels
     bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
-    forward: float  # of the host's time, called by Python
-    backward: float  # the same, called by autograd's engine, or by other C++
+    from_python: float  # of the host's time, called by Python
+    from_cpp: float  # the same, called by autograd's engine, or by other C++
 
 
 NOTHING_RUNS = set(
@@ -250,11 +250,11 @@ def kernels(name, args):
     return max(1, sum(args[-1])) if name == "convolution_backward" else 1
 
 
-def price(work, spec):
+def cost(work, spec):
     """What `work` costs on a GPU with the data sheet `spec`."""
     host, engine = (HOST[work.kind][i] + work.tensors * HOST["tensor"][i] for i in (0, 1))
     if not work.kernels:
-        return Price(work, 0.0, "fixed", host, engine)
+        return Cost(work, 0.0, "fixed", host, engine)
     arithmetic = work.flops / rate(work, spec) if work.flops else 0.0
     traffic = work.nbytes / bandwidth(work.kind, spec)
     fixed, layout = work.kernels * FIXED[work.kind], 0.0
@@ -263,7 +263,7 @@ def price(work, spec):
         layout = work.layout / bandwidth("layout", spec)
     longest = max(arithmetic, traffic)
     bound = "fixed" if fixed > longest + layout else "compute" if arithmetic > traffic + layout else "memory"
-    return Price(work, fixed + longest + layout, bound, host, engine)
+    return Cost(work, fixed + longest + layout, bound, host, engine)
 
 
 def bandwidth(kind, spec):

@@ -8,7 +8,6 @@ from operator import attrgetter
 
 import torch
 
-from virtual_gpus.clock.clock import current_stream_of
 from virtual_gpus.clock.rates import QUERY
 from virtual_gpus.errors import check_waiting
 from virtual_gpus.state import current, find, select
@@ -164,7 +163,7 @@ class CudaEvent:
 def done(gpu, time):
     """Whether `time` is over for the host; asking takes a moment of its own."""
     host = gpu.clock.host()
-    host.spend(QUERY, gpu.index)
+    host.advance(QUERY, gpu.index)
     return host.time(gpu.index) >= time
 
 
@@ -202,6 +201,10 @@ def default_stream(device=None):
 
 def current_stream(device=None):
     return current_stream_of(gpu_of(device))
+
+
+def current_stream_of(gpu):
+    return gpu.chosen.stream or gpu.streams[0]
 
 
 def set_stream(stream):

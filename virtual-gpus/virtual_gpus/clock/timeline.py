@@ -2,13 +2,15 @@
 
 import json
 import math
-import operator
+from collections.abc import Iterable, Iterator
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
+from virtual_gpus.clock.events import Event, Totals, totals
+from virtual_gpus.clock.specs import GPU, Link
 from virtual_gpus.files import replacing
 
-COLOURS = {  # by what an event is part of
+COLORS = {  # by what an event is part of
     "forward": "#0072B2",
     "backward": "#D55E00",
     "communication": "#882255",
@@ -17,71 +19,41 @@ COLOURS = {  # by what an event is part of
 }
 
 
-class Event(NamedTuple):
-    """One kernel, copy or collective operation on one GPU, or work of the host. Times in seconds."""
-
-    name: str
-    kind: str  # a key of rates.HOST, or "copy", "collective", "host"
-    gpu: int | None  # None: the host
-    row: str  # "default", "stream 1", ..., "copy in", "copy out", "collective", or the host's thread
-    start: float
-    end: float
-    called: float  # when the host began to hand it over
-    launched: float  # when it was handed over
-    thread: str  # the host's thread that did so
-    phase: str  # "recomputation"; or the innermost NVTX range; or "backward", "forward" (autograd records), or ""
-    nbytes: int
-    flops: int
-    bound: str  # what it spends most of its time on: "compute", "memory", "fixed", or "link"
-
-    @property
-    def part(self):
-        """What it is part of: "forward", "backward", "communication", "host", or "other"."""
-        if self.kind in ("copy", "collective"):
-            return "communication"
-        if self.phase == "recomputation":  # of the forward pass, in the middle of the backward pass
-            return "forward"
-        return "host" if self.kind == "host" else self.phase if self.phase in ("forward", "backward") else "other"
-
-
-class Totals(NamedTuple):
-    """What a GPU did, in all."""
-
-    flops: int = 0  # floating-point operations, without what was computed once more
-    busy: float = 0.0  # seconds in which at least one kernel ran on it; copies don't count
-    communication: float = 0.0  # seconds in which it took part in a copy or a collective operation
-    hidden: float = 0.0  # seconds in which it did both
-
-    def __add__(self, other):
-        return Totals(*map(operator.add, self, other))
-
-
 class Timeline:
     """Events (see `Event`), in order of their start. Plain data: iterate, index and take its length.
 
-    `spec` and `link` are the data sheets that the times were modelled with. A machine keeps its last 100,000 to 200,000
-    events: so many as `dropped` before them, the last of them called at `dropped_until`, are not here, and what would
-    have to look at all of them raises a RuntimeError; `since` a later time nothing lacks.
-    Another run gives the same times unless they depend on what only real time decides: the program asked whether a
-    collective operation of several processes is done already, or several of its threads used GPUs at the same time
-    (those of DataParallel have times of their own). Then `reproducible` is False.
+    spec, link     the data sheets that the times were modelled with
+    dropped        how many earlier events are not here, the last of them called at `dropped_until`: a machine keeps its
+                   last 100,000 to 200,000. What would have to look at all events raises a RuntimeError then;
+                   `since(a later time)` has them all
+    reproducible   whether another run gives the same times. It doesn't if the program asked whether a collective
+                   operation of several processes is done already, or if several of its threads used GPUs at the same
+                   time (those of DataParallel have times of their own): what only real time decides
     """
 
-    def __init__(self, events, spec, link, reproducible=True, dropped=0, dropped_until=-math.inf):
+    def __init__(
+        self,
+        events: Iterable[Event],
+        spec: GPU,
+        link: Link,
+        reproducible: bool = True,
+        dropped: int = 0,
+        dropped_until: float = -math.inf,
+    ):
         self.events = sorted(events, key=lambda e: (e.start, e.end, -1 if e.gpu is None else e.gpu, e.row, e.name))
         self.spec, self.link, self.reproducible = spec, link, reproducible
         self.dropped, self.dropped_until = dropped, dropped_until
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.events)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
     def __getitem__(self, index):
         return self.events[index]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         last = f"the last {len(self):,} of {len(self) + self.dropped:,}" if self.dropped else len(self)
         return (
             f"<Timeline: {last} events in {1e3 * (self.end - self.start):.3f} ms (modelled, {self.spec.key}, "
@@ -89,21 +61,23 @@ class Timeline:
         )
 
     @property
-    def caveat(self):
+    def caveat(self) -> str:
         """What to add where its times are printed."""
         return "" if self.reproducible else ", not the same in every run"
 
     @property
-    def start(self):
-        """When the first event was asked for, in seconds; 0.0 without events."""
+    def start(self) -> float:
+        """When the first event was called, in seconds; 0.0 without events."""
         return min((e.called for e in self.events), default=0.0)
 
     @property
-    def end(self):
+    def end(self) -> float:
+        """When the last event was over, in seconds; 0.0 without events."""
         return max((e.end for e in self.events), default=0.0)
 
     @property
-    def gpus(self):
+    def gpus(self) -> list[int]:
+        """The indices of the GPUs that have events."""
         return sorted({e.gpu for e in self.events if e.gpu is not None})
 
     def since(self, start, end=float("inf")):
@@ -121,45 +95,40 @@ class Timeline:
             )
         return [e for e in self.events if e.gpu == gpu]
 
-    def totals(self, gpu):
+    def totals(self, gpu: int) -> Totals:
         """The Totals of `gpu`, of the events that are kept."""
-        on = [e for e in self.events if e.gpu == gpu]
-        flops = sum(e.flops for e in on if e.phase != "recomputation")
-        busy = covered((e.start, e.end) for e in on if e.part != "communication")
-        communication = covered((e.start, e.end) for e in on if e.part == "communication")
-        return Totals(flops, busy, communication, busy + communication - covered((e.start, e.end) for e in on))
+        return totals(e for e in self.events if e.gpu == gpu)
 
-    def busy(self, gpu):
+    def busy(self, gpu: int) -> float:
         """Seconds in which at least one kernel ran on `gpu`; copies don't count."""
-        return covered((e.start, e.end) for e in self.on(gpu) if e.part != "communication")
+        return totals(self.on(gpu)).busy
 
-    def utilization(self):
+    def communication(self, gpu: int) -> float:
+        """Seconds in which `gpu` took part in a copy or a collective operation."""
+        return totals(self.on(gpu)).communication
+
+    def hidden(self, gpu: int) -> float:
+        """Seconds of communication on `gpu` behind which a kernel ran."""
+        return totals(self.on(gpu)).hidden
+
+    def utilization(self) -> dict[int, float]:
         """{GPU: part of the timeline's time in which at least one kernel ran on it}."""
         whole = self.end - self.start
         return {gpu: self.busy(gpu) / whole if whole else 0.0 for gpu in self.gpus}
 
-    def communication(self, gpu):
-        """Seconds in which `gpu` took part in a copy or a collective operation."""
-        return covered((e.start, e.end) for e in self.on(gpu) if e.part == "communication")
-
-    def overlap(self):
+    def overlap(self) -> dict[int, float]:
         """{GPU: part of its communication's time in which a kernel ran on it, too}; 0.0 without communication."""
-        return {
-            gpu: self.hidden(gpu) / self.communication(gpu) if self.communication(gpu) else 0.0 for gpu in self.gpus
-        }
+        found = {gpu: totals(self.on(gpu)) for gpu in self.gpus}
+        return {gpu: each.hidden / each.communication if each.communication else 0.0 for gpu, each in found.items()}
 
-    def hidden(self, gpu):
-        """Seconds of communication on `gpu` behind which a kernel ran."""
-        return self.busy(gpu) + self.communication(gpu) - covered((e.start, e.end) for e in self.on(gpu))
-
-    def bound_by(self, gpu):
+    def bound_by(self, gpu: int) -> dict[str, float]:
         """{"compute", "memory", "fixed", "link": seconds of the events on `gpu` that are bound by it}."""
-        found = {}
+        found: dict[str, float] = {}
         for e in self.on(gpu):
             found[e.bound] = found.get(e.bound, 0.0) + e.end - e.start
         return found
 
-    def waiting_for_host(self, gpu):
+    def waiting_for_host(self, gpu: int) -> float:
         """Seconds in which `gpu` had done all it was given, and waited for the host to launch the next kernel."""
         ends, idle = self.start, 0.0
         for e in self.on(gpu):
@@ -167,7 +136,7 @@ class Timeline:
             ends = max(ends, e.end)
         return idle
 
-    def rows(self):
+    def rows(self) -> dict[str, list[Event]]:
         """The rows of a drawing, {label: events}: the host's threads, then each GPU's streams and copies.
 
         Events in one row don't overlap: what does, such as autograd's threads, has several rows, "... (2)" and so on.
@@ -200,7 +169,7 @@ class Timeline:
             ax.broken_barh(
                 [(1e3 * (e.start - self.start), 1e3 * (e.end - e.start)) for e in events],
                 (y - 0.4, 0.8),
-                facecolors=[COLOURS[e.part] for e in events],
+                facecolors=[COLORS[e.part] for e in events],
             )
         ax.set(xlabel=f"milliseconds (modelled, {self.spec.key}, {self.link.name})", yticks=range(len(rows)))
         ax.set_yticklabels(rows)
@@ -208,13 +177,13 @@ class Timeline:
         ax.grid(axis="y", visible=False)
         return ax
 
-    def to_chrome_trace(self, path):
+    def to_chrome_trace(self, path: str | PathLike) -> Path:
         """Write the events as JSON that https://ui.perfetto.dev and chrome://tracing open; the file is replaced."""
         with replacing(path) as new:
             new.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self.trace_events())}))
         return Path(path)
 
-    def trace_events(self, origin=None, owner="", first=0):
+    def trace_events(self, origin: float | None = None, owner: str = "", first: int = 0) -> Iterator[dict]:
         """Complete events ("ph": "X") in microseconds: a process for the host and each GPU, a thread for each row.
 
         The times count from `origin` (None: the first event), the processes from `first`; `owner`, such as "rank 0, ",
@@ -244,28 +213,12 @@ class Timeline:
                 }
 
 
-def lanes(events):
+def lanes(events: Iterable[Event]) -> list[list[Event]]:
     """Lists of `events`, as few as possible, without overlap in each."""
-    found = []
+    found: list[list[Event]] = []
     for event in sorted(events, key=lambda e: (e.start, e.end)):
         lane = next((lane for lane in found if lane[-1].end <= event.start + 1e-12), None)
         if lane is None:
             found.append(lane := [])
         lane.append(event)
     return found
-
-
-def covered(intervals):
-    """How much the `intervals`, pairs (start, end), cover in all: where they overlap it counts once."""
-    return sum(end - start for start, end in union(intervals))
-
-
-def union(intervals):
-    """Sorted intervals (start, end) without overlap that cover the same times."""
-    merged = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([start, end])
-    return merged

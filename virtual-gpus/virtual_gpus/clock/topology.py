@@ -152,7 +152,7 @@ class Topology:
         self.kind, self.link, self.pcie, self.network = kind, link, pcie, network
         self.cards = cards or (network and network.cards) or (kind.cards if kind else 1)
         self.found = {}  # rings, by the GPUs that they go through
-        self.ways = {}  # what `way` says
+        self.paths = {}  # what `path` says
 
     @property
     def name(self):
@@ -212,15 +212,15 @@ class Topology:
         bandwidth = min(self.pcie.bandwidth, self.kind.sockets) if name == "SYS" else self.pcie.bandwidth
         return Joint(name, bandwidth, self.pcie.latency)
 
-    def way(self, source, target):
+    def path(self, source, target):
         """(Joint or Link, ports): what a copy from GPU `source` to GPU `target` goes over (one of them None: the host),
         and what it occupies at both ends, as keys."""
         ends = source, target
-        if ends not in self.ways:
+        if ends not in self.paths:
             link = self.pcie if None in ends else self.joint(source, target)
             rows = (source, target, "copy out"), (target, source, "copy in")
-            self.ways[ends] = link, [(self.port(gpu, other), row) for gpu, other, row in rows if gpu is not None]
-        return self.ways[ends]
+            self.paths[ends] = link, [(self.port(gpu, other), row) for gpu, other, row in rows if gpu is not None]
+        return self.paths[ends]
 
     def port(self, gpu, other):
         """What a copy between `gpu` and GPU `other` (None: the host) occupies at the end of `gpu`: a key."""

@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
     peak_memory  the most bytes that each of `ranks` has ever held
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
-    totals       what each of `ranks` did in the step, a `timeline.Totals`, also where the timeline lacks events
+    totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
     """
 
     seconds: float
@@ -207,7 +207,7 @@ def prediction(machines, marks):
     peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
     start = {rank: there.seconds for rank, there in marks[-2].items()}
     timeline = of_all_ranks(machines, start)
-    totals = [sum(machine.clock.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
+    totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
     return Prediction(seconds, peaks, timeline, list(machines), totals)
 
 
@@ -220,7 +220,7 @@ def of_all_ranks(machines, start):
             gpu, row = (None, f"rank {rank} {e.row}") if e.gpu is None else (rank, e.row)
             events.append(e._replace(gpu=gpu, row=row, thread=f"rank {rank} {e.thread}", **times))
     first = next(iter(machines.values()))
-    dropped = sum(clock.dropped for clock in clocks), max(clock.dropped_until for clock in clocks) - origin
+    dropped = sum(clock.log.dropped for clock in clocks), max(clock.log.dropped_until for clock in clocks) - origin
     return Timeline(events, first.spec, first.link, all(clock.reproducible for clock in clocks), *dropped)
 
 
@@ -285,7 +285,7 @@ class Counts:
 
     def begin(self, machine):
         self.steps, self.held = self.steps + 1, sum(ledger.allocated for ledger in machine.ledgers)
-        machine.clock.forget()
+        machine.clock.reset()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch.nn.parallel import _functions, comm
 from torch.nn.parameter import UninitializedTensorMixin
 
 from virtual_gpus.clock import costs, nccl
-from virtual_gpus.clock.clock import ReplicaThread
+from virtual_gpus.clock.host import ReplicaThread
 from virtual_gpus.clock.rates import REPLICATE, UNPACK
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import copy_into, transfer
@@ -60,14 +60,14 @@ class Threading:
     Lock = threading.Lock
 
     def Thread(self, target, args):
-        return ReplicaThread(current().clock, target, args)
+        return ReplicaThread(current().clock.host(), target, args)
 
 
 _replicate_module = torch.nn.Module._replicate_for_data_parallel
 
 
 def replicate_module(self):
-    current().clock.host().spend(REPLICATE, None)
+    current().clock.host().advance(REPLICATE, None)
     return _replicate_module(self)
 
 
@@ -119,7 +119,7 @@ def broadcast_coalesced(tensors, devices, buffer_size):
     if any(getattr(t, "gpu", None) is not gpus[0] for t in tensors):
         raise RuntimeError(f"All tensors must be on devices[0]: {devices[0]}")
     book("broadcast", tensors, gpus)
-    with current().clock.off():
+    with current().clock.paused():
         return [[copy_to(t, gpu) for t in tensors] for gpu in gpus]
 
 
@@ -151,7 +151,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     for summands in zip(*inputs, strict=True):
         check_summands(summands)
     book("reduce", inputs[0], [t.gpu for t, *_ in inputs])
-    with current().clock.off():
+    with current().clock.paused():
         return tuple(reduce_add(copies, destination) for copies in zip(*inputs, strict=True))
 
 
@@ -159,7 +159,7 @@ def book(name, tensors, gpus):
     """On the clock: NCCL's operation on all the `tensors` of one GPU, which are packed into one buffer first."""
     if len(gpus) > 1 and tensors:
         machine, nbytes = current(), sum(t.nbytes for t in tensors)
-        machine.clock.host().spend(UNPACK * len(tensors) * len(gpus), gpus[0].index)
+        machine.clock.host().advance(UNPACK * len(tensors) * len(gpus), gpus[0].index)
         packing, places = costs.packing_seconds(nbytes, machine.spec), [gpu.number for gpu in gpus]
         machine.clock.collective(
             name, gpus, nbytes, packing + nccl.collective_seconds(name, nbytes, places, machine.topology)

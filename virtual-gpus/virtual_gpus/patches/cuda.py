@@ -206,7 +206,7 @@ def choose_stream(stream_id, device_index, device_type):
 def sleep(cycles):
     """torch.cuda._sleep: a kernel that does nothing for so many cycles of the GPU's clock."""
     gpu = current().gpu(current_index())
-    gpu.clock.kernel(gpu, "sleep", cycles / gpu.spec.frequency)
+    gpu.clock.launch(gpu, "sleep", cycles / gpu.spec.frequency)
 
 
 def synchronize(index):

@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from virtual_gpus.clock.clock import current_stream_of
 from virtual_gpus.clock.rates import HOST_COPY
-from virtual_gpus.clock.streams import Stream
+from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.constants import forget, known, remember
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.tensors.tensor import VirtualTensor, wrap
@@ -192,10 +191,10 @@ class NcclWork(torch._C._distributed_c10d.Work):
         if self.error is not None:
             raise self.error
         if self.booked is not None:
-            name, called, launched, thread, phase, nbytes = self.booked
-            gpu, times = communicator.gpu, (self.start, self.end, called, launched)
-            gpu.clock.record(name, "collective", gpu.index, communicator.row, times, thread, phase, "link", nbytes)
-            gpu.clock.pending.pop(self, None)
+            gpu, row = communicator.gpu, communicator.row
+            times = {"start": self.start, "end": self.end}
+            gpu.clock.log.record(kind="collective", gpu=gpu.index, row=row, bound="link", **times, **self.booked)
+            gpu.clock.log.pending.pop(self, None)
             self.booked = None
 
     def deliver(self):
@@ -262,15 +261,16 @@ class Communicator:
         known numbers in them.
         """
         self.check(what)
-        gpu, host = self.gpu, self.gpu.clock.used_host()
-        called, launched = (host.now, host.now) if host.off else host.spend(HOST_COPY, gpu.index)
+        gpu, host = self.gpu, self.gpu.clock.host_in_use()
+        called, launched = (host.now, host.now) if host.paused else host.advance(HOST_COPY, gpu.index)
         ready = max(launched, current_stream_of(gpu).free)
         self.issued += 1
         work = self.Work(self, Call(ready, what), seconds, transfer, outputs, combine)
-        if not host.off:
-            work.booked = name, called, launched, host.thread, host.phase, nbytes
+        if not host.paused:
+            when = {"called": called, "launched": launched, "thread": host.thread, "phase": host.phase}
+            work.booked = {"name": name, "nbytes": nbytes, **when}
             if gpu.machine.dry is not None:
-                gpu.clock.pending[work] = ready
+                gpu.clock.log.pending[work] = ready
         if not self.dry:
             with self.lock:
                 transfer.begin([other.transfer for other in self.pending.values()])

@@ -126,7 +126,7 @@ class VirtualTensor(Tensor):
         return self.gpu.index
 
     def __repr__(self, *, tensor_contents=None):
-        self.gpu.clock.read(self.gpu)
+        self.gpu.clock.wait_for_value(self.gpu)
         with unseen():
             body = "..." if self.inner.is_meta else torch._tensor_str._tensor_str(self.inner, indent=len("tensor("))
         notes = [f"device='{self.device}'"]
