@@ -10,6 +10,7 @@ all have one seed for Python's hashes, and Python isn't taken apart at the end.
 """
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import io
@@ -24,12 +25,13 @@ import tempfile
 import threading
 import time
 
-import numpy as np
 import torch
 import torch._dynamo  # what an optimizer imports with its first step
 import torch.distributed.launcher.api  # and what torchrun does
-import torchvision.models  # noqa: F401
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+with contextlib.suppress(ImportError):
+    import torchvision.models  # noqa: F401
 
 PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 AT_THE_START = "PYTHON", "OMP_", "VIRTUAL_GPUS"  # variables that are read as Python starts, or imports PyTorch
@@ -170,7 +172,8 @@ def settle(env, folder, files):
     os.environ.update(env)
     os.chdir(folder or ".")
     tempfile.tempdir = None
-    np.random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     torch.default_generator.seed()  # Python's own numbers are new in each fork
 
 

@@ -6,14 +6,13 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-
-import psutil
 
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
 VIRTUAL = "-m", "virtual_gpus"
@@ -69,11 +68,21 @@ class Fork:
     def kill(self):
         """End it and the ranks that it has started, unless it has ended."""
         while self.poll() is None:
-            process = psutil.Process(self.pid)
-            for each in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.Error):
-                    each.kill()
+            for pid in reversed(family(self.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+
+
+def family(pid):
+    """The numbers of a process and of those that it has started, and so on."""
+    parents, found = {}, [pid]
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
 
 
 def python(*arguments, folder=".", fork=True, check=True, seconds=2400):

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import nn
@@ -466,6 +465,7 @@ def test_timeline_figures(dry):
     assert len(timeline.since(mm.called + 1e-9)) == 2 and isinstance(timeline.since(1.0), Timeline)
     assert "modelled, A100-80" in repr(timeline) and timeline[0] == mm and len(list(timeline)) == len(timeline) == 3
     assert list(timeline.rows()) == ["host", "cuda:0 copy out", "cuda:0 default", "cuda:1 copy in"]
+    plt = pytest.importorskip("matplotlib.pyplot")
     ax = plt.figure().subplots()
     assert timeline.plot(ax) is ax and "modelled, A100-80" in ax.get_xlabel()
     assert [label.get_text() for label in ax.get_yticklabels()] == list(timeline.rows())

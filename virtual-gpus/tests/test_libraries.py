@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from test_inheriting import launched
-from timm import optim
 
 from virtual_gpus import virtual_gpus
 
@@ -27,6 +26,8 @@ def trained(device, make_optimizer):
 
 @pytest.mark.parametrize("name", ["lamb", "lion", "muon", "nadamw", "adan"])
 def test_optimizers_of_timm(name):
+    optim = pytest.importorskip("timm.optim")
+
     def make(net):
         return optim.create_optimizer_v2(net, opt=name, lr=0.01, weight_decay=0.05)
 
@@ -37,8 +38,7 @@ def test_optimizers_of_timm(name):
 
 
 def test_language_model_of_transformers():
-    import transformers  # takes its time
-
+    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=12, n_layer=2, n_head=3)
     torch.manual_seed(0)
     net, X = transformers.GPT2LMHeadModel(config).double().eval(), torch.randint(50, (2, 16))
@@ -57,6 +57,10 @@ LAUNCHER = "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [(*LAUNCHER, PROGRAMS / "accelerated.py"), (PROGRAMS / "lightning_ddp.py",)])
-def test_launchers_of_two_ranks(program):
+@pytest.mark.parametrize(
+    ("library", "program"),
+    [("accelerate", (*LAUNCHER, PROGRAMS / "accelerated.py")), ("lightning", (PROGRAMS / "lightning_ddp.py",))],
+)
+def test_launchers_of_two_ranks(library, program):
+    pytest.importorskip(library)
     assert launched("--gpus", "2", *program).stdout.splitlines()[-1] == "ok"

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from virtual_gpus import virtual_gpus
 from virtual_gpus.tensors.tensor import VirtualTensor
 
+pytest.importorskip("numpy")  # which PyTorch's own list of operations and sample inputs needs
+pytest.importorskip("expecttest")
 DTYPES = (torch.float32, torch.int64, torch.complex64)
 NOT_IMITATED = {
     "to_sparse": "dense tensors only",

@@ -5,11 +5,12 @@ import os
 import random
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from virtual_gpus.cli import launch
+
+np = pytest.importorskip("numpy")
 
 HELPER = """
 import os, torch, torch.distributed as dist

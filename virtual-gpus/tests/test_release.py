@@ -336,6 +336,8 @@ def is_back(machine, before):
 def test_memory_comes_back(gpus, tmp_path, name):
     """At once: without the garbage collector, where PyTorch needs none."""
     way = WAYS[name]
+    if "all ranks" in name:
+        pytest.importorskip("numpy")  # by which PyTorch sends objects
     arguments = [tmp_path] * way.__code__.co_argcount
     way(*arguments)  # for what PyTorch makes once
     gc.collect()

@@ -13,8 +13,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
-from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from virtual_gpus import virtual_gpus
 from virtual_gpus.patches.legacy import LEGACY
@@ -37,12 +35,13 @@ class Asking(torch.Tensor):
 # Subclasses of tensors
 
 
-def boxes():
-    return tv_tensors.BoundingBoxes([[0, 0, 2, 2]], format="XYXY", canvas_size=(10, 10))
-
-
 @pytest.mark.parametrize("where", ["cuda:1", 1, GPU1])
 def test_a_subclass_stays_one_on_a_gpu(gpus, where):
+    tv_tensors, v2 = pytest.importorskip("torchvision.tv_tensors"), pytest.importorskip("torchvision.transforms.v2")
+
+    def boxes():
+        return tv_tensors.BoundingBoxes([[0, 0, 2, 2]], format="XYXY", canvas_size=(10, 10))
+
     there = boxes().to(where)
     assert isinstance(there, tv_tensors.BoundingBoxes) and there.device == GPU1
     flipped = v2.functional.horizontal_flip(there)

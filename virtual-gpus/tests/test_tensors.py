@@ -5,7 +5,6 @@ import functools
 import pickle
 import re
 
-import numpy as np
 import pytest
 import torch
 from oracle import check_same_on_a_gpu
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from virtual_gpus.meta_cache import form_of
+
+np = pytest.importorskip("numpy")
 
 ZEROS = torch.zeros  # imported, as it were, before any virtual GPU is on
 CPU, GPU0, GPU1, GPU2 = torch.device("cpu"), *(torch.device("cuda", i) for i in range(3))
