@@ -148,6 +148,36 @@ def test_what_a_group_s_root_broadcasts_is_known():
     assert dry_run(program, 4, rank=2).seconds > 0
 
 
+def test_numbers_travel_with_messages():
+    """Rank 1 hears a number that rank 0 knows, and takes one that nobody knows for unknown."""
+    heard = {}
+
+    def program():
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        known, unknown = (torch.tensor(7 * (rank == 0), device="cuda") for _ in range(2))
+        unknown += torch.zeros(40, dtype=torch.int64, device="cuda").sum()
+        for x in (known, unknown):
+            dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        heard[rank] = known.item()
+        with pytest.raises(RuntimeError, match="no values"):
+            unknown.cpu()
+        return linear()()
+
+    dry_run(program, 2)
+    assert heard == {0: 7, 1: 7}
+
+
+def test_tensors_move_to_where_none_has_values():
+    def program():
+        x = torch.ones(4, 2, device="cuda", requires_grad=True).to("meta", torch.bfloat16)
+        assert (x.device.type, x.shape, x.dtype, x.requires_grad) == ("meta", (4, 2), torch.bfloat16, True)
+        assert next(nn.Linear(2, 2).cuda().to("meta").parameters()).is_meta
+        return linear()()
+
+    dry_run(program, 2)
+
+
 @pytest.mark.parametrize("makes", ["new_group", "mesh", "split_group"])
 def test_groups_of_ranks_share_the_network_card_of_their_node(makes):
     """Rank i of one node and rank i of the other: eight groups, or as many as the node has ranks."""

@@ -297,7 +297,7 @@ WAYS = {
     "out of memory": out_of_memory,
     "an error": refused,
     "a collective": lambda: dist.all_reduce(fresh()),
-    "an asynchronous collective": lambda: dist.all_gather_single(fresh(), fresh(), async_op=True).wait(),
+    "an asynchronous collective": lambda: dist.all_gather_into_tensor(fresh(), fresh(), async_op=True).wait(),
     "objects of all ranks": objects,
     "DistributedDataParallel": lambda: trained(DistributedDataParallel(network())),
     "fully_shard": sharded,

@@ -4,6 +4,7 @@ A kernel takes the longer of two times, that of its arithmetic and that of its m
 FLOPs come from PyTorch's own registry, bytes from the tensors. The rates that a GPU reaches stand in `rates.py`.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -163,10 +164,20 @@ def flops(func, args, kwargs, out):
     if packet is aten.convolution_backward:
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * registered_flops(aten.convolution, (X, W, None, *options), {}, grad)
-    found = registered_flops(packet, args, kwargs or {}, out)
+    attention = "scaled_dot_product" in packet.__name__
+    found = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
     if found is None:
         return 2 * max(t.numel() for t in tensors_in(args))
     return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
+
+
+def attention_flops(packet, args):
+    """Two matrix products; backwards five, of which one is computed once more. As in the registry from PyTorch 2.15 on,
+    which has not all of them before."""
+    backward = packet.__name__.endswith("backward")
+    (*batch, rows, width), (*_, columns, _), (*_, depth) = (x.shape for x in args[backward : 3 + backward])
+    products = 3 * width + 2 * depth if backward else width + depth
+    return 2 * math.prod(batch) * rows * columns * products
 
 
 def registered_flops(packet, args, kwargs, out):

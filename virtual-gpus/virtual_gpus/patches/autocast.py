@@ -4,6 +4,8 @@ C++ takes virtual tensors for CPU tensors, so what runs is the CPU's autocast, w
 One difference is left: matrix products of tensors that really are on the CPU are cast too; on real GPUs they are not.
 """
 
+import warnings
+
 import torch
 
 from virtual_gpus.state import current
@@ -83,13 +85,13 @@ def register_autocast(stack):
     """Add CUDA's lists to the CPU's autocast; `stack` undoes it."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     stack.callback(library._destroy)
-    for name in FLOAT32:
-        library.impl(name, casting(name, lambda: torch.float32))
-    for name in LOWER:
-        library.impl(name, casting(name, lambda: torch.get_autocast_dtype("cpu")))
-    for name in INTO_FLOAT32:
-        library.impl(name, into_float32(name))
-    library.impl("cross_entropy_loss", cross_entropy_loss)
+    kernels = {name: casting(name, lambda: torch.float32) for name in FLOAT32}
+    kernels |= {name: casting(name, lambda: torch.get_autocast_dtype("cpu")) for name in LOWER}
+    kernels |= {name: into_float32(name) for name in INTO_FLOAT32} | {"cross_entropy_loss": cross_entropy_loss}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # of overridden ones, in 2.10 to 2.13
+        for name, kernel in kernels.items():
+            library.impl(name, kernel)
 
 
 def operation_of(name):

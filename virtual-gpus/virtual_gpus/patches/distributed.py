@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from virtual_gpus import compat
+from virtual_gpus.patches import older
 from virtual_gpus.ranks.collectives import GROUPS, GlooGroup, Group, on_the_gpu_of
 from virtual_gpus.ranks.communicator import Future, Members
 from virtual_gpus.state import current, current_index
@@ -20,7 +22,7 @@ from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
-_split_group, _collect_all = ProcessGroup.split_group, torch._C._collect_all
+_collect_all = torch._C._collect_all
 _init, _rendezvous = dist.init_process_group, distributed_c10d.rendezvous
 _Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
 _broadcast_coalesced = dist._broadcast_coalesced
@@ -35,7 +37,9 @@ def patches():
         yield owner, "is_nccl_available", lambda: True
         yield owner, "init_process_group", init_process_group
         yield owner, "destroy_process_group", destroy_process_group
-    if not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # in a build without CUDA: PyTorch asks who is of this class
+    if compat.HAS_PLUGINS and not hasattr(
+        distributed_c10d, "ProcessGroupNCCL"
+    ):  # without CUDA, and PyTorch asks for it
         yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
     yield ProcessGroup, "barrier", host_barrier
     yield ProcessGroup, "split_group", split_group
@@ -47,6 +51,7 @@ def patches():
     yield dist, "_register_builtin_comm_hook", register_builtin_hook
     yield dist, "_verify_params_across_processes", verify
     yield dist, "_broadcast_coalesced", broadcast_in_cpp
+    yield from older.patches(create, create_gloo)
 
 
 def register_backends(stack):
@@ -65,8 +70,8 @@ def create(options, backend_options):
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
     if not current().settle():
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
-    GROUPS[options.group_id] = Group(options.process_group, members_of(options), options.group_id)
-    return refusing(options)
+    GROUPS[options.group_id] = Group(members_of(options), options.group_id)
+    return compat.create_refusing(options.group_rank, options.group_size)
 
 
 def members_of(options):
@@ -77,20 +82,13 @@ def members_of(options):
     return members
 
 
-def refusing(options):
-    """A backend that can do nothing."""
-    settings = c10d.FakeProcessGroup.Options()
-    settings.error_on_collective = True
-    return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size, settings)
-
-
 def create_gloo(options, backend_options):
     """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
     those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
-    GROUPS.setdefault(options.group_id, GlooGroup(options.process_group, members_of(options), options.group_id))
+    GROUPS.setdefault(options.group_id, GlooGroup(members_of(options), options.group_id))
     if current().rendezvous is not None:
-        return refusing(options)
-    return distributed_c10d._create_gloo_process_group(options, backend_options)
+        return compat.create_refusing(options.group_rank, options.group_size)
+    return compat.create_gloo(options, backend_options)
 
 
 def rendezvous(url, rank=-1, world_size=-1, **options):
@@ -151,11 +149,11 @@ def host_barrier(self, opts=None, **options):
 
 def split_group(self, new_ranks, timeout=None, **options):
     """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
-    made, whole = _split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
+    made, whole = older.split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
         members = whole.members.subset(list(new_ranks)).under(made.group_name)
         members = members._replace(timeout=timeout or members.timeout)
-        GROUPS[made.group_name] = type(whole)(made, members, made.group_name)
+        GROUPS[made.group_name] = type(whole)(members, made.group_name)
     return made
 
 

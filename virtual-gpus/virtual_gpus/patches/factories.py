@@ -227,6 +227,9 @@ def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=
         return Base.to(x, device, copy=copy, **options)
     if isinstance(x, UninitializedTensorMixin):
         return lazy_on(x, gpu.device, options["dtype"])
+    if gpu is None and target.type == "meta":  # where there are no values, and no gradients come back from
+        made = Base.to(inner_of(x), "meta", copy=True, **options)
+        return made.requires_grad_(x.requires_grad and torch.is_grad_enabled())
     same = dtype in (None, x.dtype) and memory_format is None
     moved = move(x if same else Base.to(x, **options), gpu, non_blocking)
     if memory_format not in (None, torch.preserve_format):

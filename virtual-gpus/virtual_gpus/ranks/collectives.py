@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from virtual_gpus.clock.nccl import collective_seconds
+from virtual_gpus.compat import unbox_reduce_op
 from virtual_gpus.constants import reduced
 from virtual_gpus.ranks import gloo
 from virtual_gpus.ranks.communicator import Channel, Communicator, Peers, Transfer
@@ -33,12 +34,12 @@ GROUPS = {}  # the groups whose ranks have virtual GPUs, by the name of their pr
 
 
 class Group:
-    """A `process_group` of PyTorch's whose ranks have virtual GPUs; `name` is what PyTorch calls it."""
+    """A process group of PyTorch's, by its name there, whose ranks have virtual GPUs."""
 
     Communicator = Communicator
 
-    def __init__(self, process_group, members, name):
-        self.process_group, self.members, self.name = process_group, members, f"group {name}"
+    def __init__(self, members, name):
+        self.members, self.group_name, self.name = members, name, f"group {name}"
         self.communicators = {}  # by the number of this rank's GPU: usually one
         self.pairs, self.channels = {}, {}  # by ranks in the group
         self.coalesced = None  # the works of a block that coalesces them, while it is open
@@ -57,7 +58,7 @@ class Group:
     @property
     def row(self):
         """The row of its operations in a timeline: groups that the program has named, as meshes do, have their own."""
-        named = self.process_group.group_desc.removeprefix("mesh_")
+        named = c10d._resolve_process_group(self.group_name).group_desc.removeprefix("mesh_")
         return "collective" if named in ("default_pg", "undefined", "") else f"collective, {named}"
 
     def channel(self, gpu, source, target):
@@ -218,7 +219,7 @@ def flat_bytes(tensor):
 
 def reduction_of(script_object, dtype):
     """(op, factor) of a reduction of numbers of type `dtype`; PyTorch's error for what NCCL does not do."""
-    reduction = ReduceOp.unbox(script_object)
+    reduction = unbox_reduce_op(script_object)
     op = next((op for op in REDUCTIONS if reduction.op == op), None)
     if op is None:
         raise ValueError(f"Cannot use ReduceOp.{str(reduction.op).rpartition('.')[2]} with NCCL")
@@ -504,7 +505,9 @@ def point_to_point(tensors, group, sends, other):
     ends = gpus[source], gpus[target]
     seconds = collective_seconds("send", len(x), ends, topology, topology.groups_at_once(gpus))
     what = f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}"
-    return group.entered(channel.issue("send" if sends else "recv", what, len(x), seconds, transfer, tensors)).boxed()
+    name, sender = "send" if sends else "recv", group.members.ranks[source]
+    work = channel.issue(name, what, len(x), seconds, transfer, tensors, lambda said: said.get(sender))
+    return group.entered(work).boxed()
 
 
 def type_name(dtype):

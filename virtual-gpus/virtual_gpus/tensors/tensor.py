@@ -350,7 +350,9 @@ def python_dispatch():
     """Inside, operations come through __torch_dispatch__ again, also where C++ has turned Python off, as
     torch.Tensor([x]) does."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(torch._C.DispatchKey.Python))
+    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):  # the second before PyTorch 2.15
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def is_virtual(value):
@@ -421,8 +423,10 @@ def copy_into(target, source, non_blocking=False):
         ends[0].run(COPY_OP, inner, {})
     elif not inner[0].is_meta:
         Base.copy_(*inner)
-    else:
+    elif inner[1].is_meta:
         forget(inner[:1])
+    else:
+        remember(*inner)  # also x[1] = 7, which is a copy before PyTorch 2.14
     return target
 
 
