@@ -15,8 +15,9 @@ from experiments import published_collectives
 from experiments.clock_fit import soft
 from experiments.record import provenance, write
 from virtual_gpus.clock import nccl
+from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import GPUS
-from virtual_gpus.clock.topology import MACHINES, NETWORKS, Topology, find_topology
+from virtual_gpus.clock.topology import Topology, find_topology
 
 OUT = nccl.NCCL_PATH
 GPU = {"nvlink2": "V100", "nvlink3": "A100-40", "nvlink4": "H100", None: "A100-40"}  # one with these links
@@ -29,7 +30,7 @@ START = {
     **{("begin", link): (1.0, 0.7) for link in LINKS},
     **{("step", link): (1.0, 0.5) for link in LINKS},
     **{("tree", link): (0.92, 0.2) for link in LINKS},
-    ("switch",): (1.0, 0.2),
+    ("nvls",): (1.0, 0.2),
     ("piece",): (2e6, 0.7),
     **{("network", kind): (0.9, 0.2) for kind in KINDS},
     **{("hop", kind): (1.0, 0.7) for kind in KINDS},

@@ -22,8 +22,8 @@ from experiments.record import provenance, write
 from experiments.transformer_validation import alone, of_micro_batches
 from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import RESULTS
+from virtual_gpus.clock.machine_types import MACHINES
 from virtual_gpus.clock.specs import GPUS
-from virtual_gpus.clock.topology import MACHINES
 
 OUT = RESULTS / "ddp_scaling.json"
 SAMPLE = (  # both networks, one node and several, a machine of the book's and one that is not

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.published import digest
 from experiments.published_scaling import OTHERS
-from virtual_gpus.clock.topology import MACHINE_SOURCES, MACHINES, Network
+from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, Network
 
 PATH = Path(__file__).parent / "published_runs.json"
 SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet, machine of one node

@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments import published_transformers
+from virtual_gpus.clock.machine_types import MACHINES, MachineType
 from virtual_gpus.clock.specs import GPUS
-from virtual_gpus.clock.topology import MACHINES, MachineType
 
 PATH = Path(__file__).parent / "published_scaling.json"
 SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet
@@ -30,9 +30,11 @@ _DGX1, _HGX = MACHINES["DGX-1V"], MACHINES["HGX A100 4-GPU"]
 OTHERS = {  # machines that the book has no other use for
     kind.key: kind
     for kind in (
-        replace(_DGX1, key="DGX-1V, 1 card", cards=1),
-        replace(_HGX, key="Mahti", cards=1),
-        MachineType("Puhti", "nvlink2", _HGX.under, 2, _DGX1.sockets, None, {pair: 2 for pair in _HGX.pairs}),
+        replace(_DGX1, key="DGX-1V, 1 card", nics=1),
+        replace(_HGX, key="Mahti", nics=1),
+        MachineType(
+            "Puhti", "nvlink2", _HGX.pcie_switches, 2, _DGX1.socket_bandwidth, None, {pair: 2 for pair in _HGX.nvlinks}
+        ),
     )
 }
 NETWORKS = {  # how published_transformers.json describes a network -> (machine, network)

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import mgpu_lib as mgpu
 from experiments import large_programs, published_runs, study
 from experiments.clock_validation import summary as errors_of
-from virtual_gpus.clock.topology import MACHINES, NETWORKS
+from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 
 USUAL = {"A100-80": "DGX A100", "H100": "DGX H100"}  # machines, where only the memory counts and the network is unknown
 SAMPLE = (  # the two quickest kinds of program

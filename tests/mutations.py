@@ -239,7 +239,7 @@ FAULTS = [
     Fault(
         "half-filled nodes are taken for full ones",
         "virtual-gpus/virtual_gpus/clock/topology.py",
-        "return [rank // here * self.kind.gpus + rank % here for rank in ranks]",
+        "return [rank // per_node * self.machine_type.gpus + rank % per_node for rank in ranks]",
         "return list(ranks)",
         "virtual/test_topology.py virtual/test_nccl.py virtual/test_dry.py",
     ),

@@ -8,8 +8,8 @@ import pytest
 
 import experiments
 from experiments import published, published_collectives, published_runs, published_scaling, published_transformers
+from virtual_gpus.clock.machine_types import NETWORKS
 from virtual_gpus.clock.specs import GPUS
-from virtual_gpus.clock.topology import NETWORKS
 
 FOLDER = Path(experiments.__file__).parent
 COLLECTIVES = json.loads((FOLDER / "published_collectives.json").read_text())["tables"]

@@ -6,7 +6,7 @@ import pytest
 
 import mgpu_lib as mgpu
 from experiments import large_programs, published_runs, run_validation
-from virtual_gpus.clock.topology import MACHINES
+from virtual_gpus.clock.machine_types import MACHINES
 
 CASES = run_validation.cases()
 SMALL = {"layers": 4, "width": 1024, "heads": 16, "kv_heads": 16, "ffn": 4096, "vocab": 51200, "seq_len": 1024}

@@ -34,7 +34,7 @@ from experiments.record import ROOT
 from mgpu_lib import planning, recorded
 from virtual_gpus import GPUS, machine
 from virtual_gpus.clock import nccl, rates
-from virtual_gpus.clock.topology import MACHINES
+from virtual_gpus.clock.machine_types import MACHINES
 
 CLOCK, TRANSFORMERS, COLLECTIVES, SCALING, TRIAL, PLANNER, RUNS = (
     recorded.study(name)
@@ -341,7 +341,7 @@ def test_machines_of_the_studies_are_not_the_book_s():
     ddp_scaling.seconds(SCALED["csc-puhti-fp32"], 1)
     assert not set(published_scaling.OTHERS) & set(MACHINES)
     assert not (set(published_scaling.LARGER) | set(sheets.SHEETS)) & set(GPUS)
-    assert published_scaling.OTHERS["Puhti"].pairs[0, 3] == 2 and published_scaling.OTHERS["Mahti"].cards == 1
+    assert published_scaling.OTHERS["Puhti"].nvlinks[0, 3] == 2 and published_scaling.OTHERS["Mahti"].nics == 1
 
 
 def test_a_step_has_the_flops_of_its_network():

@@ -7,8 +7,9 @@ from test_topology import topology
 
 from virtual_gpus.clock import nccl
 from virtual_gpus.clock.costs import link_seconds, pipeline_seconds, ring_seconds, round_seconds
+from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import find_gpu
-from virtual_gpus.clock.topology import MACHINES, NETWORKS, find_topology
+from virtual_gpus.clock.topology import find_topology
 
 NAMES = "all_reduce all_gather reduce_scatter broadcast reduce all_to_all gather scatter send".split()
 SIZES = [2**n for n in range(4, 31)]
@@ -26,7 +27,7 @@ def test_more_bytes_take_longer_and_none_faster_than_the_link(kind, name):
     where, gpus = topology(kind), range(2) if name == "send" else range(MACHINES[kind].gpus)
     seconds = [nccl.collective_seconds(name, nbytes, gpus, where) for nbytes in SIZES]
     assert seconds == sorted(seconds) and 5e-6 < seconds[0] < 500e-6
-    assert SIZES[-1] / 2 / seconds[-1] < where.ring(range(MACHINES[kind].gpus)) * 1.1
+    assert SIZES[-1] / 2 / seconds[-1] < where.ring_bandwidth(range(MACHINES[kind].gpus)) * 1.1
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -35,7 +36,7 @@ def test_nodes_are_slower_than_one(network):
     for nbytes in SIZES:
         one, two, four = (nccl.collective_seconds("all_gather", nbytes, range(n), where) for n in (8, 16, 32))
         assert one < two < four
-    cards = where.cards * where.network.bandwidth / 1e9
+    cards = where.nics * where.network.bandwidth / 1e9
     assert bus(2**30, range(32), where) < cards and bus(2**30, range(16), where) < min(2 * cards, 300)
 
 
@@ -48,8 +49,8 @@ def test_two_nodes_send_each_byte_once_up_and_down_a_tree():
 def test_short_messages_climb_trees_long_ones_go_around_rings():
     def best(nbytes, gpus):
         route = nccl.route(range(gpus), topology("DGX A100", "InfiniBand HDR"))
-        ways = [way for way in nccl.ALGORITHMS if way[0] != "switch"]
-        return min(ways, key=lambda way: nccl.way_seconds(*way, "all_reduce", nbytes, route, nccl.NCCL))
+        tunings = [tuning for tuning in nccl.TUNINGS if tuning[0] != "nvls"]
+        return min(tunings, key=lambda tuning: nccl.algorithm_seconds(*tuning, "all_reduce", nbytes, route, nccl.NCCL))
 
     assert best(1024, 64) == ("tree", "LL") and best(2**30, 8) == ("ring", "Simple")
 
@@ -58,8 +59,8 @@ def test_nvswitch_adds_from_five_gpus_on():
     where = topology("DGX H100")
     assert bus(2**30, range(8), where) > 1.2 * bus(2**30, range(4), where)
     route = nccl.route(range(8), where)
-    assert route.adds and not nccl.route(range(4), where).adds
-    assert nccl.path("switch", "all_reduce", route) == (1, 0, 2 * 7 / 8)
+    assert route.nvls and not nccl.route(range(4), where).nvls
+    assert nccl.path("nvls", "all_reduce", route) == (1, 0, 2 * 7 / 8)
 
 
 def test_a_route_is_as_narrow_as_its_narrowest_place():
@@ -67,32 +68,37 @@ def test_a_route_is_as_narrow_as_its_narrowest_place():
     assert nccl.route([0, 3], where)[:4] == (2, 1, "nvlink2", 50e9)
     assert nccl.route([0, 5], where)[:4] == (2, 1, "pcie", 6e9)
     half = nccl.route([0, 1, 2, 3, 8, 9, 10, 11], topology("DGX-1V", "InfiniBand EDR"))
-    assert (half.nodes, half.in_a_node, half.inside, half.outside) == (2, 4, 100e9, 25e9)  # two of four cards
+    assert (half.nodes, half.gpus_per_node, half.intra_node, half.inter_node) == (
+        2,
+        4,
+        100e9,
+        25e9,
+    )  # two of four cards
     alone = nccl.route([0, 8], topology("DGX-1V", "InfiniBand EDR"))
-    assert (alone.inside, alone.outside) == (math.inf, 12.5e9)
+    assert (alone.intra_node, alone.inter_node) == (math.inf, 12.5e9)
 
 
 def test_groups_that_communicate_at_once_share_a_nodes_network_cards():
     where = topology("DGX A100", "Ethernet 100")  # one card for eight GPUs
     one, all_eight = [0, 8], [node * 8 + gpu for node in range(2) for gpu in range(8)]
-    assert [where.groups_at_once(gpus) for gpus in (one, [0, 4, 8, 12], all_eight)] == [8, 4, 1]
-    assert nccl.route(one, where).outside == nccl.route(all_eight, where).outside == 12.5e9
-    assert nccl.route(one, where, at_once=8).outside == 12.5e9 / 8
+    assert [where.concurrent_groups(gpus) for gpus in (one, [0, 4, 8, 12], all_eight)] == [8, 4, 1]
+    assert nccl.route(one, where).inter_node == nccl.route(all_eight, where).inter_node == 12.5e9
+    assert nccl.route(one, where, concurrent_groups=8).inter_node == 12.5e9 / 8
     # each card sends about as much for eight groups of a gibibyte each as for one group of all GPUs with eight
-    groups = nccl.collective_seconds("all_gather", 2**30, range(0, 256, 8), where, at_once=8)
+    groups = nccl.collective_seconds("all_gather", 2**30, range(0, 256, 8), where, concurrent_groups=8)
     assert groups == pytest.approx(nccl.collective_seconds("all_gather", 2**33, range(256), where), rel=0.05)
 
     plenty = topology("DGX A100", "InfiniBand HDR")  # a card for each GPU
-    assert nccl.route(one, plenty, at_once=8) == nccl.route(one, plenty)
-    assert find_topology("nvlink", find_gpu("A100-40")).groups_at_once(one) == 1
+    assert nccl.route(one, plenty, concurrent_groups=8) == nccl.route(one, plenty)
+    assert find_topology("nvlink", find_gpu("A100-40")).concurrent_groups(one) == 1
 
 
 def test_a_node_with_few_ranks_shares_its_cards_among_those(monkeypatch):
     where = topology("DGX-1V", "InfiniBand EDR")  # four cards for eight GPUs
     for ranks, shared, cards in ((8, 8, 0.5), (2, 2, 1), (1, 1, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-        assert where.groups_at_once([0, 8]) == shared
-        assert nccl.route([0, 8], where, shared).outside == cards * 12.5e9
+        assert where.concurrent_groups([0, 8]) == shared
+        assert nccl.route([0, 8], where, shared).inter_node == cards * 12.5e9
 
 
 def test_gpus_of_several_nodes_need_a_network():
@@ -110,20 +116,20 @@ def test_without_a_machine_type_nothing_has_changed():
     assert nccl.collective_seconds("all_reduce", 2**24, [3], plain) == nccl.ROUND
 
 
-def test_the_quickest_way_of_an_all_reduce_is_taken():
+def test_the_fastest_algorithm_of_an_all_reduce_is_taken():
     one, many = topology("DGX H100"), topology("DGX A100", "InfiniBand HDR")
-    for where, gpus, ways in (
-        (one, 8, ["ring", "tree", "switch"]),
+    for where, gpus, algorithms in (
+        (one, 8, ["ring", "tree", "nvls"]),
         (one, 4, ["ring", "tree"]),
         (many, 64, ["ring", "tree"]),
     ):
         for nbytes in SIZES:
-            found = nccl.all_reduce_by_way(nbytes, range(gpus), where)
-            assert list(found) == ways
+            found = nccl.all_reduce_by_algorithm(nbytes, range(gpus), where)
+            assert list(found) == algorithms
             assert min(found.values()) == nccl.collective_seconds("all_reduce", nbytes, range(gpus), where)
-    steps = nccl.all_reduce_by_way(64, range(1024), many)
+    steps = nccl.all_reduce_by_algorithm(64, range(1024), many)
     assert steps["ring"] > 10 * steps["tree"]
     with pytest.raises(ValueError, match="nvlink3: rings and trees take a machine type, such as link='DGX A100'"):
-        nccl.all_reduce_by_way(64, range(4), find_topology("nvlink3", find_gpu("A100-80")))
+        nccl.all_reduce_by_algorithm(64, range(4), find_topology("nvlink3", find_gpu("A100-80")))
     with pytest.raises(ValueError, match="network"):
-        nccl.all_reduce_by_way(64, range(16), one)
+        nccl.all_reduce_by_algorithm(64, range(16), one)

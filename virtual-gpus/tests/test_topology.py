@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from virtual_gpus import collective_seconds, virtual_gpus
+from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, NETWORKS
 from virtual_gpus.clock.specs import find_gpu
-from virtual_gpus.clock.topology import MACHINE_SOURCES, MACHINES, NETWORKS, NVLINKS, find_topology, rings
+from virtual_gpus.clock.topology import NVLINKS, count_rings, find_topology
 
 # nvidia-smi topo -m of a DGX-1 with V100s: tests/test_topologies.py of microsoft/msccl-tools
 DGX1 = """
@@ -46,15 +47,15 @@ def test_a_dgx1_is_what_nvidia_smi_says():
     ],
 )
 def test_what_joins_a_pair(name, pair, expected):
-    joint, back = topology(name).joint(*pair), topology(name).joint(*reversed(pair))
-    assert joint == back and joint.name == expected[0]
-    assert joint.bandwidth == pytest.approx(expected[1], rel=1e-3) and joint.latency > 0
+    there, back = topology(name).connection(*pair), topology(name).connection(*reversed(pair))
+    assert there == back and there.name == expected[0]
+    assert there.bandwidth == pytest.approx(expected[1], rel=1e-3) and there.latency > 0
 
 
 @pytest.mark.parametrize("kind", MACHINES.values(), ids=MACHINES)
 def test_no_gpu_has_more_nvlinks_than_there_are(kind):
-    if kind.pairs:
-        ends = [gpu for pair, links in kind.pairs.items() for gpu in pair * links]
+    if kind.nvlinks:
+        ends = [gpu for pair, links in kind.nvlinks.items() for gpu in pair * links]
         assert [ends.count(gpu) for gpu in range(kind.gpus)] == [NVLINKS[kind.link]] * kind.gpus
     assert kind.source is None or kind.source in MACHINE_SOURCES.values()
 
@@ -70,10 +71,10 @@ def test_networks():
     assert gigabytes["InfiniBand HDR"] == 25 and gigabytes["InfiniBand NDR"] == 50
     assert gigabytes["RoCE 100"] == gigabytes["Ethernet 100"] == 4 * gigabytes["Ethernet 25"] == 12.5
     two = topology("DGX A100", "InfiniBand HDR")
-    assert [two.node(gpu) for gpu in (0, 7, 8, 15)] == [0, 0, 1, 1] and two.cards == 8
-    assert two.joint(7, 8).name == "NET" and two.joint(8, 9).name == "NV12"
+    assert [two.node(gpu) for gpu in (0, 7, 8, 15)] == [0, 0, 1, 1] and two.nics == 8
+    assert two.connection(7, 8).name == "NET" and two.connection(8, 9).name == "NV12"
     assert two.name == "DGX A100 (NVLink 3, 12 links, InfiniBand HDR)"
-    assert topology("DGX A100", "Ethernet 25").cards == 1  # a machine has one such card, not eight
+    assert topology("DGX A100", "Ethernet 25").nics == 1  # a machine has one such card, not eight
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,12 @@ def test_networks():
 )
 def test_rings_in_a_dgx1(gpus, expected):
     """All eight: three rings in both directions, as NCCL finds them. By hand for the few."""
-    assert rings(tuple(gpus), topology("DGX-1V").links) == expected
+    assert count_rings(tuple(gpus), topology("DGX-1V").nvlinks) == expected
 
 
 def test_rings_take_pcie_where_nvlinks_do_not_reach():
-    assert topology("DGX-1V").ring([0, 5]) == 6e9 and topology("DGX-1V").ring(range(8)) == 150e9
-    assert topology("HGX H100 4-GPU").ring(range(4)) == topology("DGX H100").ring(range(4)) == 450e9
+    assert topology("DGX-1V").ring_bandwidth([0, 5]) == 6e9 and topology("DGX-1V").ring_bandwidth(range(8)) == 150e9
+    assert topology("HGX H100 4-GPU").ring_bandwidth(range(4)) == topology("DGX H100").ring_bandwidth(range(4)) == 450e9
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,6 @@ def test_ranks_have_gpus_node_by_node(monkeypatch):
 
 def test_without_a_machine_type_all_pairs_have_the_link():
     plain = find_topology("nvlink", find_gpu("V100"))
-    assert plain.joint(0, 7)[1:] == (plain.link.bandwidth, plain.link.latency) and plain.matrix(3)[1][3] == "NV6"
+    assert plain.connection(0, 7)[1:] == (plain.link.bandwidth, plain.link.latency) and plain.matrix(3)[1][3] == "NV6"
     assert find_topology("pcie", find_gpu("V100")).matrix(2)[1] == ["GPU0", "X", "PHB"]
     assert collective_seconds("all_reduce", 2**20, range(4), plain) < 1e-3

@@ -18,8 +18,8 @@ import sys
 import uuid
 
 from virtual_gpus.children import Setup, handed_down
+from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import GPUS, LINKS
-from virtual_gpus.clock.topology import MACHINES, NETWORKS
 from virtual_gpus.dry_runs.cluster import Cluster
 from virtual_gpus.dry_runs.dry_run import NotConverged, dry_script
 from virtual_gpus.report import reporting

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import find_gpu
-from virtual_gpus.clock.topology import MACHINES, NETWORKS
 from virtual_gpus.machine import Machine
 
 

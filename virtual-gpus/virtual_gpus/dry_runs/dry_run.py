@@ -100,7 +100,7 @@ def dry_run(program, n_gpus=64, gpu="H100", per_node=8, link=None, network=None,
     gpu, host      as `virtual_gpus` takes them
     per_node       how many GPUs a node has; None: as many as its machine type, or all of them
     link, network  a machine type and a network, as `virtual_gpus` takes them; None: the first type in
-                   `topology.MACHINES` that has such GPUs, and the network that it comes with
+                   `machine_types.MACHINES` that has such GPUs, and the network that it comes with
     rank           which of the processes this one is. Those that it sends messages to, or gets them from, as the stages
                    of a pipeline do, are run as well. Each has its own environment, random numbers, and copies of the
                    modules that the program imports and that aren't installed; what was imported before is shared

@@ -86,7 +86,7 @@ class Group:
         gpu = checked(tensors)
         communicator, topology = self.communicator(gpu), gpu.machine.topology
         gpus = topology.gpus_of(self.members.ranks)
-        seconds = collective_seconds(name, nbytes, gpus, topology, topology.groups_at_once(gpus))
+        seconds = collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus))
         what = f"{name} of {type_name(tensors[0].dtype)}{what}"
         return self.entered(communicator.issue(name, what, nbytes, seconds, transfer, outputs, combine))
 
@@ -503,7 +503,7 @@ def point_to_point(tensors, group, sends, other):
     topology = gpu.machine.topology
     gpus = topology.gpus_of(group.members.ranks)
     ends = gpus[source], gpus[target]
-    seconds = collective_seconds("send", len(x), ends, topology, topology.groups_at_once(gpus))
+    seconds = collective_seconds("send", len(x), ends, topology, topology.concurrent_groups(gpus))
     what = f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}"
     name, sender = "send" if sends else "recv", group.members.ranks[source]
     work = channel.issue(name, what, len(x), seconds, transfer, tensors, lambda said: said.get(sender))

@@ -1,0 +1,162 @@
+"""Machines with several GPUs, and the networks between them: data sheets, each with its source."""
+
+import itertools
+from dataclasses import dataclass, replace
+
+from virtual_gpus.clock.specs import Source
+
+BROADWELL, SAPPHIRE_RAPIDS, AMD = 6e9, 22e9, 16e9  # bytes per second between sockets with such processors, "nccl-topo"
+
+# key: title, and in the next line the address
+_SOURCES = """
+dgx1-topo: nvidia-smi topo -m of a DGX-1 with V100, in MSCCL tools
+    https://github.com/microsoft/msccl-tools/blob/main/tests/test_topologies.py
+dgx-a100: DeepOps: DGX A100 with 8 ConnectX-6 HDR of 200 Gb/s
+    https://github.com/NVIDIA/deepops/blob/master/docs/k8s-cluster/nvidia-network-operator.md
+dgx-h100: NVIDIA DGX BasePOD, Core Components: DGX H100 with 4 NVSwitches and 8 ConnectX-7 of 400 Gb/s
+    https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html
+perlmutter: NERSC, Perlmutter Architecture: 4 A100 without NVSwitch (12 NVLinks for 3 others), 4 HPE Slingshot 11
+    https://docs.nersc.gov/systems/perlmutter/architecture
+snellius: nccl-tests on Snellius: 4 H100 without NVSwitch (18 NVLinks for 3 others), 4 InfiniBand cards of 200 Gb/s
+    https://github.com/odissei-benchmarks/nccl-tests
+nccl-topo: NCCL, src/graph/topo.h: what it reckons with for PCIe and between sockets
+    https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h
+networks: Bekman, Machine Learning Engineering: rates of InfiniBand, EFA and Slingshot, and cards a node, with sources
+    https://github.com/stas00/ml-engineering/blob/master/network/README.md
+ethernet: NVIDIA MLNX_OFED Release Notes: Ethernet rates of ConnectX cards
+    https://docs.nvidia.com/networking/display/mlnxofedv590560107/release+notes
+"""
+_LINES = iter(_SOURCES.strip().splitlines())
+MACHINE_SOURCES = {
+    key: Source(key, title, next(_LINES).strip()) for key, _, title in (line.partition(": ") for line in _LINES)
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins nodes."""
+
+    key: str
+    transport: str  # how its adapters work, a key of nccl.json
+    bandwidth: float  # of an adapter (NIC), bytes per second, one direction, peak
+    nics: int | None  # adapters of a node; None: as many as its machine type has
+    source: Source
+
+
+NETWORKS = {
+    key: Network(key, transport, gigabits * 1e9 / 8, nics, MACHINE_SOURCES[source])
+    for key, transport, gigabits, nics, source in (
+        ("InfiniBand EDR", "RDMA", 100, None, "networks"),
+        ("InfiniBand HDR", "RDMA", 200, None, "networks"),
+        ("InfiniBand NDR", "RDMA", 400, None, "networks"),
+        ("RoCE 100", "RDMA", 100, None, "ethernet"),
+        ("EFA", "EFA", 100, None, "networks"),
+        ("Slingshot 11", "Slingshot", 200, None, "networks"),
+        ("Ethernet 25", "TCP", 25, 1, "ethernet"),
+        ("Ethernet 100", "TCP", 100, 1, "ethernet"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class MachineType:
+    """A machine with several GPUs."""
+
+    key: str
+    link: str | None  # key in LINKS; None: no NVLink
+    pcie_switches: tuple[tuple[int, int], ...]  # (socket, PCIe switch) of each GPU: a switch has one link to the host
+    nics: int  # network adapters of a node
+    socket_bandwidth: float  # bytes per second from one socket to the other
+    source: Source | None  # None: no product, but what is plain
+    nvlinks: dict[tuple[int, int], int] | None = None  # {(smaller, larger): links that join two GPUs}; not named: none
+    nvswitch: bool = False  # joins all GPUs, so that every pair has all of a GPU's NVLinks; `nvlinks` is not asked
+    network: str | None = None  # that it comes with, a key of NETWORKS
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a node has."""
+        return len(self.pcie_switches)
+
+
+def _pcie_switches(n: int) -> tuple[tuple[int, int], ...]:
+    """Of `n` GPUs, two under each PCIe switch, half of them on each of two sockets."""
+    return tuple((gpu // (n // 2), gpu // 2) for gpu in range(n))
+
+
+def _all_pairs(n: int, links: int) -> dict[tuple[int, int], int]:
+    return dict.fromkeys(itertools.combinations(range(n), 2), links)
+
+
+_DGX1_NVLINKS = {1: "01 02 13 26 37 45 46 57", 2: "03 04 12 15 23 47 56 67"}  # the pairs that so many links join
+_DGX1V = MachineType(
+    key="DGX-1V",
+    link="nvlink2",
+    pcie_switches=_pcie_switches(8),
+    nics=4,
+    socket_bandwidth=BROADWELL,
+    source=MACHINE_SOURCES["dgx1-topo"],
+    nvlinks={(int(a), int(b)): links for links, pairs in _DGX1_NVLINKS.items() for a, b in pairs.split()},
+    network="InfiniBand EDR",
+)
+_DGX_A100 = MachineType(
+    key="DGX A100",
+    link="nvlink3",
+    pcie_switches=_pcie_switches(8),
+    nics=8,
+    socket_bandwidth=AMD,
+    source=MACHINE_SOURCES["dgx-a100"],
+    nvswitch=True,
+    network="InfiniBand HDR",
+)
+_DGX_H100 = MachineType(
+    key="DGX H100",
+    link="nvlink4",
+    pcie_switches=_pcie_switches(8),
+    nics=8,
+    socket_bandwidth=SAPPHIRE_RAPIDS,
+    source=MACHINE_SOURCES["dgx-h100"],
+    nvswitch=True,
+    network="InfiniBand NDR",
+)
+_HGX_A100 = MachineType(
+    key="HGX A100 4-GPU",
+    link="nvlink3",
+    pcie_switches=_pcie_switches(4),
+    nics=4,
+    socket_bandwidth=AMD,
+    source=MACHINE_SOURCES["perlmutter"],
+    nvlinks=_all_pairs(4, 4),
+    network="Slingshot 11",
+)
+_HGX_H100 = MachineType(
+    key="HGX H100 4-GPU",
+    link="nvlink4",
+    pcie_switches=_pcie_switches(4),
+    nics=4,
+    socket_bandwidth=AMD,
+    source=MACHINE_SOURCES["snellius"],
+    nvlinks=_all_pairs(4, 6),
+    network="InfiniBand HDR",
+)
+_PCIE_TREE = MachineType(
+    key="PCIe tree",
+    link=None,
+    pcie_switches=_pcie_switches(8),
+    nics=1,
+    socket_bandwidth=AMD,
+    source=None,
+    nvlinks={},
+)
+MACHINES = {
+    each.key: each
+    for each in (
+        _DGX1V,
+        _DGX_A100,
+        _DGX_H100,
+        replace(_DGX_A100, key="p4d.24xlarge", nics=4, source=MACHINE_SOURCES["networks"], network="EFA"),
+        replace(_DGX_H100, key="p5.48xlarge", nics=32, source=MACHINE_SOURCES["networks"], network="EFA"),
+        _HGX_A100,
+        _HGX_H100,
+        _PCIE_TREE,
+    )
+}
