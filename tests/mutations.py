@@ -245,9 +245,9 @@ FAULTS = [
     ),
     Fault(
         "the mean over ranks is their sum",
-        "virtual-gpus/virtual_gpus/ranks/collectives.py",
-        "    if op == AVG:\n        result.copy_",
-        "    if op == AVG and not result.is_floating_point():\n        result.copy_",
+        "virtual-gpus/virtual_gpus/ranks/gloo_collectives.py",
+        "lambda x: x.copy_(x.div",
+        "lambda x: x if x.is_floating_point() else x.copy_(x.div",
         "virtual/test_torch_distributed.py virtual/test_many_processes.py",
     ),
     Fault(

@@ -20,6 +20,7 @@ from virtual_gpus.memory import history
 from virtual_gpus.meta_cache import dry
 from virtual_gpus.ops.device_asserts import device_side_assert
 from virtual_gpus.ops.table import Base
+from virtual_gpus.ranks.communicator import Communicator, RealCommunicator
 from virtual_gpus.state import RUNNING, current
 from virtual_gpus.tensors import dispatch  # noqa: F401  (dispatch: operations find their way to it)
 
@@ -67,6 +68,7 @@ class Machine:
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
+        self.communicator_class = RealCommunicator if self.dry is None else Communicator  # a dry run has its own
         self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork

@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from virtual_gpus.ranks.collectives import GROUPS
-from virtual_gpus.ranks.communicator import Members
+from virtual_gpus.ranks.members import Members
+from virtual_gpus.ranks.process_groups import GROUPS
 
 MADE = []  # weak references to the groups of gloo under the virtual ones
 

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from virtual_gpus.dry_runs.communicator import DryCommunicator
 from virtual_gpus.dry_runs.rendezvous import Rendezvous
-from virtual_gpus.ranks.collectives import GROUPS
+from virtual_gpus.ranks.process_groups import GROUPS
 from virtual_gpus.state import RUNNING
 
 
@@ -33,7 +34,7 @@ def ranks_in_this_process(ranks, n_gpus, machine):
         rendezvous = Rendezvous(n_gpus, ranks, places and places.enter)
         stack.callback(rendezvous.close)
         for made in machines.values():
-            made.rendezvous = rendezvous
+            made.rendezvous, made.communicator_class = rendezvous, DryCommunicator
         if places is None:
             stack.callback(leave_groups)
         yield rendezvous, machines

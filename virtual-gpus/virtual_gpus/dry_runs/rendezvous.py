@@ -27,7 +27,7 @@ class Rendezvous:
         self.store = dist.HashStore()
         self.default_groups = {}  # {rank: the process group that it found when it began}
         self.scheduler = Scheduler(ranks, enter) if len(self.ranks) > 1 else None
-        self.calls = {}  # {place and number of an operation: {rank: its work}}, until all have come to it
+        self.works = {}  # {key of an operation: {rank: its work}}, until all have come to it
         self.counts, self.said, self.mail = Counter(), {}, {}  # what ranks exchange as objects
 
     def run(self, task):
@@ -53,14 +53,13 @@ class Rendezvous:
         if len(self.here(ends)) < len(ends):
             raise MissingRanks(ends if len(group) == self.size else group)
 
-    def enter(self, place, ranks, work):
-        """A rank comes to an operation of `ranks` with its work: {rank: work} if it is the last one to do so, or {}."""
-        here, place = self.here(ranks), (*place, work.number)
-        works = self.calls.setdefault(place, {})
-        works[work.communicator.members.this] = work
+    def arrive(self, key, ranks, rank, work):
+        """`rank` comes with its `work` to the operation `key` of `ranks`: {rank: its work} if it is the last, or {}."""
+        works, here = self.works.setdefault(key, {}), self.here(ranks)
+        works[rank] = work
         if len(works) < len(here):
             return {}
-        del self.calls[place]
+        del self.works[key]
         return {rank: works[rank] for rank in here}
 
     def exchange(self, place, rank, ranks, said):

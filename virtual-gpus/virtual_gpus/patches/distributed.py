@@ -1,8 +1,8 @@
 """torch.distributed with "nccl": process groups whose ranks have virtual GPUs.
 
 The groups, what they are called and who belongs to them stay PyTorch's own, as does all of DistributedDataParallel.
-Only where PyTorch would make a backend of NCCL's is one made that leads to `collectives`; and what C++ allocates for
-itself, it takes from a virtual GPU.
+Only where PyTorch would make a backend of NCCL's is one made that leads to `ranks.collectives`; and what C++ allocates
+for itself, it takes from a virtual GPU.
 """
 
 import atexit
@@ -15,8 +15,11 @@ from torch.distributed import distributed_c10d
 
 from virtual_gpus import compat
 from virtual_gpus.patches import older
-from virtual_gpus.ranks.collectives import GROUPS, GlooGroup, Group, on_the_gpu_of
-from virtual_gpus.ranks.communicator import Future, Members
+from virtual_gpus.ranks import collectives  # noqa: F401  (the operations of c10d find their way to it)
+from virtual_gpus.ranks.functional import allocations_beside
+from virtual_gpus.ranks.futures import Future
+from virtual_gpus.ranks.members import Members
+from virtual_gpus.ranks.process_groups import GROUPS, GlooGroup, Group
 from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
@@ -211,11 +214,11 @@ class Reducer(_Reducer):
     def __init__(self, parameters, *args, **kwargs):
         self.parameters, self.types = parameters, {parameter.dtype for parameter in parameters}
         self.group = args[2]
-        with on_the_gpu_of(parameters, self.types | {torch.int32}):  # its map of the parameters that were used
+        with allocations_beside(parameters, self.types | {torch.int32}):  # its map of the parameters that were used
             super().__init__(parameters, *args, **kwargs)
 
     def _rebuild_buckets(self):
-        with on_the_gpu_of(self.parameters, self.types):
+        with allocations_beside(self.parameters, self.types):
             return super()._rebuild_buckets()
 
     def _set_mixed_precision_param_dtype(self, dtype):
@@ -232,7 +235,7 @@ class Reducer(_Reducer):
         return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True).get_future()
 
     def _set_static_graph(self):
-        with on_the_gpu_of(self.parameters, {torch.int32}):
+        with allocations_beside(self.parameters, {torch.int32}):
             super()._set_static_graph()
 
     def _set_forward_pass_work_handle(self, work, *args):
@@ -250,5 +253,5 @@ def verify(group, tensors, *args):
     """Whether all ranks have the same parameters; in a dry run there is one rank."""
     if any(inner_of(tensor).is_meta for tensor in tensors):
         return None
-    with on_the_gpu_of(tensors):
+    with allocations_beside(tensors):
         return _verify(group, tensors, *args)

@@ -1,0 +1,84 @@
+"""Collectives of flat CPU tensors, by gloo: they carry the values of NCCL's operations.
+
+`gloo` is a ProcessGroupGloo. What gloo lacks is made of what it has.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import DistBackendError, ReduceOp
+
+SUM, AVG, MAX, PREMUL_SUM = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM
+
+
+class Reduction(NamedTuple):
+    op: ReduceOp.RedOpType
+    factor: float | Tensor | None  # PREMUL_SUM's
+
+
+def gloo_reduction(reduction: Reduction, size: int):
+    """(gloo's op, before, after) over `size` ranks: before(inputs) and after(result) change them in place."""
+    op, factor = reduction
+    if op == AVG:
+        return SUM, leave, lambda x: x.copy_(x.div(size, rounding_mode=None if x.is_floating_point() else "trunc"))
+    if op == PREMUL_SUM:
+        return SUM, lambda x: x.mul_(factor), leave
+    return op, leave, leave
+
+
+def leave(x: Tensor) -> None:
+    """Nothing to do."""
+
+
+def reduce(gloo, call, options, reduction: Reduction, inputs: Tensor, result: Tensor) -> None:
+    """call(result, inputs, options) of gloo, with this reduction. It may write to the `inputs`."""
+    op, before, after = gloo_reduction(reduction, gloo.size())
+    if inputs.dtype is torch.bool:  # which NCCL takes for bytes, and their sum for the largest
+        inputs, result, op = inputs.view(torch.uint8), result.view(torch.uint8), MAX if op == SUM else op
+    options.reduceOp = op
+    before(inputs)
+    call(result, inputs, options).wait()
+    after(result)
+
+
+def all_reduce(gloo, reduction: Reduction, x: Tensor) -> Tensor:
+    """In place."""
+    reduce(gloo, lambda _, x, options: gloo.allreduce([x], options), c10d.AllreduceOptions(), reduction, x, x)
+    return x
+
+
+def reduce_scatter(gloo, reduction: Reduction, x: Tensor) -> Tensor:
+    result = x.new_empty(len(x) // gloo.size())
+    reduce(gloo, gloo._reduce_scatter_base, c10d.ReduceScatterOptions(), reduction, x, result)
+    return result
+
+
+def all_gather(gloo, x: Tensor) -> Tensor:
+    result = x.new_empty(len(x) * gloo.size())
+    gloo._allgather_base(result, x, c10d.AllgatherOptions()).wait()
+    return result
+
+
+def all_to_all(gloo, name: str, parts: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
+    """parts[i], bytes, goes to rank i, from which sizes[i] bytes come: one tensor for each rank.
+
+    `name` is what an error calls the operation.
+    """
+    check_sizes(gloo, name, [len(x) for x in parts], sizes)
+    sent, received = torch.cat(parts), torch.empty(sum(sizes), dtype=torch.uint8)
+    gloo.alltoall_base(received, sent, sizes, [len(x) for x in parts], c10d.AllToAllOptions()).wait()
+    return received.split(sizes)
+
+
+def check_sizes(gloo, name: str, sent: list[int], expected: list[int]) -> None:
+    """An error, on all ranks, where one expects other bytes than another sends."""
+    sizes = torch.empty(gloo.size(), 2, gloo.size(), dtype=torch.long)
+    gloo._allgather_base(sizes.view(-1), torch.tensor([*sent, *expected]), c10d.AllgatherOptions()).wait()
+    sends, expects = sizes[:, 0], sizes[:, 1].T  # (source, target)
+    for source, target in (sends != expects).nonzero().tolist():
+        raise DistBackendError(
+            f"{name}: rank {source} sends {sends[source, target]} bytes to rank {target}, which expects "
+            f"{expects[source, target]}; NCCL would hang, or mix values up (ranks are those of the group)"
+        )

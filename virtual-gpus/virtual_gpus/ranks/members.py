@@ -1,0 +1,57 @@
+"""The ranks of a process group, and how they find each other."""
+
+import contextlib
+import os
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+
+class Members(NamedTuple):
+    """The ranks of a group, the store by which they find each other, and how long they wait for each other."""
+
+    store: dist.Store
+    rank: int  # of this process in the group
+    ranks: list[int]  # of all members in the whole program
+    timeout: timedelta
+
+    @property
+    def this(self) -> int:
+        """The rank of this process in the whole program."""
+        return self.ranks[self.rank]
+
+    def under(self, prefix: str) -> "Members":
+        """The same ranks, with keys of their own in the store."""
+        return self._replace(store=dist.PrefixStore(prefix, self.store))
+
+    def subset(self, numbers: list[int]) -> "Members":
+        """The ranks with these `numbers` in the group. One of them is this process."""
+        name, ranks = f"ranks {numbers}", [self.ranks[number] for number in numbers]
+        return self.under(name)._replace(rank=numbers.index(self.rank), ranks=ranks)
+
+    def gloo(self, name: str) -> dist.ProcessGroupGloo:
+        """A gloo group of them, on this computer unless GLOO_SOCKET_IFNAME names an interface to others."""
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout, options._threads = self.timeout, 1
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+        store = dist.PrefixStore(name, self.store.clone())  # a clone, because one that waits blocks its connection
+        return dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
+
+    # Where each rank waits, for the error message when one runs out of time
+
+    def set_status(self, status: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the store may have gone, with the rank that kept it
+            self.status_store().set(str(self.this), status)
+
+    def status_of(self, rank: int) -> str:
+        """What `rank` has set last; "" if it has set nothing."""
+        with contextlib.suppress(RuntimeError):
+            if self.status_store().check([str(rank)]):
+                return self.status_store().get(str(rank)).decode()
+        return ""
+
+    def status_store(self) -> dist.Store:
+        return dist.PrefixStore("where ranks wait", dist.distributed_c10d._get_default_store())

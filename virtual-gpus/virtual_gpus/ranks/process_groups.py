@@ -1,0 +1,160 @@
+"""The process groups whose ranks have virtual GPUs. What they are called and who belongs to them is PyTorch's."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from virtual_gpus.clock.nccl import collective_seconds
+from virtual_gpus.gpu import VirtualGPU
+from virtual_gpus.ranks.communicator import Communicator
+from virtual_gpus.ranks.gloo_backend import GlooConnection, GlooWork
+from virtual_gpus.ranks.handshake import Connection, Pair
+from virtual_gpus.ranks.members import Members
+from virtual_gpus.ranks.transfer import Transfer
+from virtual_gpus.ranks.work import NcclWork
+from virtual_gpus.tensors.tensor import VirtualTensor
+
+REDUCIBLE = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
+NCCL_TYPES = REDUCIBLE | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
+GROUPS = {}  # {name of a process group: its Group}
+
+
+class Group:
+    """A process group of PyTorch's with the backend "nccl", by its name there."""
+
+    work, connection, exclusive = NcclWork, Connection, True  # exclusive: each rank needs a GPU of its own
+
+    def __init__(self, members: Members, name: str):
+        self.members, self.group_name, self.name = members, name, f"group {name}"
+        self.communicators = {}  # by the index of this rank's GPU: usually one
+        self.pairs, self.channels = {}, {}  # by the numbers of two ranks in the group
+        self.coalesced = None  # the works of a block that coalesces them, while it is open
+
+    def __len__(self):
+        return len(self.members.ranks)
+
+    def communicator(self, gpu: VirtualGPU) -> Communicator:
+        """Of all ranks, this one with `gpu`."""
+        if gpu.index not in self.communicators:
+            members = self.members.under(f"communicator {len(self.communicators)}")
+            self.communicators[gpu.index] = gpu.machine.communicator_class(
+                gpu,
+                members,
+                name=self.name,
+                row=self.row,
+                connect=functools.partial(self.connection, members),
+                work=self.work,
+                exclusive=self.exclusive,
+            )
+            gpu.communicators.append(self.communicators[gpu.index])
+        return self.communicators[gpu.index]
+
+    @property
+    def row(self) -> str:
+        """The row of its operations in a timeline: groups that the program has named, as meshes do, have their own."""
+        named = c10d._resolve_process_group(self.group_name).group_desc.removeprefix("mesh_")
+        return "collective" if named in ("default_pg", "undefined", "") else f"collective, {named}"
+
+    def channel(self, gpu: VirtualGPU, source: int, target: int) -> Communicator:
+        """From rank `source` of the group to rank `target`, one of which is this process."""
+        if source == target:
+            raise ValueError("Invalid point-to-point operation: a rank can't send to itself")
+        if (source, target) not in self.channels:
+            ends = min(source, target), max(source, target)
+            if ends not in self.pairs:
+                self.pairs[ends] = Pair(self.members.subset(ends), f"{self.name}, ranks {ends[0]} and {ends[1]}")
+            pair, direction = self.pairs[ends], ends.index(source)
+            self.channels[source, target] = gpu.machine.communicator_class(
+                gpu,
+                pair.members,
+                name=pair.name,
+                row="messages",
+                connect=functools.partial(pair.connect, direction),
+                direction=direction,
+            )
+            gpu.communicators.append(self.channels[source, target])
+        return self.channels[source, target]
+
+    def close(self, seconds: float | None = None) -> None:
+        """Wait for all operations, but for no communicator longer than `seconds`; there will be no more."""
+        for communicator in (*self.communicators.values(), *self.channels.values()):
+            communicator.close(seconds)
+        for pair in self.pairs.values():
+            pair.close()
+
+    def issue(
+        self,
+        *,
+        name: str,
+        what: str = "",
+        nbytes: int,
+        tensors: Sequence[Tensor],
+        transfer: Transfer,
+        outputs: Any,
+        combine: Callable | None = None,
+    ) -> torch.ScriptObject:
+        """Call a collective of all ranks on `tensors`: its Work, as C++ has it.
+
+        what     what all ranks must agree in beside its name and type
+        nbytes   what its time depends on, see `collective_seconds`
+        outputs, combine  see `Communicator.issue`
+        """
+        gpu = check_tensors(tensors)
+        communicator, topology = self.communicator(gpu), gpu.machine.topology
+        gpus = topology.gpus_of(self.members.ranks)
+        work = communicator.issue(
+            name=name,
+            what=f"{name} of {type_name(tensors[0].dtype)}{what}",
+            nbytes=nbytes,
+            seconds=collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus)),
+            transfer=transfer,
+            outputs=outputs,
+            combine=combine,
+        )
+        return self.coalesce(work).boxed()
+
+    def coalesce(self, work: NcclWork) -> NcclWork:
+        """`work`, which is part of the block that coalesces works, if one is open."""
+        if self.coalesced is not None:
+            self.coalesced.append(work)
+        return work
+
+
+class GlooGroup(Group):
+    """The same with the backend "gloo", whose operations `gloo_backend` calls."""
+
+    work, connection, exclusive = GlooWork, GlooConnection, False
+
+
+def is_group(argument) -> bool:
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
+
+
+def group_of(script_object: torch.ScriptObject) -> Group:
+    """The Group of the process group in an operation's arguments."""
+    process_group = c10d.ProcessGroup.unbox(script_object)
+    group = GROUPS.get(process_group.group_name)
+    if group is None or all(device.type != "cuda" for device in process_group._device_types):
+        raise RuntimeError("No backend type associated with device type cuda")
+    return group
+
+
+def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
+    """The GPU that all `tensors` are on; the errors of ProcessGroupNCCL for tensors that it does not take."""
+    for tensor in tensors:
+        if not isinstance(tensor, VirtualTensor):
+            raise ValueError("Tensors must be CUDA and dense")
+        if tensor.dtype not in NCCL_TYPES:
+            kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
+        if tensor.gpu is not tensors[0].gpu:
+            raise ValueError("Expected list of tensors on the same device")
+    return tensors[0].gpu
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
