@@ -260,13 +260,13 @@ FAULTS = [
     Fault(
         "in a dry run a sum is that of the ranks that are run",
         "virtual-gpus/virtual_gpus/constants.py",
-        "return stacked.sum(0, dtype=stacked.dtype) * (size // len(said))",
+        "return stacked.sum(0, dtype=stacked.dtype) * (size // len(constants))",
         "return stacked.sum(0, dtype=stacked.dtype)",
         "virtual/test_dry.py",
     ),
     Fault(
         "a number that a dry run doesn't know is true",
-        "virtual-gpus/virtual_gpus/unknown_numbers.py",
+        "virtual-gpus/virtual_gpus/constants.py",
         '_DECISIONS = "bool float',
         '_DECISIONS = "float',
         "virtual/test_dry.py",

@@ -5,10 +5,10 @@ import weakref
 
 import torch
 
+from virtual_gpus.frames import program_line
 from virtual_gpus.ops.native_functions import is_iterated, is_structured, takes_scalar
 from virtual_gpus.state import current
 from virtual_gpus.tree import tensors_in
-from virtual_gpus.unknown_numbers import where_called
 
 GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -30,7 +30,7 @@ ARGUMENTS = {
 def no_values(what):
     if current() is not None and current().rendezvous is not None:
         return RuntimeError(
-            f"a dry run has shapes and no values: {what} needs some, at {where_called()}. Leave it out of the step; a "
+            f"a dry run has shapes and no values: {what} needs some, at {program_line()}. Leave it out of the step; a "
             "number that is only printed can be read with .item()"
         )
     return RuntimeError(

@@ -7,7 +7,7 @@ import torch
 
 from virtual_gpus.clock.clock import name_of
 from virtual_gpus.clock.streams import Chosen, Stream, current_stream_of
-from virtual_gpus.constants import carry
+from virtual_gpus.constants import propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
 from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.meta_cache import key_of
@@ -70,7 +70,7 @@ class VirtualGPU:
             out = asserted(machine, func, args, kwargs, error)
         machine.clock.record_op(self, func, args, kwargs, out, key)
         if machine.rendezvous is not None:
-            carry(func, args, kwargs, out)
+            propagate_constants(func, args, kwargs, out)
         return out
 
     def explained(self, error, func):

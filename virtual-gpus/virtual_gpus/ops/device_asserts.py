@@ -9,9 +9,9 @@ import re
 
 import torch
 
+from virtual_gpus.frames import program_line
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tree import tensors_in
-from virtual_gpus.unknown_numbers import where_called
 
 # Where PyTorch's sources for CUDA have CUDA_KERNEL_ASSERT, and its CPU kernels an error.
 KERNELS = set(
@@ -48,7 +48,7 @@ def device_side_assert(what):
 def asserted(machine, func, args, kwargs, error):
     """Note it, and return a result of the right shape; raise at once if the host waits for every kernel."""
     name = getattr(func, "overloadpacket", func).__name__
-    machine.asserted = f"{name} at {where_called()}, {str(error).splitlines()[0].rstrip('.')}"
+    machine.asserted = f"{name} at {program_line()}, {str(error).splitlines()[0].rstrip('.')}"
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
         machine.report()
     if hasattr(func, "_schema") and func._schema.is_mutable:

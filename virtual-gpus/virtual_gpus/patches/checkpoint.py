@@ -1,12 +1,12 @@
 """Saving and loading: a file written on virtual GPUs is the file that real ones would write."""
 
 import functools
-import sys
 
 import torch
 from torch import _weights_only_unpickler, serialization
 
 from virtual_gpus.errors import no_addresses
+from virtual_gpus.frames import called_by_torch_load
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.tensor import wrap
 
@@ -58,10 +58,7 @@ def storage_to(self, *, device, non_blocking=False):
     """UntypedStorage.to, under its .cuda: what a map_location such as `lambda storage, _: storage.cuda(1)` calls."""
     if find(device) is None:
         return _storage_to(self, device=device, non_blocking=non_blocking)
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != serialization.__name__:
-        frame = frame.f_back
-    if frame is None:
+    if not called_by_torch_load():
         raise no_addresses()
     return restore(self, device)
 

@@ -14,12 +14,12 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
+from virtual_gpus.constants import UnknownScalar
 from virtual_gpus.errors import check_generator
 from virtual_gpus.gpu import VirtualGenerator
 from virtual_gpus.patches.methods import Method
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.tensor import Base, VirtualTensor, host_memory, inner_of, move, pinned, unseen, wrap
-from virtual_gpus.unknown_numbers import Unknown
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -185,7 +185,7 @@ def plain(data, unknown=None):
     where nothing is known; on the CPU that is an error."""
     if isinstance(data, (list, tuple)):
         return [plain(d, unknown) for d in data]
-    if isinstance(data, Unknown):
+    if isinstance(data, UnknownScalar):
         return float(data) if unknown is None else unknown
     return data.tolist() if isinstance(data, VirtualTensor) else data
 

@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp
 
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import unbox_reduce_op
-from virtual_gpus.constants import reduced
+from virtual_gpus.constants import all_reduce_constants
 from virtual_gpus.ranks import gloo_backend
 from virtual_gpus.ranks.gloo_collectives import Reduction, all_gather, all_reduce, all_to_all, reduce_scatter
 from virtual_gpus.ranks.process_groups import (
@@ -160,7 +160,7 @@ def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
         tensors=tensors,
         transfer=Transfer(lambda gloo, sent: [all_reduce(gloo, reduction, x) for x in sent], values, values),
         outputs=tensors,
-        combine=functools.partial(reduced, reduction.op.name, len(group)),
+        combine=functools.partial(all_reduce_constants, reduction.op.name, len(group)),
     )
 
 

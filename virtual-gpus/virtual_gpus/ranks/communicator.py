@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from virtual_gpus.clock.rates import HOST_COPY
 from virtual_gpus.clock.streams import current_stream_of
-from virtual_gpus.constants import forget, known, remember
+from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.handshake import Connection, Record, check_gpus
@@ -153,12 +153,12 @@ def complete(works: dict[int, NcclWork]) -> None:
 def combine_constants(works: dict[int, NcclWork], inner: list) -> None:
     """What is known of the numbers in one output, `inner` on each rank of `works`, after the operation."""
     combine = next(iter(works.values())).call.combine
-    result = combine and combine(dict(zip(works, map(known, inner), strict=True)))
+    result = combine and combine(dict(zip(works, map(constant_of, inner), strict=True)))
     if result is None:
-        forget(inner)
+        invalidate_constants(inner)
     else:
         for tensor in inner:
-            remember(tensor, result)
+            set_constant(tensor, result)
 
 
 class RealCommunicator(Communicator):

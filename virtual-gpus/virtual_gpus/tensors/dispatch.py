@@ -1,12 +1,11 @@
 """Every operation on a virtual tensor: all on one GPU? Then run it on the inner tensors, and wrap what comes out."""
 
-import sys
-
 import torch
 from torch import Tensor
 
-from virtual_gpus.constants import known
+from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_devices, check_generator, check_mask
+from virtual_gpus.frames import called_from_cpp_autograd
 from virtual_gpus.gpu import count
 from virtual_gpus.meta_cache import form_of
 from virtual_gpus.ops.attention import ATTENTION, completed, without_seeds
@@ -114,7 +113,7 @@ def copy_each(rule, func, args, kwargs):
 
 def read(rule, func, args, kwargs):
     """What .item() does: a number travels to the host."""
-    value = known(args[0].inner) if args[0].inner.is_meta else None
+    value = constant_of(args[0].inner) if args[0].inner.is_meta else None
     number = call(rule, func, args, kwargs) if value is None else value.item()
     count(args[0].element_size(), args[0].gpu, None)
     return number
@@ -200,7 +199,7 @@ def take_in(rule, func, args, kwargs):
         misplaced += elsewhere
     else:
         inner_kwargs, key = kwargs, (id(func), key)
-    if misplaced and not accepts(rule, misplaced) and not called_by_autograd():
+    if misplaced and not accepts(rule, misplaced) and not called_from_cpp_autograd():
         if rule.composed:
             raise Misplaced
         for tensor in check_devices(func, args, kwargs, gpu, misplaced):
@@ -265,18 +264,6 @@ def unwrap_option(value, gpu):
     if type(value) is torch.device and gpu is not None:
         return gpu.backing, value
     return value, value
-
-
-def called_by_autograd():
-    """Whether the operation that comes here is part of a derivative in C++.
-
-    Those make tensors of their own like the ones they are given, and take a virtual tensor for one on the CPU. What
-    Python code does in a backward pass has a frame of its own.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals is globals():
-        frame = frame.f_back
-    return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 def finish(rule, inner, inner_kwargs, gpu, key, args, kwargs):

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from virtual_gpus.clock.clock import name_of
-from virtual_gpus.constants import forget, known, remember
+from virtual_gpus.constants import constant_of, invalidate_constants, set_constant, unknown_scalars
 from virtual_gpus.errors import misplaced_gradient, no_addresses, no_data, no_values, not_numpy
 from virtual_gpus.gpu import count
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.ops.table import Base
-from virtual_gpus.unknown_numbers import unknown_number, unknown_numbers
 
 OWN = ("inner", "form", "gpu")  # the attributes that make a tensor virtual
 ATTRIBUTES = vars(Tensor)["__dict__"]  # all attributes of a tensor, these included
@@ -144,10 +143,10 @@ class VirtualTensor(Tensor):
 
     def item(self):
         """A number; in a dry run one that is unknown. Either way the host waits for it."""
-        if self.gpu.machine.rendezvous is None or self.numel() != 1 or known(self.inner) is not None:
+        if self.gpu.machine.rendezvous is None or self.numel() != 1 or constant_of(self.inner) is not None:
             return Base.item(self)
         count(self.element_size(), self.gpu, None)
-        return unknown_number()
+        return unknown_scalars(())
 
     def __format__(self, spec):
         number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.rendezvous is not None)
@@ -166,10 +165,10 @@ class VirtualTensor(Tensor):
             return Base.__index__(self)
 
     def tolist(self):
-        if self.gpu.machine.rendezvous is None or known(self.inner) is not None:
+        if self.gpu.machine.rendezvous is None or constant_of(self.inner) is not None:
             return self.detach().cpu().tolist()
         count(self.nbytes, self.gpu, None)
-        return unknown_numbers(self.shape)
+        return unknown_scalars(self.shape)
 
     def numpy(self, *, force=False):
         if force:
@@ -424,9 +423,9 @@ def copy_into(target, source, non_blocking=False):
     elif not inner[0].is_meta:
         Base.copy_(*inner)
     elif inner[1].is_meta:
-        forget(inner[:1])
+        invalidate_constants(inner[:1])
     else:
-        remember(*inner)  # also x[1] = 7, which is a copy before PyTorch 2.14
+        set_constant(*inner)  # also x[1] = 7, which is a copy before PyTorch 2.14
     return target
 
 
@@ -459,7 +458,7 @@ def transfer(x, gpu, non_blocking=False, memory=None):
     source = getattr(x, "gpu", None)
     inner = x.detach() if source is None else x.inner
     backing = torch.device("cpu") if gpu is None else gpu.backing
-    values = known(inner) if inner.is_meta and backing.type != "meta" else inner
+    values = constant_of(inner) if inner.is_meta and backing.type != "meta" else inner
     if values is None:
         raise no_data() if source is None else no_values(f"copying from {x.device} to {name_of(gpu)}")
     if gpu is not None:
@@ -469,7 +468,7 @@ def transfer(x, gpu, non_blocking=False, memory=None):
     count(inner.nbytes, source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
     data = pinned(Base.to(values, backing, copy=True), pin)
     if data.is_meta and not inner.is_meta:
-        remember(data, inner)
+        set_constant(data, inner)
     return data if gpu is None else wrap(data, gpu)
 
 
