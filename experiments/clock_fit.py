@@ -18,6 +18,7 @@ from experiments import published, sheets
 from experiments.record import provenance, write
 from virtual_gpus.clock import costs, rates
 from virtual_gpus.clock.specs import LINKS
+from virtual_gpus.clock.work import work_of
 
 OUT = rates.PATH
 CONVOLUTIONS = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise")
@@ -157,7 +158,7 @@ def log_of(sheet, tf32, step_on, copied=0):
         def record_op(gpu, func, args, kwargs, out, key):
             host = machine.clock.host()
             if not host.paused:
-                found.append((costs.work(func, args, kwargs, out, machine.clock.tf32), host.engine is not None))
+                found.append((work_of(func, args, kwargs, out, machine.clock.tf32), host.engine is not None))
 
         machine.clock.record_op = record_op
         step()
@@ -167,9 +168,9 @@ def log_of(sheet, tf32, step_on, copied=0):
         [KINDS.index(w.kind) for w in work],
         [w.kind in costs.SLOWER_BACKWARD and w.name.endswith("backward") for w in work],
         [w.flops for w in work],
-        [w.results for w in work],
+        [w.outputs for w in work],
         [w.nbytes for w in work],
-        [w.layout for w in work],
+        [w.layout_nbytes for w in work],
         [w.layout_copies for w in work],
         [w.kernels for w in work],
         [w.tensors for w in work],

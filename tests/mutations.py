@@ -231,7 +231,7 @@ FAULTS = [
     ),
     Fault(
         "a convolution's backward pass always makes both gradients",
-        "virtual-gpus/virtual_gpus/clock/costs.py",
+        "virtual-gpus/virtual_gpus/clock/work.py",
         "return sum(mask[:2]) * registered_flops",
         "return 2 * registered_flops",
         "virtual/test_costs.py virtual/test_clock.py",

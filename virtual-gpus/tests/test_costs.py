@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from virtual_gpus import virtual_gpus
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.specs import find_gpu, find_link
+from virtual_gpus.clock.work import work_of
 
 NO_TF32, TF32 = (False, False), (True, True)
 
@@ -18,7 +19,7 @@ def works(call, tf32=NO_TF32, backing="meta"):
     found = []
     with virtual_gpus(1, backing=backing) as machine:
         machine.clock.record_op = lambda gpu, func, args, kwargs, out, key: found.append(
-            costs.work(func, args, kwargs, out, tf32)
+            work_of(func, args, kwargs, out, tf32)
         )
         call(machine.devices[0])
     return found
@@ -62,14 +63,14 @@ def test_a_convolution_s_work():
     assert [work.flops for work in convolution(first=True)] == 2 * [forward.flops]
     assert forward.nbytes == 4 * (2 * X + W)  # reads the input and the weight, writes the output
     assert backward.nbytes == 4 * (4 * X + 2 * W)  # the output's gradient twice, the rest once
-    assert forward.results == backward.results == X
+    assert forward.outputs == backward.outputs == X
     assert (forward.kernels, backward.kernels) == (1, 2)
 
 
 def test_only_tensor_cores_pay_for_another_layout():
     plain, last = convolution(tf32=TF32)[0], convolution(tf32=TF32, layout=torch.channels_last)[0]
-    assert plain.layout_copies == 3 and plain.layout == 2 * plain.nbytes
-    assert last.layout_copies == 0 and last.layout == 0
+    assert plain.layout_copies == 3 and plain.layout_nbytes == 2 * plain.nbytes
+    assert last.layout_copies == 0 and last.layout_nbytes == 0
     A100, V100 = find_gpu("A100-40"), find_gpu("V100")
     assert costs.cost(plain, A100).seconds > 1.5 * costs.cost(last, A100).seconds
     assert costs.cost(plain, V100).seconds == costs.cost(last, V100).seconds  # has no TF32

@@ -7,7 +7,7 @@ rank: the answer is kept for all of them.
 
 import torch
 
-from virtual_gpus.clock.costs import is_view
+from virtual_gpus.clock.work import is_view
 from virtual_gpus.tree import tensors_in
 
 LIMIT = 200_000  # of answers that are kept

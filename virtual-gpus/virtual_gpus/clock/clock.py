@@ -20,6 +20,7 @@ from virtual_gpus.clock.events import EventLog
 from virtual_gpus.clock.host import Host, temporarily, this_thread
 from virtual_gpus.clock.rates import HOST, HOST_COPY
 from virtual_gpus.clock.streams import Stream, current_stream_of
+from virtual_gpus.clock.work import tf32_allowed, work_of
 from virtual_gpus.errors import check_waiting
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Clock:
         if host.paused:
             return
         cost, waits, tf32 = self.costs.get(key) or self.cost_of(gpu, func, args, kwargs, out, key)
-        if tf32 is not None and tf32 != (self.tf32 or costs.tf32_allowed()):  # a switch was turned
+        if tf32 is not None and tf32 != (self.tf32 or tf32_allowed()):  # a switch was turned
             cost, waits, tf32 = self.cost_of(gpu, func, args, kwargs, out, key)
         called, launched = host.advance(cost.from_cpp if host.in_cpp else cost.from_python, gpu.index)
         if cost.seconds:
@@ -111,8 +112,8 @@ class Clock:
         """The Cost of an operation, whether the host waits for its result, and the TF32 switches that this holds for,
         or None if they don't matter; kept under `key`."""
         spec = gpu.machine.spec
-        tf32 = NO_TF32 if spec.tf32 is None else self.tf32 or costs.tf32_allowed()
-        cost = costs.cost(costs.work(func, args, kwargs, out, tf32), spec)
+        tf32 = NO_TF32 if spec.tf32 is None else self.tf32 or tf32_allowed()
+        cost = costs.cost(work_of(func, args, kwargs, out, tf32), spec)
         if len(self.costs) > MAX_COSTS:  # a program with ever new shapes
             self.costs.clear()
         switched = spec.tf32 is not None and cost.work.kind in costs.TENSOR
