@@ -308,8 +308,8 @@ FAULTS = [
     ),
     Fault(
         "a dry run ends while its steps still keep more and more",
-        "virtual-gpus/virtual_gpus/dry_runs/dry_run.py",
-        "return held[0] == held[1] and math.isclose",
+        "virtual-gpus/virtual_gpus/dry_runs/steps.py",
+        "return allocated[0] == allocated[1] and math.isclose",
         "return math.isclose",
         "virtual/test_dry.py",
     ),

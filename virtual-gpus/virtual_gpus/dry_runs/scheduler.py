@@ -1,10 +1,12 @@
-"""Several ranks of one program in this process, each in a thread of its own, of which one runs at a time.
+"""A cooperative scheduler: ranks of one program in this process, in a thread each, of which one runs at a time.
 
-A rank runs until it has to wait for another one; then it is the turn of the next that can go on. Nothing depends on how
-fast a thread is, so all happens in the same order every time.
+A rank runs until it has to wait for another one; then the next one runs that can go on. Nothing depends on how fast a
+thread is, so all happens in the same order every time.
 """
 
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class Cancelled(BaseException):
@@ -12,20 +14,20 @@ class Cancelled(BaseException):
 
 
 class Scheduler:
-    """`ranks` that take turns. enter(rank) is called, in its thread, whenever a rank's turn begins."""
+    """Of `ranks`. switch_to(rank) is called, in its thread, whenever a rank begins or goes on to run."""
 
-    def __init__(self, ranks, enter):
-        self.ranks, self.enter = list(ranks), enter
-        self.turn = None  # the rank that runs; None: whoever called `run`
+    def __init__(self, ranks: Sequence[int], switch_to: Callable[[int], None]):
+        self.ranks, self.switch_to = list(ranks), switch_to
+        self.running = None  # the rank that runs; None: whoever called `run`
         self.tasks, self.results = {}, {}
         self.waiting = {}  # {rank: (whether it can go on, what it waits for in words)}
-        self.error, self.ended = None, False
+        self.error, self.closed = None, False
         self.changed = threading.Condition()
         self.threads = [threading.Thread(target=self.serve, args=(rank,), daemon=True) for rank in self.ranks]
         for thread in self.threads:
             thread.start()
 
-    def run(self, task):
+    def run(self, task: Callable[[int], Any]) -> dict[int, Any]:
         """{rank: task(rank)}, each in its rank's thread, when all are done. Raises the first error that one raises.
 
         RuntimeError if each of them waits for another one.
@@ -33,32 +35,33 @@ class Scheduler:
         self.tasks, self.results = dict.fromkeys(self.ranks, task), {}
         self.hand_over(self.ranks[0])
         with self.changed:
-            self.changed.wait_for(lambda: self.turn is None)
+            self.changed.wait_for(lambda: self.running is None)
         if self.error is not None:
             raise self.error
         return self.results
 
-    def wait(self, ready, word):
-        """The rank that runs can't go on until ready(): meanwhile others have their turns. `word` says what it does."""
-        rank = self.turn
+    def wait(self, ready: Callable[[], Any], status: str) -> None:
+        """The running rank can't go on until ready(): meanwhile others run. `status` says what it does, for an
+        error."""
+        rank = self.running
         while not ready():
-            self.waiting[rank] = ready, word
+            self.waiting[rank] = ready, status
             self.hand_over(self.next())
-            if not self.begins(rank):
+            if not self.resumes(rank):
                 raise Cancelled
         self.waiting.pop(rank, None)
 
-    def close(self):
+    def close(self) -> None:
         """End the threads, wherever they wait."""
         with self.changed:
-            self.ended = True
+            self.closed = True
             self.changed.notify_all()
         for thread in self.threads:
             thread.join()
 
-    def serve(self, rank):
+    def serve(self, rank: int) -> None:
         """What a rank's thread does: one task after the other."""
-        while self.begins(rank):
+        while self.resumes(rank):
             try:
                 self.results[rank] = self.tasks.pop(rank)(rank)
             except Cancelled:
@@ -67,28 +70,28 @@ class Scheduler:
                 self.error = self.error or error
             self.hand_over(self.next())
 
-    def begins(self, rank):
-        """Wait for the turn of `rank`; False: there will be none."""
+    def resumes(self, rank: int) -> bool:
+        """Wait until `rank` may run; False: it never will."""
         with self.changed:
-            self.changed.wait_for(lambda: self.turn == rank or self.ended)
-        if not self.ended:
-            self.enter(rank)
-        return not self.ended
+            self.changed.wait_for(lambda: self.running == rank or self.closed)
+        if not self.closed:
+            self.switch_to(rank)
+        return not self.closed
 
-    def hand_over(self, rank):
+    def hand_over(self, rank: int | None) -> None:
         with self.changed:
-            self.turn = rank
+            self.running = rank
             self.changed.notify_all()
 
-    def next(self):
-        """The rank whose turn comes now; None: all have done their tasks, or one has failed."""
+    def next(self) -> int | None:
+        """The rank that runs after this one, round-robin; None: all have done their tasks, or one has failed."""
         if self.error is not None:
             return None
-        behind = self.ranks.index(self.turn) + 1
+        behind = self.ranks.index(self.running) + 1
         for rank in self.ranks[behind:] + self.ranks[:behind]:
             if rank in self.tasks or (rank in self.waiting and self.waiting[rank][0]()):
                 return rank
         if self.waiting:
-            words = "".join(f"\n  rank {rank} {word}" for rank, (_, word) in sorted(self.waiting.items()))
-            self.error = RuntimeError(f"the program would hang: each rank waits for another one{words}")
+            statuses = "".join(f"\n  rank {rank} {status}" for rank, (_, status) in sorted(self.waiting.items()))
+            self.error = RuntimeError(f"the program would hang: each rank waits for another one{statuses}")
         return None

@@ -1,6 +1,6 @@
 """Python objects that the ranks of a dry run send each other. They have no values to send, and no time is taken for it:
 what a program says in this way, it says before its first step, or to write a checkpoint. They travel pickled, because
-each rank has classes of its own (see `rank_contexts.ProcessState`)."""
+each rank has classes of its own (see `process_state.ProcessState`)."""
 
 import pickle
 
@@ -82,7 +82,7 @@ def exchanged(obj, group):
 def from_rank(source, objects, group):
     """Those of number `source` of the group. RuntimeError if that rank isn't run: what it says is unknown."""
     rank = ranks_of(group)[source]
-    if not current().rendezvous.here([rank]):
+    if not current().rendezvous.run_here([rank]):
         raise RuntimeError(
             f"rank {dist.get_rank()} waits for objects of rank {rank}, which a dry run of that one has: use rank={rank}"
         )
@@ -90,7 +90,7 @@ def from_rank(source, objects, group):
 
 
 def rendezvous_of(ends, group):
-    current().rendezvous.need(ends, ranks_of(group))
+    current().rendezvous.require(ends, ranks_of(group))
     return current().rendezvous
 
 

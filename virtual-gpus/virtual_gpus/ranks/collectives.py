@@ -120,8 +120,6 @@ def point_to_point(tensors: Sequence[Tensor], group: Group, other: int, sends: b
     [x], gpu = [flat_bytes(x) for x in tensors], check_tensors(tensors)
     this, ranks, topology = group.members.rank, group.members.ranks, gpu.machine.topology
     source, target = (this, other) if sends else (other, this)
-    if gpu.machine.rendezvous is not None:
-        gpu.machine.rendezvous.need([ranks[source], ranks[target]], ranks)
     channel = group.channel(gpu, source, target)
 
     def move(gloo, sent):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ class Members(NamedTuple):
     rank: int  # of this process in the group
     ranks: list[int]  # of all members in the whole program
     timeout: timedelta
+    parent: list[int] | None = None  # the ranks of the group of which these are a subset
 
     @property
     def this(self) -> int:
@@ -25,10 +27,10 @@ class Members(NamedTuple):
         """The same ranks, with keys of their own in the store."""
         return self._replace(store=dist.PrefixStore(prefix, self.store))
 
-    def subset(self, numbers: list[int]) -> "Members":
+    def subset(self, numbers: Sequence[int]) -> "Members":
         """The ranks with these `numbers` in the group. One of them is this process."""
-        name, ranks = f"ranks {numbers}", [self.ranks[number] for number in numbers]
-        return self.under(name)._replace(rank=numbers.index(self.rank), ranks=ranks)
+        ranks = [self.ranks[number] for number in numbers]
+        return self.under(f"ranks {numbers}")._replace(rank=numbers.index(self.rank), ranks=ranks, parent=self.ranks)
 
     def gloo(self, name: str) -> dist.ProcessGroupGloo:
         """A gloo group of them, on this computer unless GLOO_SOCKET_IFNAME names an interface to others."""

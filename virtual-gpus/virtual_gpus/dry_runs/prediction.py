@@ -1,0 +1,91 @@
+"""What a dry run finds out: a step of the program."""
+
+import statistics
+from typing import NamedTuple
+
+from virtual_gpus.clock.timeline import Timeline
+from virtual_gpus.dry_runs.steps import Boundaries, durations
+from virtual_gpus.machine import Machine
+from virtual_gpus.memory.ledger import readable
+
+
+class Prediction(NamedTuple):
+    """A step of a program that was run without values. All times are modelled.
+
+    seconds      from when all GPUs had done the step before, to when they have done this one
+    peak_memory  the most bytes that each of `ranks` has ever held
+    timeline     of the step; its GPUs are the ranks
+    ranks        those that were run; the others are taken to do the same at the same time
+    totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
+    """
+
+    seconds: float
+    peak_memory: list
+    timeline: Timeline
+    ranks: list
+    totals: list
+
+    @property
+    def communication(self):
+        """The part of the step in which a rank communicates, on average."""
+        return self.mean("communication") / self.seconds
+
+    @property
+    def exposed(self):
+        """The part of the step in which a rank communicates and runs no kernel, on average."""
+        return self.communication - self.mean("hidden") / self.seconds
+
+    @property
+    def flops(self):
+        """Floating-point operations of a rank in the step, on average, without what is computed once more."""
+        return self.mean("flops")
+
+    @property
+    def mfu(self):
+        """Model FLOPs utilization: `flops` per second, as a part of what the GPU's data sheet says for 16-bit numbers
+        (Chowdhery et al. 2022, arXiv:2204.02311), or for 32-bit numbers if it has no tensor cores."""
+        spec = self.timeline.spec
+        return self.flops / self.seconds / (spec.bf16 or spec.fp16 or spec.fp32)
+
+    def words(self, cluster):
+        """The same in words, as lines, for a run on this Cluster."""
+        spec, node = self.timeline.spec, cluster.node()
+        gpus = f"{cluster.n_gpus} {spec.key}, {node.topology.name}"
+        yield f"{gpus}: a dry run, all times are modelled{self.timeline.caveat}"
+        step = f"{1e3 * self.seconds:.3f} ms from one optimizer step to the next"
+        yield f"{step}, {self.mfu:.0%} MFU, {self.exposed:.0%} in communication alone"
+        for rank, peak in zip(self.ranks, self.peak_memory, strict=True):
+            yield f"rank {rank}: at most {readable(peak)} of {readable(spec.memory)}"
+
+    def mean(self, name):
+        return statistics.fmean(getattr(totals, name) for totals in self.totals)
+
+    def __repr__(self):
+        return (
+            f"<{1e3 * self.seconds:.2f} ms per step, {self.mfu:.0%} MFU, {self.exposed:.0%} in communication alone, at "
+            f"most {max(self.peak_memory) / 2**30:.2f} GiB on a GPU (modelled, {self.timeline.spec.key})>"
+        )
+
+
+def prediction_of(machines: dict[int, Machine], boundaries: Boundaries) -> Prediction:
+    """The Prediction for the last step, by the machine of each rank that was run."""
+    seconds = durations(boundaries)[-1]
+    if seconds == 0:
+        raise ValueError("the step runs nothing on a GPU, so there is nothing to time")
+    peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
+    timeline = merged_timeline(machines, {rank: boundary.seconds for rank, boundary in boundaries[-2].items()})
+    totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
+    return Prediction(seconds, peaks, timeline, list(machines), totals)
+
+
+def merged_timeline(machines: dict[int, Machine], start: dict[int, float]) -> Timeline:
+    """The Timeline of all ranks from when each began a step, as if it were one machine with a GPU for each."""
+    clocks, events, origin = [machine.clock for machine in machines.values()], [], min(start.values())
+    for rank, machine in machines.items():
+        for e in machine.timeline.since(start[rank]):
+            times = {name: getattr(e, name) - origin for name in ("start", "end", "called", "launched")}
+            gpu, row = (None, f"rank {rank} {e.row}") if e.gpu is None else (rank, e.row)
+            events.append(e._replace(gpu=gpu, row=row, thread=f"rank {rank} {e.thread}", **times))
+    first = next(iter(machines.values()))
+    dropped = sum(clock.log.dropped for clock in clocks), max(clock.log.dropped_until for clock in clocks) - origin
+    return Timeline(events, first.spec, first.link, all(clock.reproducible for clock in clocks), *dropped)

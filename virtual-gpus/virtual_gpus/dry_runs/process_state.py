@@ -1,0 +1,82 @@
+"""What Python and PyTorch keep once in a process, and each rank of a dry run must have for itself."""
+
+import importlib
+import os
+import random
+import sys
+import sysconfig
+from importlib.machinery import ExtensionFileLoader
+from types import ModuleType
+from typing import Any
+
+import torch
+
+LIBRARIES = (  # folders of what is installed
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.dirname(torch.__file__)),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+)
+
+
+class ProcessState:
+    """The modules that a program imports, the environment, the arguments, random numbers and the default dtype. On
+    leaving, all is as it was on entering.
+
+    Only the program's own modules count. Those that are installed are imported once, whatever rank asks for them first.
+    """
+
+    def __enter__(self) -> "ProcessState":
+        self.shared = set(sys.modules) - {"__main__"}  # names of modules that all ranks have in common
+        self.before = self.read()
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.write(self.before)
+
+    def read(self) -> dict[str, Any]:
+        """All of it as it is now, for `write`."""
+        numpy = sys.modules.get("numpy")
+        return {
+            "modules": {name: sys.modules[name] for name in self.own_modules()},
+            "environment": dict(os.environ),
+            "arguments": sys.argv,
+            "dtype": torch.get_default_dtype(),
+            "random": random.getstate(),
+            "torch": torch.get_rng_state(),
+            "numpy": numpy and numpy.random.get_state(),
+        }
+
+    def write(self, state: dict[str, Any]) -> None:
+        for name in self.own_modules():
+            del sys.modules[name]
+            importlib._bootstrap._module_locks.pop(name, None)  # another rank may be in the middle of importing it
+        sys.modules.update(state["modules"])
+        for name in os.environ.keys() - state["environment"].keys():
+            del os.environ[name]
+        os.environ.update(state["environment"])
+        sys.argv = state["arguments"]
+        torch.set_default_dtype(state["dtype"])
+        random.setstate(state["random"])
+        torch.set_rng_state(state["torch"])
+        if state["numpy"] is not None:
+            sys.modules["numpy"].random.set_state(state["numpy"])
+
+    def own_modules(self) -> set[str]:
+        """The names of the modules that the program has imported and that are its own."""
+        new = sys.modules.keys() - self.shared
+        self.shared |= {name for name in new if is_installed(sys.modules[name])}
+        return new - self.shared
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module is a library's, or of a kind that a process can have only once."""
+    if getattr(module, "__name__", "") == "__main__":
+        return False
+    compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
+    file = getattr(module, "__file__", None)
+    paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders
+    return (
+        compiled
+        or not paths
+        or any(os.path.abspath(path).startswith(f"{folder}{os.sep}") for path in paths for folder in LIBRARIES)
+    )

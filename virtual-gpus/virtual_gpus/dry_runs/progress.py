@@ -1,0 +1,65 @@
+"""How far a rank of a dry run has come: what its errors say beside PyTorch's words."""
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from virtual_gpus.dry_runs.steps import allocated_bytes
+from virtual_gpus.machine import Machine
+from virtual_gpus.memory.ledger import readable
+
+OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
+ADVICE = {
+    "the set-up": "more GPUs to shard the parameters over, and to shard each layer as soon as it is made",
+    "the forward pass": "a smaller micro-batch, activation checkpointing, or splitting the layers",
+    "the backward pass": "a smaller micro-batch, activation checkpointing, or sharded gradients",
+    "the optimizer's step": "sharding its state over more GPUs, or one that keeps less",
+}
+
+
+class Progress:
+    """How many steps `rank` has begun on `machine`, and the bytes allocated there when the last one began."""
+
+    def __init__(self, rank: int, machine: Machine):
+        self.rank, self.machine = rank, machine
+        self.steps = self.allocated = 0
+
+    def begin_step(self) -> None:
+        """From here on the clock counts: only the last step's events are looked at."""
+        self.steps, self.allocated = self.steps + 1, allocated_bytes(self.machine)
+        self.machine.clock.reset()
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Inside, torch.OutOfMemoryError says what the rank was doing, what it held before, and what would help; and
+        the error of a group that refuses everything says why."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            doing = self.activity(error.__traceback__)
+            place = f"{doing} of step {self.steps}" if self.steps else doing
+            before = f" It held {readable(self.allocated)} when that began." if self.steps else ""
+            advice = f"What would help: {ADVICE[doing]}"
+            raise torch.OutOfMemoryError(f"rank {self.rank}, in {place}: {error}{before} {advice}") from error
+        except RuntimeError as error:
+            if "error_on_collective" not in str(error):
+                raise
+            raise RuntimeError(
+                f"rank {self.rank}: a collective operation on tensors of the CPU, with gloo. In a dry run they hold "
+                "this rank's values, and there are no others to combine them with. Communicate tensors on the GPU"
+            ) from error
+
+    def activity(self, frames: TracebackType | None) -> str:
+        """What the rank was doing when an error was raised, a key of ADVICE, by the functions that were running. (A
+        script's first step isn't counted: nobody knows where it begins.)"""
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(frames)]
+        if any(code.co_filename.startswith(OPTIMIZERS) for code in codes):
+            return "the optimizer's step"
+        if any(code.co_name == "_engine_run_backward" for code in codes):
+            return "the backward pass"
+        return "the forward pass" if self.steps or nn.Module._call_impl.__code__ in codes else "the set-up"
