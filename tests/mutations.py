@@ -197,8 +197,8 @@ FAULTS = [
     Fault(
         "a storage that is resized keeps its old memory, too",
         "virtual-gpus/virtual_gpus/memory/ledger.py",
-        "self.ledger.take(nbytes)\n        self.ledger.release(before)",
-        "self.ledger.take(nbytes)",
+        "self.ledger.allocate(nbytes)\n        self.ledger.free(before)",
+        "self.ledger.allocate(nbytes)",
         "virtual/test_machine.py virtual/test_tensors.py library/test_zero.py",
     ),
     Fault(

@@ -1,9 +1,9 @@
 """The history of memory and snapshots of it: what PyTorch's memory viewers read.
 
-A snapshot has the blocks that are in use, with the lines that took them, and while a history is recorded the trace of
-what was taken and given back. The viewers draw memory over time from it, and add it up by lines. Where blocks lie isn't
+A snapshot has the blocks in use, with the stacks that allocated them, and while a history is recorded the trace of
+allocations and frees. The viewers draw memory over time from it, and add it up by lines. Where blocks lie isn't
 imitated: the viewers count a segment's blocks from its beginning, so each block is a segment of its own, and what a
-pool keeps for later is one more. Their pictures of segments therefore say nothing about a real GPU.
+pool has reserved beside them is one more. Their pictures of segments therefore say nothing about a real GPU.
 
 A history may keep no tensor alive: of a stack it keeps files, line numbers and the names of functions.
 """
@@ -12,14 +12,18 @@ import functools
 import os
 import sys
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
-from virtual_gpus.memory.ledger import BLOCK, SMALL, round_up
+from virtual_gpus.memory.ledger import MIN_BLOCK_SIZE, SMALL_SIZE, Ledger, round_up
+
+if TYPE_CHECKING:
+    from virtual_gpus.gpu import VirtualGPU
 
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-CONTEXTS = None, "state", "alloc", "all"  # what gets a stack: nothing; blocks; what takes them, too; what frees, too
+CONTEXTS = None, "state", "alloc", "all"  # what gets a stack: nothing; blocks; their allocation, too; frees, too
 STATE, ALLOC, ALL = 1, 2, 3
-SETTINGS = {  # of PyTorch's allocator, as they are if nobody sets them
+ALLOCATOR_SETTINGS = {  # of PyTorch's allocator, as they are if nobody sets them
     "PYTORCH_CUDA_ALLOC_CONF": "",
     "max_split_size": -1,
     "garbage_collection_threshold": 0.0,
@@ -32,51 +36,51 @@ SETTINGS = {  # of PyTorch's allocator, as they are if nobody sets them
 
 
 class Settings(NamedTuple):
-    """What is recorded: a stack for what CONTEXTS says, so many `entries` at most, none of the actions in `skipped`."""
+    """What is recorded."""
 
-    context: str | None
-    entries: int
-    skipped: frozenset
+    context: str | None  # one of CONTEXTS
+    max_entries: int
+    skip_actions: frozenset[str]
 
 
-class Entry(NamedTuple):
-    """One of a trace. `address` is that of the block, or the bytes left if memory ran out; `time` in microseconds."""
+class TraceEntry(NamedTuple):
+    """One entry of a trace."""
 
     action: str
-    address: int
+    address: int  # of the block; the bytes left if memory ran out
     nbytes: int
     stack: tuple | None
     stream: int
-    time: int
+    time: int  # microseconds
 
 
 class History:
-    """What happens to the memory of `gpu` (a `gpu.VirtualGPU`), as Settings say; `before`: a History to go on with."""
+    """What happens to the memory of `gpu`, as `settings` say; `before`: a History to go on with."""
 
-    def __init__(self, gpu, settings, before=None):
+    def __init__(self, gpu: "VirtualGPU", settings: Settings, before: "History | None" = None):
         self.gpu, self.settings, self.depth = gpu, settings, CONTEXTS.index(settings.context)
-        self.entries = deque(before.entries if before else (), settings.entries)
-        self.stacks = {}
+        self.entries = deque(before.entries if before else (), settings.max_entries)
+        self.stacks: dict[tuple, tuple] = {}
 
-    def taken(self, address, nbytes):
+    def record_alloc(self, address: int, nbytes: int) -> None:
         stack, stream = self.stack(STATE), self.gpu.stream_number()
-        self.gpu.ledger.origins[address] = stack, stream
-        self.enter("alloc", address, nbytes, stack if self.depth >= ALLOC else None, stream)
+        self.gpu.ledger.contexts[address] = stack, stream
+        self.record("alloc", address, nbytes, stack if self.depth >= ALLOC else None, stream)
 
-    def released(self, address, nbytes, stack, stream):
-        """`stack` and `stream` are those that took the block; without those of releases they stand for them."""
+    def record_free(self, address: int, nbytes: int, stack: tuple | None, stream: int) -> None:
+        """`stack` and `stream` are those that allocated the block; where frees have no stack it stands for them."""
         shown = self.stack(ALL) or (stack if self.depth >= ALLOC else None)
         for action in ("free_requested", "free_completed"):  # at once: no block waits for a stream
-            self.enter(action, address, nbytes, shown, stream)
+            self.record(action, address, nbytes, shown, stream)
 
-    def out_of_memory(self, nbytes, free):
-        self.enter("oom", free, nbytes, self.stack(ALLOC), self.gpu.stream_number())
+    def record_oom(self, nbytes: int, free: int) -> None:
+        self.record("oom", free, nbytes, self.stack(ALLOC), self.gpu.stream_number())
 
-    def enter(self, action, *values):
-        if action not in self.settings.skipped:
-            self.entries.append(Entry(action, *values, self.gpu.microseconds()))
+    def record(self, action: str, address: int, nbytes: int, stack: tuple | None, stream: int) -> None:
+        if action not in self.settings.skip_actions:
+            self.entries.append(TraceEntry(action, address, nbytes, stack, stream, self.gpu.microseconds()))
 
-    def stack(self, depth):
+    def stack(self, depth: int) -> tuple | None:
         """The calls that led here, the innermost first, without those of this package: (file, line, function)."""
         if self.depth < depth:
             return None
@@ -90,63 +94,64 @@ class History:
         return self.stacks.setdefault(stack, stack)  # a loop comes to the same lines again and again
 
 
-def record(gpus, settings, anew=False):
-    """Record what happens to the memory of `gpus` from now on, and forget what has been recorded if it starts `anew`.
+def record(gpus: Iterable["VirtualGPU"], settings: Settings | None, clear: bool = False) -> None:
+    """Record what happens to the memory of `gpus` from now on; `clear`: forget what has been recorded.
 
-    `settings` are Settings, or None: recording ends, and its trace is forgotten. Blocks keep their stacks.
+    settings: None ends recording, and its trace is forgotten. Blocks keep their stacks.
     """
     for gpu in gpus:
         with gpu.ledger.lock:
-            gpu.ledger.history = settings and History(gpu, settings, None if anew else gpu.ledger.history)
+            gpu.ledger.history = settings and History(gpu, settings, None if clear else gpu.ledger.history)
 
 
-def forget_history(gpus):
-    """Leave nothing of what was recorded."""
+def forget_history(gpus: Iterable["VirtualGPU"]) -> None:
+    """End recording, and forget the blocks' stacks, too."""
     record(gpus, None)
     for gpu in gpus:
-        gpu.ledger.origins.clear()
+        gpu.ledger.contexts.clear()
 
 
-def snapshot(ledgers, traces=True):
+def snapshot(ledgers: Iterable[Ledger], traces: bool = True) -> dict:
     """What torch.cuda.memory._snapshot() returns, of all GPUs with these ledgers; without `traces` those are empty."""
     frames = functools.cache(frames_of)  # what many entries share is one list, so that a file gets it once
-    described = [description(ledger, frames) for ledger in ledgers]
+    described = [segments_and_trace(ledger, frames) for ledger in ledgers]
     return {
         "segments": [segment for segments, _ in described for segment in segments],
         "device_traces": [trace if traces else [] for _, trace in described],
-        "allocator_settings": dict(SETTINGS),
+        "allocator_settings": dict(ALLOCATOR_SETTINGS),
         "external_annotations": [],
     }
 
 
-def frames_of(stack):
+def frames_of(stack: tuple | None) -> list[dict]:
     return [dict(zip(("filename", "line", "name"), call, strict=True)) for call in stack or ()]
 
 
-def description(ledger, frames):
-    """(segments, trace) of one GPU: lists of dictionaries."""
-    with ledger.lock:  # the entries last: garbage collection, even here, may release blocks
-        live, origins = dict(ledger.live), dict(ledger.origins)
+def segments_and_trace(ledger: Ledger, frames: Callable[[tuple | None], list[dict]]) -> tuple[list[dict], list[dict]]:
+    """The part of a snapshot that is about one GPU."""
+    with ledger.lock:  # the entries last: garbage collection, even here, may free blocks
+        requested, contexts = dict(ledger.requested), dict(ledger.contexts)
         entries = list(ledger.history.entries) if ledger.history else []
-    gone = {entry.address for entry in entries if entry.action == "free_completed"}
+    freed = {entry.address for entry in entries if entry.action == "free_completed"}
     segments = []
     for name, pool in (("small", ledger.small), ("large", ledger.large)):
-        in_use = {a: n for a, n in live.items() if pool_of(n) == name and a not in gone}
+        in_use = {a: n for a, n in requested.items() if pool_of(n) == name and a not in freed}
         for address, nbytes in in_use.items():
-            stack, _ = origins.get(address, (None, 0))
-            segments.append(segment(ledger.index, name, address, round_up(nbytes, BLOCK), nbytes, frames(stack)))
-        rest = pool.reserved - sum(round_up(nbytes, BLOCK) for nbytes in in_use.values())
+            stack, _ = contexts.get(address, (None, 0))
+            size = round_up(nbytes, MIN_BLOCK_SIZE)
+            segments.append(segment(ledger.index, name, address, size, nbytes, frames(stack)))
+        rest = pool.reserved - sum(round_up(nbytes, MIN_BLOCK_SIZE) for nbytes in in_use.values())
         if rest > 0:
             segments.append(segment(ledger.index, name, pool.next, rest, 0, frames(None)))
-    return segments, [described(entry, frames) for entry in entries]
+    return segments, [trace_entry(entry, frames) for entry in entries]
 
 
-def pool_of(nbytes):
-    return "small" if round_up(nbytes, BLOCK) <= SMALL else "large"
+def pool_of(nbytes: int) -> str:
+    return "small" if round_up(nbytes, MIN_BLOCK_SIZE) <= SMALL_SIZE else "large"
 
 
-def segment(index, name, address, size, requested, frames):
-    """A segment of the pool `name` with one block: in use if something was `requested`, kept for later if not."""
+def segment(index: int, pool: str, address: int, size: int, requested: int, frames: list[dict]) -> dict:
+    """A segment of a pool with one block: in use if something was `requested`, only reserved if not."""
     state, used = ("active_allocated", size) if requested else ("inactive", 0)
     block = {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
     return {
@@ -157,7 +162,7 @@ def segment(index, name, address, size, requested, frames):
         "active_size": used,
         "requested_size": requested,
         "stream": 0,
-        "segment_type": name,
+        "segment_type": pool,
         "segment_pool_id": (0, 0),
         "is_expandable": False,
         "frames": [],
@@ -165,7 +170,7 @@ def segment(index, name, address, size, requested, frames):
     }
 
 
-def described(entry, frames):
+def trace_entry(entry: TraceEntry, frames: Callable[[tuple | None], list[dict]]) -> dict:
     """An entry of a trace in PyTorch's form. Without a stack it has no frames, as there."""
     made = {
         "action": entry.action,

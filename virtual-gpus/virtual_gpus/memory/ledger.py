@@ -1,88 +1,95 @@
-"""What each virtual GPU holds, its peak, and running out.
+"""What PyTorch's caching allocator would say of each virtual GPU: bytes allocated and reserved, peaks, running out.
 
-The unit of account is the *block*: one storage, rounded up to 512 bytes as PyTorch's caching allocator does. As there,
-blocks of more than 1 MiB have a pool of their own, and blocks that are freed stay reserved, in steps of 2 MiB, until
-`torch.cuda.empty_cache()`. Two things are left out: fragmentation, and the scratch memory that a kernel takes and gives
-back while it runs. A block has an address, by which it is told from all that there ever were on its GPU; no address is
-given away twice, so they don't say how full memory is.
+The unit is the *block*: one storage, rounded up to 512 bytes as in CUDACachingAllocator.cpp. As there, blocks of more
+than 1 MiB come from a pool of their own, and blocks that are freed stay reserved, in segments of 2 MiB, until
+`torch.cuda.empty_cache()`. Two things are left out: fragmentation, and the workspace that a kernel takes and gives back
+while it runs. A block has an address, by which it is told from all that there ever were on its GPU; no address is given
+out twice, so they don't say how full memory is.
 """
 
 import threading
+from typing import TYPE_CHECKING
 
 import torch
 
-BLOCK = 512
-SMALL = 1 << 20  # bytes of a block that the small pool still takes
-SEGMENT = 2 << 20
-ADDRESSES = 1 << 47  # that a pool has to give away: it can take 128 TiB, one block after the other
+if TYPE_CHECKING:
+    from virtual_gpus.memory.history import History
+
+MIN_BLOCK_SIZE = 512  # bytes; every block is a multiple of it
+SMALL_SIZE = 1 << 20  # bytes of the largest block in the small pool
+SEGMENT_SIZE = 2 << 20  # bytes
+ADDRESSES = 1 << 47  # that a pool has to give out: 128 TiB, one block after the other
 
 
-def round_up(nbytes, unit):
+def round_up(nbytes: int, unit: int) -> int:
     """The least multiple of `unit` that holds `nbytes`."""
     return -(-nbytes // unit) * unit
 
 
 class Block:
-    """Memory that one storage takes; it is given back when the storage, and this object with it, dies."""
+    """Memory that one storage takes; it is freed when the storage, and this object with it, dies."""
 
     __slots__ = ("address", "ledger")
 
-    def __init__(self, ledger, address):  # that `ledger.take` has returned
+    def __init__(self, ledger: "Ledger", address: int):  # that `ledger.allocate` has returned
         self.ledger, self.address = ledger, address
 
     def __del__(self):
-        self.ledger.release(self.address)
+        self.ledger.free(self.address)
 
     @property
-    def nbytes(self):
-        """What it takes."""
-        return round_up(self.ledger.live.get(self.address, 0), BLOCK)
+    def nbytes(self) -> int:
+        """The block's size."""
+        return round_up(self.ledger.requested.get(self.address, 0), MIN_BLOCK_SIZE)
 
-    def resize(self, nbytes):
+    def resize(self, nbytes: int) -> None:
         """Take `nbytes` from now on; torch.OutOfMemoryError, and nothing changes, if the GPU has no room for more.
 
-        As with CUDA, new memory is taken before the old is given back, because what it holds is copied.
+        As with CUDA, new memory is allocated before the old is freed, because what it holds is copied.
         """
-        before, self.address = self.address, self.ledger.take(nbytes)
-        self.ledger.release(before)
+        before, self.address = self.address, self.ledger.allocate(nbytes)
+        self.ledger.free(before)
 
 
 class Pool:
-    """One of the allocator's two pools: bytes, blocks and reserved bytes, each now, at their peak, and taken ever.
+    """One of the allocator's two pools: bytes, blocks and reserved bytes, each now, at their peak, and in all.
 
     `next` is the address that its next block gets.
     """
 
-    def __init__(self, address):
+    def __init__(self, address: int):
         self.next = address
         self.allocated = self.blocks = self.reserved = 0
         self.reset_peak()
         self.reset_accumulated()
 
-    def reset_peak(self):
+    def reset_peak(self) -> None:
         self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved
 
-    def reset_accumulated(self):
-        """Count anew what is taken and given back from now on."""
-        self.ever_allocated = self.ever_blocks = self.ever_reserved = 0
+    def reset_accumulated(self) -> None:
+        """Count anew what is allocated and freed from now on."""
+        self.total_allocated = self.total_blocks = self.total_reserved = 0
         self.at_reset = self.blocks, self.allocated, self.reserved
 
-    def stats(self):
-        """For blocks, bytes, and reserved bytes: how many now, at most, taken ever, and how many when that began."""
+    def stats(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Of blocks, bytes, and reserved bytes: how many now, at most, allocated in all, and before that was reset."""
         blocks, allocated, reserved = self.at_reset
         return (
-            (self.blocks, self.peak_blocks, self.ever_blocks, blocks),
-            (self.allocated, self.peak, self.ever_allocated, allocated),
-            (self.reserved, self.peak_reserved, self.ever_reserved, reserved),
+            (self.blocks, self.peak_blocks, self.total_blocks, blocks),
+            (self.allocated, self.peak, self.total_allocated, allocated),
+            (self.reserved, self.peak_reserved, self.total_reserved, reserved),
         )
 
 
 class Ledger:
-    """Bytes on one GPU: `allocated` now, `peak` so far, `reserved` from the driver, and its `capacity`.
+    """The allocator's statistics of one GPU.
 
-    This process may take `fraction` of the capacity. `live` has the bytes that were asked for of all blocks there are,
-    by address; `origins` the stack and the stream that took a block, if a history was recorded then. `history` is a
-    `history.History` while one is recorded, and None otherwise.
+    allocated, peak  bytes in blocks, now and at most since `reset_peak`
+    reserved         bytes in segments, from the driver
+    capacity         bytes that the GPU has, of which this process may take a `fraction`
+    requested        {address of a block: the bytes that were asked for}
+    contexts         {address: (stack, stream)} of the blocks that were allocated while a history was recorded
+    history          the History that is being recorded, or None
     """
 
     allocated, blocks, reserved = (
@@ -90,34 +97,36 @@ class Ledger:
         for name in ("allocated", "blocks", "reserved")
     )
 
-    def __init__(self, index, capacity):
+    def __init__(self, index: int, capacity: int):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
-        self.sheet = capacity  # what the GPU's data sheet says, whatever the capacity is set to
+        self.spec_capacity = capacity  # what the GPU's data sheet says, whatever the capacity is set to
         self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
-        self.live, self.origins, self.history = {}, {}, None
+        self.requested: dict[int, int] = {}
+        self.contexts: dict[int, tuple[tuple | None, int]] = {}
+        self.history: History | None = None
         self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
         self.reset_peak()
         self.reset_accumulated()
         self.lock = threading.RLock()  # re-entrant: a block may die while another is being made
 
-    def take(self, nbytes):
-        """Enter a block of `nbytes`, rounded up, and return its address; 0, and no block, if there are none.
+    def allocate(self, nbytes: int) -> int:
+        """Allocate a block of `nbytes`, rounded up, and return its address; 0, and no block, for no bytes.
 
         torch.OutOfMemoryError without room.
         """
-        size = -(-nbytes // BLOCK) * BLOCK  # round_up(nbytes, BLOCK), which is called too often
+        size = -(-nbytes // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE  # round_up: this runs for every tensor
         if not size:
             return 0
         small, large = self.small, self.large
-        pool = small if size <= SMALL else large
+        pool = small if size <= SMALL_SIZE else large
         with self.lock:
             now = small.allocated + large.allocated + size
             if now > self.capacity or self.fraction < 1:
                 self.check(size)
             pool.allocated += size
-            pool.ever_allocated += size
+            pool.total_allocated += size
             pool.blocks += 1
-            pool.ever_blocks += 1
+            pool.total_blocks += 1
             if pool.blocks > pool.peak_blocks:
                 pool.peak_blocks = pool.blocks
             if pool.allocated > pool.peak:
@@ -130,49 +139,49 @@ class Ledger:
                 self.reserve(pool)
             address = pool.next
             pool.next = address + size
-            self.live[address] = nbytes
+            self.requested[address] = nbytes
             if self.history is not None:
-                self.history.taken(address, nbytes)
+                self.history.record_alloc(address, nbytes)
         return address
 
-    def release(self, address):
-        """Give back the block at an address that `take` has returned."""
+    def free(self, address: int) -> None:
+        """Free the block at an address that `allocate` has returned."""
         if address:
             with self.lock:
-                nbytes = self.live.pop(address)
-                size = -(-nbytes // BLOCK) * BLOCK
-                pool = self.small if size <= SMALL else self.large
+                nbytes = self.requested.pop(address)
+                size = -(-nbytes // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
+                pool = self.small if size <= SMALL_SIZE else self.large
                 pool.allocated -= size
                 pool.blocks -= 1
-                if self.origins or self.history is not None:
-                    origin = self.origins.pop(address, (None, 0))
+                if self.contexts or self.history is not None:
+                    context = self.contexts.pop(address, (None, 0))
                     if self.history is not None:
-                        self.history.released(address, nbytes, *origin)
+                        self.history.record_free(address, nbytes, *context)
 
-    def reserve(self, pool):
-        """Take from the driver what `pool` needs; if that is too much, what nobody uses is given back first."""
-        wanted = round_up(pool.allocated, SEGMENT)
+    def reserve(self, pool: Pool) -> None:
+        """Get from the driver what `pool` needs; if that is too much, unused segments are given back first."""
+        wanted = round_up(pool.allocated, SEGMENT_SIZE)
         if self.reserved - pool.reserved + wanted > self.capacity:
             self.retries += 1
             self.empty_cache()
             wanted = min(wanted, self.capacity - self.reserved + pool.reserved)
         self.driver_allocs += 1
-        pool.ever_reserved += wanted - pool.reserved
+        pool.total_reserved += wanted - pool.reserved
         pool.reserved = wanted
         pool.peak_reserved = max(pool.peak_reserved, wanted)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def check(self, nbytes):
+    def check(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
         if self.allocated + nbytes > self.fraction * self.capacity:
             self.out_of_memory += 1
             if self.history is not None:
-                self.history.out_of_memory(nbytes, self.capacity - self.allocated)
-            raise torch.OutOfMemoryError(self.complaint(nbytes))
+                self.history.record_oom(nbytes, self.capacity - self.allocated)
+            raise torch.OutOfMemoryError(self.oom_message(nbytes))
 
-    def complaint(self, nbytes):
+    def oom_message(self, nbytes: int) -> str:
         free = self.capacity - self.allocated
-        whose = ": the capacity is a data sheet's" if self.capacity == self.sheet else ""
+        whose = ": the capacity is a data sheet's" if self.capacity == self.spec_capacity else ""
         allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
@@ -181,42 +190,37 @@ class Ledger:
             f"is reserved by PyTorch but unallocated. (virtual GPU{whose})"
         )
 
-    def empty_cache(self):
+    def empty_cache(self) -> None:
+        """Give the segments that no block needs back to the driver."""
         with self.lock:
             self.syncs += 1  # with all streams, whose work might still need what is given back
             for pool in (self.small, self.large):
-                needed = round_up(pool.allocated, SEGMENT)
+                needed = round_up(pool.allocated, SEGMENT_SIZE)
                 if needed < pool.reserved:
                     self.driver_frees += 1
                     pool.reserved = needed
 
-    def reset_peak(self):
+    def reset_peak(self) -> None:
         self.peak, self.peak_blocks, self.peak_reserved = self.allocated, self.blocks, self.reserved
         self.small.reset_peak()
         self.large.reset_peak()
 
-    def reset_accumulated(self):
-        """Count anew what is taken and given back from now on."""
+    def reset_accumulated(self) -> None:
+        """Count anew what is allocated and freed from now on."""
         self.out_of_memory = self.retries = 0
         self.small.reset_accumulated()
         self.large.reset_accumulated()
 
-    def stats(self):
+    def stats(self) -> dict:
         """The nested dictionary that `torch.cuda.memory_stats` flattens."""
-        pools = {"small_pool": self.small.stats(), "large_pool": self.large.stats()}
-        peaks = self.peak_blocks, self.peak, self.peak_reserved
-        sums = [[sum(both) for both in zip(*stats, strict=True)] for stats in zip(*pools.values(), strict=True)]
-        pools["all"] = [(now, peak, *rest) for (now, _, *rest), peak in zip(sums, peaks, strict=True)]
-        blocks, allocated, reserved, segments, none = (
-            {pool: stat(*numbers(stats)) for pool, stats in pools.items()}
-            for numbers in (
-                lambda stats: stats[0],
-                lambda stats: stats[1],
-                lambda stats: stats[2],
-                lambda stats: [-(-nbytes // SEGMENT) for nbytes in stats[2]],
-                lambda stats: (0, 0, 0, 0),  # no block is ever split
-            )
-        )
+        small, large = self.small.stats(), self.large.stats()
+        peaks = self.peak_blocks, self.peak, self.peak_reserved  # of both pools together: not the sum of their peaks
+        both = [[sum(pair) for pair in zip(*rows, strict=True)] for rows in zip(small, large, strict=True)]
+        both = [(now, peak, *rest) for (now, _, *rest), peak in zip(both, peaks, strict=True)]
+        pools = {"small_pool": small, "large_pool": large, "all": both}
+        blocks, allocated, reserved = ({pool: stat(*rows[i]) for pool, rows in pools.items()} for i in range(3))
+        segments = {pool: stat(*(-(-n // SEGMENT_SIZE) for n in rows[2])) for pool, rows in pools.items()}
+        none = dict.fromkeys(pools, stat(0, 0, 0, 0))  # no block is ever split
         return {
             "allocation": blocks,
             "active": blocks,
@@ -231,7 +235,7 @@ class Ledger:
             "oversize_segments": none["all"],
             "num_alloc_retries": self.retries,
             "num_ooms": self.out_of_memory,
-            "num_oom_rejections": 0,  # of a setting that there is not
+            "num_oom_rejections": 0,  # there is no such setting here
             "num_sync_all_streams": self.syncs,
             "num_device_alloc": self.driver_allocs,
             "num_device_free": self.driver_frees,
@@ -239,12 +243,12 @@ class Ledger:
         }
 
 
-def stat(current, peak, taken, before):
-    """One row; `before` there were when counting what is taken began."""
-    return {"current": current, "peak": peak, "allocated": taken, "freed": before + taken - current}
+def stat(current: int, peak: int, allocated: int, before: int) -> dict[str, int]:
+    """One statistic; `before`: how many there were when counting what is allocated began."""
+    return {"current": current, "peak": peak, "allocated": allocated, "freed": before + allocated - current}
 
 
-def readable(nbytes):
+def readable(nbytes: int) -> str:
     """Bytes as PyTorch writes them in its out-of-memory error: 1.50 GiB, 20.00 MiB, 512 bytes."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:

@@ -383,7 +383,7 @@ def wrap(inner, gpu):
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
     if block is None:
-        storage.block = Block(gpu.ledger, gpu.ledger.take(storage.nbytes()))
+        storage.block = Block(gpu.ledger, gpu.ledger.allocate(storage.nbytes()))
     elif block.ledger is not gpu.ledger:
         raise AssertionError("a storage belongs to one GPU")
     shape, stride = inner.shape, inner.stride()
