@@ -5,8 +5,8 @@ with the process's number; that number with the exit status, or null while the p
 torchrun's ranks are forks, too, of a process that it has for that; all else about it is as it is.
 python forking.py -m torch.distributed.run ... is torchrun as a process of its own, with such ranks.
 
-A fork is as a process of its own, but for three things: what is imported here is there from its start (mgpu_lib isn't),
-all have one seed for Python's hashes, and Python isn't taken apart at the end.
+A fork is as a process of its own, but for three things: what is imported here, which isn't virtual_gpus, is there from
+its start, all have one seed for Python's hashes, and Python isn't taken apart at the end.
 """
 
 import atexit
@@ -67,7 +67,7 @@ class Fork:
 
 def check(env):
     names = [name for name in {*env, *os.environ} if name.startswith(AT_THE_START)]
-    if "mgpu_lib" in sys.modules or any(env.get(name) != os.environ.get(name) for name in names):
+    if "virtual_gpus" in sys.modules or any(env.get(name) != os.environ.get(name) for name in names):
         raise ValueError(f"with virtual GPUs, or another {AT_THE_START}, a fork is no process of its own")
 
 

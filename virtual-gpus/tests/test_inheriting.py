@@ -162,7 +162,7 @@ def test_a_folder_of_somebody_else_is_not_used(folder, monkeypatch, capsys):
     assert list(theirs.iterdir()) == []
 
 
-SAYS = "import sys; print(*[name in sys.modules for name in ('torch', 'mgpu_lib', 'beside')], sys.path.count({!r}))"
+SAYS = "import sys; print(*[name in sys.modules for name in ('torch', 'virtual_gpus', 'beside')], sys.path.count({!r}))"
 
 
 @pytest.mark.parametrize("value", [None, "{}"])

@@ -532,7 +532,7 @@ def test_networks_and_the_state_of_optimizers_are_saved(gpus):
 
 READ = """
 import sys, torch
-assert not any(name.startswith("mgpu") for name in sys.modules)
+assert not any(name.startswith("virtual_gpus") for name in sys.modules)
 state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
 print(type(state["w"]).__name__, state["w"].device, state["w"].tolist(), state["p"].requires_grad)
 try:

@@ -26,10 +26,7 @@ def ledger(index):
 
 def not_imitated(what):
     def refuse(*args, **kwargs):
-        raise RuntimeError(
-            f"{what} can't be imitated by virtual GPUs; it needs real ones (unset MGPU_VIRTUAL, and "
-            "have enough of them)"
-        )
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones")
 
     return refuse
 
