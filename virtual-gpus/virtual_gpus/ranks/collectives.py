@@ -25,6 +25,8 @@ from virtual_gpus.ranks.process_groups import (
     GlooGroup,
     Group,
     check_tensors,
+    flat,
+    flat_bytes,
     group_of,
     is_group,
     type_name,
@@ -33,7 +35,6 @@ from virtual_gpus.ranks.transfer import Transfer
 from virtual_gpus.tensors.dispatch import NAMESPACES
 
 REDUCTIONS = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM, ReduceOp.MIN, ReduceOp.PRODUCT
-CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 
 
 def collective(rule, func, args, kwargs):
@@ -45,23 +46,6 @@ def collective(rule, func, args, kwargs):
 
 
 # What they share
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """A view of all elements of the inner tensor, in the order of memory."""
-    inner = tensor.inner
-    formats = torch.contiguous_format, *CHANNELS_LAST.get(inner.dim(), [])
-    if not any(inner.is_contiguous(memory_format=f) for f in formats):
-        raise ValueError("Tensors must be contiguous")
-    return inner.as_strided((inner.numel(),), (1,))
-
-
-def flat_bytes(tensor: Tensor) -> Tensor:
-    return flat(tensor).view(torch.uint8)
-
-
-def total_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(x.nbytes for x in tensors)
 
 
 def sizes_of(tensors: Sequence[Tensor]) -> str:
@@ -81,27 +65,11 @@ def reduction_of(script_object: ScriptObject, dtype: torch.dtype) -> Reduction:
     return Reduction(op, reduction.factor if op == ReduceOp.PREMUL_SUM else None)
 
 
-def exchange(
-    group: Group,
-    *,
-    name: str,
-    what: str = "",
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
-    tensors: Sequence[Tensor] | None = None,
-    outputs: Any,
-) -> ScriptObject:
-    """inputs[i] of each rank goes to rank i, and results[i] comes from it. `tensors`: what these are parts of."""
-    tensors = [*results, *inputs] if tensors is None else tensors
-    reads, writes = [flat_bytes(x) for x in inputs], [flat_bytes(x) for x in results]
-    sizes = [len(x) for x in writes]
+def exchange(group: Group, *, name: str, results: Sequence[Tensor], **options: Any) -> ScriptObject:
+    """inputs[i] of each rank goes to rank i, and results[i] comes from it. `options`: of `Group.issue`."""
+    sizes = [x.nbytes for x in results]
     return group.issue(
-        name=name,
-        what=what,
-        nbytes=max(sum(sizes), total_bytes(reads)),
-        tensors=tensors,
-        transfer=Transfer(lambda gloo, sent: all_to_all(gloo, name, sent, sizes), reads, writes),
-        outputs=outputs,
+        name=name, results=results, move=lambda gloo, inputs: all_to_all(gloo, name, inputs, sizes), **options
     )
 
 
@@ -149,78 +117,76 @@ def allreduce_(tensors, group, op, sparse_indices=None, async_op=True, timeout=-
 
 
 def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
-    reduction, values = reduction_of(op, tensors[0].dtype), [flat(x) for x in tensors]
-    group = group_of(group)
+    group, reduction = group_of(group), reduction_of(op, tensors[0].dtype)
     return group.issue(
         name="all_reduce",
-        what=f"{sizes_of(tensors)}, {reduction.op.name}",
-        nbytes=total_bytes(tensors),
-        tensors=tensors,
-        transfer=Transfer(lambda gloo, sent: [all_reduce(gloo, reduction, x) for x in sent], values, values),
+        what=sizes_of(tensors),
+        inputs=tensors,
+        results=tensors,
         outputs=tensors,
+        move=lambda gloo, inputs: [all_reduce(gloo, reduction, x) for x in inputs],
+        reduction=reduction,
         combine=functools.partial(all_reduce_constants, reduction.op.name, len(group)),
     )
 
 
 def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
-    values, options = [flat_bytes(x) for x in tensors], c10d.BroadcastOptions()
-    options.rootRank = root
+    group, options = group_of(group), c10d.BroadcastOptions()
+    options.rootRank, source = root, group.members.ranks[root]
 
-    def move(gloo, sent):
-        gloo.broadcast(sent, options).wait()
-        return sent
+    def move(gloo, inputs):
+        gloo.broadcast(inputs, options).wait()
+        return inputs
 
-    group = group_of(group)
-    source = group.members.ranks[root]
     return tensors, group.issue(
         name="broadcast",
         what=f"{sizes_of(tensors)} from rank {root}",
-        nbytes=total_bytes(tensors),
-        tensors=tensors,
-        transfer=Transfer(move, values, values),
+        inputs=tensors,
+        results=tensors,
         outputs=tensors,
+        move=move,
         combine=lambda values: values.get(source),
     )
 
 
 def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
-    group, [values] = group_of(group), [flat(x) for x in tensors]
-    reduction, at_root = reduction_of(op, values.dtype), group.members.rank == root
+    group, reduction, [x] = group_of(group), reduction_of(op, tensors[0].dtype), tensors
+    at_root = group.members.rank == root
 
-    def move(gloo, sent):
-        result = all_reduce(gloo, reduction, *sent)
+    def move(gloo, inputs):
+        result = all_reduce(gloo, reduction, *inputs)
         return [result] if at_root else []
 
     return group.issue(
         name="reduce",
-        what=f"{sizes_of(tensors)} to rank {root}, {reduction.op.name}",
-        nbytes=total_bytes(tensors),
-        tensors=tensors,
-        transfer=Transfer(move, [values], [values] if at_root else []),
+        what=f"{sizes_of(tensors)} to rank {root}",
+        inputs=[x],
+        results=[x] if at_root else [],
         outputs=tensors,
+        move=move,
+        reduction=reduction,
     )
 
 
 def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
-    group, [x], [results] = group_of(group), [flat_bytes(x) for x in tensors], outputs
+    group, [x], [results] = group_of(group), tensors, outputs
     if len(results) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
-    writes = [flat_bytes(result) for result in results]
-    sizes = [len(y) for y in writes]
-    even = all(size == len(x) for size in sizes)
+    sizes = [y.nbytes for y in results]
+    even = all(size == x.nbytes for size in sizes)
 
-    def move(gloo, sent):
+    def move(gloo, inputs):
         if even:
-            return all_gather(gloo, *sent).view(len(group), len(x)).unbind()
-        return all_to_all(gloo, "all_gather", sent * len(group), sizes)
+            return all_gather(gloo, *inputs).view(len(group), x.nbytes).unbind()
+        return all_to_all(gloo, "all_gather", inputs * len(group), sizes)
 
     return outputs, group.issue(
         name="all_gather",
         what=sizes_of(tensors) if even else f"{sizes_of(results)} in all",
-        nbytes=total_bytes(results),
-        tensors=[*tensors, *results],
-        transfer=Transfer(move, [x], writes),
+        inputs=tensors,
+        results=results,
         outputs=outputs,
+        move=move,
     )
 
 
@@ -235,37 +201,36 @@ def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
             raise TypeError("output tensor must have the same type as input tensor")
         if output.numel() != x.numel() * len(group):
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    reads, writes = [flat_bytes(x) for x in tensors], [flat_bytes(output) for output in outputs]
     return group.issue(
         name="all_gather",
         what=sizes_of(tensors),
-        nbytes=total_bytes(outputs),
-        tensors=[*tensors, *outputs],
-        transfer=Transfer(lambda gloo, sent: [all_gather(gloo, x) for x in sent], reads, writes),
+        inputs=tensors,
+        results=outputs,
         outputs=outputs,
+        move=lambda gloo, inputs: [all_gather(gloo, x) for x in inputs],
     )
 
 
 def reduce_scatter_(outputs, tensors, group, op, async_op=True, timeout=-1):
-    group, [result], [inputs] = group_of(group), [flat(x) for x in outputs], tensors
+    group, [result], [inputs] = group_of(group), outputs, tensors
     if len(inputs) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
-    reduction, reads = reduction_of(op, result.dtype), [flat(x) for x in inputs]
-    sizes = [len(x) for x in reads]
+    reduction, sizes = reduction_of(op, result.dtype), [x.numel() for x in inputs]
 
-    def move(gloo, sent):
-        values = torch.cat(sent)
-        if all(size == len(result) for size in sizes):
-            return [reduce_scatter(gloo, reduction, values)]
-        return [all_reduce(gloo, reduction, values).split(sizes)[gloo.rank()]]
+    def move(gloo, inputs):
+        x = torch.cat(inputs)
+        if all(size == result.numel() for size in sizes):
+            return [reduce_scatter(gloo, reduction, x)]
+        return [all_reduce(gloo, reduction, x).split(sizes)[gloo.rank()]]
 
     return outputs, group.issue(
         name="reduce_scatter",
-        what=f"{sizes_of(inputs)}, {reduction.op.name}",
-        nbytes=total_bytes(inputs),
-        tensors=[*outputs, *inputs],
-        transfer=Transfer(move, reads, [result]),
+        what=sizes_of(inputs),
+        inputs=inputs,
+        results=outputs,
         outputs=outputs,
+        move=move,
+        reduction=reduction,
     )
 
 
@@ -281,14 +246,14 @@ def reduce_scatter_tensor_coalesced_(outputs, tensors, group, op, async_op=True,
         if x.numel() != output.numel() * len(group):
             raise ValueError("input tensor must be the same size as output size times world size")
     reduction = reduction_of(op, tensors[0].dtype)
-    reads, writes = [flat(x) for x in tensors], [flat(output) for output in outputs]
     return group.issue(
         name="reduce_scatter",
-        what=f"{sizes_of(tensors)}, {reduction.op.name}",
-        nbytes=total_bytes(tensors),
-        tensors=[*tensors, *outputs],
-        transfer=Transfer(lambda gloo, sent: [reduce_scatter(gloo, reduction, x) for x in sent], reads, writes),
+        what=sizes_of(tensors),
+        inputs=tensors,
+        results=outputs,
         outputs=outputs,
+        move=lambda gloo, inputs: [reduce_scatter(gloo, reduction, x) for x in inputs],
+        reduction=reduction,
     )
 
 
@@ -306,8 +271,8 @@ def alltoall_base_(output, tensor, group, output_splits, input_splits, async_op=
         name="all_to_all",
         results=split(output, output_splits, len(group)),
         inputs=split(tensor, input_splits, len(group)),
-        tensors=[output, tensor],
         outputs=[output],
+        parts_of=[output, tensor],
     )
 
 
@@ -350,8 +315,8 @@ def recv_any_source_(tensors, group, tag):
 
 
 def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
-    transfer = Transfer(lambda gloo, sent: [])
-    return group_of(group).issue(name="barrier", nbytes=0, tensors=[tensor], transfer=transfer, outputs=[])
+    nothing = {"inputs": [], "results": [], "outputs": [], "move": lambda gloo, inputs: []}
+    return group_of(group).issue(name="barrier", parts_of=[tensor], **nothing)
 
 
 COLLECTIVES = {

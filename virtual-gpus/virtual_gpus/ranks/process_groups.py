@@ -12,6 +12,7 @@ from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
 from virtual_gpus.ranks.gloo_backend import GlooConnection, GlooWork
+from virtual_gpus.ranks.gloo_collectives import Reduction
 from virtual_gpus.ranks.handshake import Connection, Pair
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
@@ -20,6 +21,7 @@ from virtual_gpus.tensors.tensor import VirtualTensor
 
 REDUCIBLE = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
 NCCL_TYPES = REDUCIBLE | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
+CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 GROUPS = {}  # {name of a process group: its Group}
 
 
@@ -91,22 +93,32 @@ class Group:
         *,
         name: str,
         what: str = "",
-        nbytes: int,
-        tensors: Sequence[Tensor],
-        transfer: Transfer,
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
         outputs: Any,
+        move: Callable,
+        reduction: Reduction | None = None,
         combine: Callable | None = None,
+        parts_of: Sequence[Tensor] | None = None,
     ) -> torch.ScriptObject:
-        """Call a collective of all ranks on `tensors`: its Work, as C++ has it.
+        """Call a collective of all ranks, which reads `inputs` and writes to `results`: its Work, as C++ has it.
 
-        what     what all ranks must agree in beside its name and type
-        nbytes   what its time depends on, see `collective_seconds`
-        outputs, combine  see `Communicator.issue`
+        what      what all ranks must agree in beside its name and dtype
+        outputs   what its Work hands out
+        move      move(gloo, inputs) returns the values of `results`, all of them flat: elements for a `reduction`,
+                  which gloo does for each dtype in its own way, or else bytes
+        combine   see `Communicator.issue`
+        parts_of  the tensors that the program has given, if inputs and results are parts of them
         """
+        if reduction is not None:
+            what = f"{what}, {reduction.op.name}"
+        view = flat_bytes if reduction is None else flat
+        transfer = Transfer(move, [view(x) for x in inputs], [view(x) for x in results])
+        tensors = parts_of or [*inputs, *results]
         gpu = check_tensors(tensors)
-        communicator, topology = self.communicator(gpu), gpu.machine.topology
+        topology, nbytes = gpu.machine.topology, max(sum(x.nbytes for x in each) for each in (inputs, results))
         gpus = topology.gpus_of(self.members.ranks)
-        work = communicator.issue(
+        work = self.communicator(gpu).issue(
             name=name,
             what=f"{name} of {type_name(tensors[0].dtype)}{what}",
             nbytes=nbytes,
@@ -154,6 +166,19 @@ def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
         if tensor.gpu is not tensors[0].gpu:
             raise ValueError("Expected list of tensors on the same device")
     return tensors[0].gpu
+
+
+def flat(tensor: VirtualTensor) -> Tensor:
+    """A view of all elements of the inner tensor, in the order of memory."""
+    inner = tensor.inner
+    formats = torch.contiguous_format, *CHANNELS_LAST.get(inner.dim(), [])
+    if not any(inner.is_contiguous(memory_format=f) for f in formats):
+        raise ValueError("Tensors must be contiguous")
+    return inner.as_strided((inner.numel(),), (1,))
+
+
+def flat_bytes(tensor: VirtualTensor) -> Tensor:
+    return flat(tensor).view(torch.uint8)
 
 
 def type_name(dtype: torch.dtype) -> str:
