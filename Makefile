@@ -62,6 +62,7 @@ test: $(READY)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/lint-imports --no-cache --config virtual-gpus/pyproject.toml
+	$(BIN)/mypy --config-file virtual-gpus/pyproject.toml virtual-gpus/virtual_gpus
 	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 10
 
 serve: book
@@ -77,5 +78,5 @@ pictures: $(READY)-dev
 	$(BIN)/python scripts/take_pictures.py
 
 clean:
-	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info virtual-gpus/*.egg-info
+	rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info virtual-gpus/*.egg-info
 	find mgpu_lib scripts tests virtual-gpus -name __pycache__ -type d -prune -exec rm -rf {} +

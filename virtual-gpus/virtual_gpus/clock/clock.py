@@ -8,12 +8,13 @@ Nothing is measured, so the same program takes the same time on every computer.
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.events import EventLog
@@ -73,7 +74,7 @@ class Clock:
         self.log = EventLog(self.host().now)
 
     def record_op(
-        self, gpu: "VirtualGPU", func: Callable, args: Iterable, kwargs: dict | None, out: Any, key: Hashable
+        self, gpu: "VirtualGPU", func: OpOverload, args: Iterable, kwargs: dict | None, out: Any, key: Hashable
     ) -> None:
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
 

@@ -95,7 +95,7 @@ _DGX1V = MachineType(
     nics=4,
     socket_bandwidth=BROADWELL,
     source=MACHINE_SOURCES["dgx1-topo"],
-    nvlinks={(int(a), int(b)): links for links, pairs in _DGX1_NVLINKS.items() for a, b in pairs.split()},
+    nvlinks={(int(pair[0]), int(pair[1])): n for n, pairs in _DGX1_NVLINKS.items() for pair in pairs.split()},
     network="InfiniBand EDR",
 )
 _DGX_A100 = MachineType(

@@ -86,7 +86,7 @@ def route(gpus: Sequence[int], topology: Topology, concurrent_groups: float = 1)
         nodes=len(members),
         link=link,
         intra_node=intra_node,
-        transport=network and network.transport,
+        transport=network.transport if network else None,
         inter_node=network.bandwidth * nics if len(members) > 1 else math.inf,
         nvls=kind.nvswitch and link == "nvlink4" and most >= NVLS_FROM,
         same_order=kind.nvswitch or link == "pcie",

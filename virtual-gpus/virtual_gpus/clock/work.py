@@ -4,11 +4,12 @@ FLOPs come from PyTorch's own registry, bytes from the tensors. What a GPU takes
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 
 from virtual_gpus.tree import tensors_in
 
@@ -57,7 +58,7 @@ LISTS = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")  # how opera
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def work_of(func: Callable, args: Sequence, kwargs: dict | None, out: Any, tf32: tuple[bool, bool]) -> Work:
+def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf32: tuple[bool, bool]) -> Work:
     """What calling `func` (an operation, or a function that makes a tensor) asks of a GPU; `out` is its result.
 
     `tf32`: whether FP32 convolutions, and whether FP32 matrix products, are done in TF32 (see `tf32_allowed`).
@@ -98,7 +99,7 @@ def work_of(func: Callable, args: Sequence, kwargs: dict | None, out: Any, tf32:
     return Work(name, kind, nbytes=nbytes)
 
 
-def written_in_place(func: Callable, args: Sequence) -> Iterable[Tensor]:
+def written_in_place(func: OpOverload, args: Sequence) -> Iterable[Tensor]:
     """The tensors that a foreach operation reads and changes. It returns nothing, so they aren't among its results."""
     if func.overloadpacket.__name__ in ("_foreach_copy_", "_foreach_zero_"):  # changed without being read
         return ()
@@ -108,7 +109,7 @@ def written_in_place(func: Callable, args: Sequence) -> Iterable[Tensor]:
     return tensors_in(arg for name, arg in changed if name != "grads")
 
 
-def is_view(func: Callable) -> bool:
+def is_view(func: OpOverload) -> bool:
     """Whether what `func` returns is a view of its argument."""
     returns = func._schema.returns if hasattr(func, "_schema") else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
@@ -146,7 +147,7 @@ def tf32_allowed() -> tuple[bool, bool]:
     return allowed("cuda", "conv") == "tf32", allowed("cuda", "matmul") == "tf32"
 
 
-def flops(func: Callable, args: Sequence, kwargs: dict | None, out: Any) -> int:
+def flops(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any) -> int:
     """By PyTorch's registry. A convolution's backward takes as many as its forward for each gradient that is wanted."""
     packet = func.overloadpacket
     if packet is aten.convolution_backward:
@@ -159,7 +160,7 @@ def flops(func: Callable, args: Sequence, kwargs: dict | None, out: Any) -> int:
     return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
 
 
-def attention_flops(packet: Any, args: Sequence) -> int:
+def attention_flops(packet: OpOverloadPacket, args: Sequence) -> int:
     """Two matrix products; backwards five, of which one is recomputed. As in the registry from PyTorch 2.15 on, which
     has not all of them before."""
     backward = packet.__name__.endswith("backward")
@@ -168,7 +169,7 @@ def attention_flops(packet: Any, args: Sequence) -> int:
     return 2 * math.prod(batch) * rows * columns * products
 
 
-def registered_flops(packet: Any, args: Sequence, kwargs: dict, out: Any) -> int | None:
+def registered_flops(packet: OpOverloadPacket, args: Sequence, kwargs: dict, out: Any) -> int | None:
     """What the registry's formula says, or None without one. It is given shapes here: what PyTorch has around the
     formulas to find them leaves cycles behind, which only Python's garbage collector takes away."""
     from torch.utils.flop_counter import flop_registry  # imports much: only when it is needed
@@ -186,7 +187,7 @@ def shape_of(value: Any) -> Any:
     return value.shape if isinstance(value, Tensor) else value
 
 
-def is_causal(func: Callable, args: Sequence, kwargs: dict | None) -> bool:
+def is_causal(func: OpOverload, args: Sequence, kwargs: dict | None) -> bool:
     """Whether this is attention that leaves out what comes later."""
     names = (argument.name for argument in func.overloadpacket.default._schema.arguments)
     return dict(zip(names, args, strict=False)).get("is_causal", (kwargs or {}).get("is_causal", False))

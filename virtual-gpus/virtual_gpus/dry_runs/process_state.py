@@ -49,7 +49,8 @@ class ProcessState:
     def write(self, state: dict[str, Any]) -> None:
         for name in self.own_modules():
             del sys.modules[name]
-            importlib._bootstrap._module_locks.pop(name, None)  # another rank may be in the middle of importing it
+            # another rank may be in the middle of importing it
+            importlib._bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]
         sys.modules.update(state["modules"])
         for name in os.environ.keys() - state["environment"].keys():
             del os.environ[name]

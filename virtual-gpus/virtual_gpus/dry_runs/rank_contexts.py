@@ -34,7 +34,7 @@ def ranks_in_this_process(
         variables = {rank: environment_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
         os.environ.update(variables[ranks[0]])
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
-        rendezvous = Rendezvous(n_gpus, ranks, contexts and contexts.switch_to)
+        rendezvous = Rendezvous(n_gpus, ranks, contexts.switch_to if contexts else None)
         stack.callback(rendezvous.close)
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator

@@ -76,11 +76,11 @@ class Rendezvous:
         self.wait(lambda: len(messages) == len(here), "waits for the objects of other ranks")
         return [messages.get(other, message) for other in ranks]
 
-    def send(self, key: Hashable, message: Any) -> None:
+    def send(self, key: tuple, message: Any) -> None:
         """To whoever receives with this key: (name of a group, sender, receiver)."""
         self.mailboxes.setdefault(key, deque()).append(message)
 
-    def receive(self, key: Hashable) -> Any:
+    def receive(self, key: tuple) -> Any:
         mailbox = self.mailboxes.setdefault(key, deque())
         self.wait(lambda: mailbox, f"waits for objects from rank {key[-2]}")
         return mailbox.popleft()

@@ -59,7 +59,7 @@ class History:
 
     def __init__(self, gpu: "VirtualGPU", settings: Settings, before: "History | None" = None):
         self.gpu, self.settings, self.depth = gpu, settings, CONTEXTS.index(settings.context)
-        self.entries = deque(before.entries if before else (), settings.max_entries)
+        self.entries: deque[TraceEntry] = deque(before.entries if before else (), settings.max_entries)
         self.stacks: dict[tuple, tuple] = {}
 
     def record_alloc(self, address: int, nbytes: int) -> None:

@@ -92,10 +92,12 @@ class Ledger:
     history          the History that is being recorded, or None
     """
 
-    allocated, blocks, reserved = (
-        property(lambda self, name=name: getattr(self.small, name) + getattr(self.large, name))
-        for name in ("allocated", "blocks", "reserved")
-    )
+    peak: int
+    peak_blocks: int
+    peak_reserved: int
+    allocated = property(lambda self: self.small.allocated + self.large.allocated)
+    blocks = property(lambda self: self.small.blocks + self.large.blocks)
+    reserved = property(lambda self: self.small.reserved + self.large.reserved)
 
     def __init__(self, index: int, capacity: int):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
@@ -215,8 +217,8 @@ class Ledger:
         """The nested dictionary that `torch.cuda.memory_stats` flattens."""
         small, large = self.small.stats(), self.large.stats()
         peaks = self.peak_blocks, self.peak, self.peak_reserved  # of both pools together: not the sum of their peaks
-        both = [[sum(pair) for pair in zip(*rows, strict=True)] for rows in zip(small, large, strict=True)]
-        both = [(now, peak, *rest) for (now, _, *rest), peak in zip(both, peaks, strict=True)]
+        sums = [[sum(pair) for pair in zip(*rows, strict=True)] for rows in zip(small, large, strict=True)]
+        both = [(now, peak, *rest) for (now, _, *rest), peak in zip(sums, peaks, strict=True)]
         pools = {"small_pool": small, "large_pool": large, "all": both}
         blocks, allocated, reserved = ({pool: stat(*rows[i]) for pool, rows in pools.items()} for i in range(3))
         segments = {pool: stat(*(-(-n // SEGMENT_SIZE) for n in rows[2])) for pool, rows in pools.items()}

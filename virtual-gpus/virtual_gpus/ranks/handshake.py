@@ -33,7 +33,7 @@ class Record(NamedTuple):
     @classmethod
     def unpack(cls, record: Tensor) -> "Record":
         data = bytes(record.tolist())
-        return cls(*struct.unpack("d", data[:8]), data[8:].rstrip(b"\0").decode(errors="replace"))
+        return cls(struct.unpack("d", data[:8])[0], data[8:].rstrip(b"\0").decode(errors="replace"))
 
 
 def shorten(text: bytes, size: int) -> bytes:
