@@ -30,8 +30,8 @@ CPU_BUILDS = grep '^torch' requirements.txt | $(PIP) --timeout 15 --retries 1 --
 HASH := $(shell cat requirements*.txt | cksum | cut -d ' ' -f 1)
 # One environment that grows: the marks $(READY)-book, -run and -dev say how far it is. Each stage holds those before it.
 READY := $(VENV)/.ready-$(HASH)
-# The library of this checkout, also where the environment was set up for another one.
-export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+# The libraries of this checkout, also where the environment was set up for another one.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/virtual-gpus$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: book test serve lab run-notebooks pictures clean
 .DEFAULT_GOAL := book

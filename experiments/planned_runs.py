@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import mgpu_lib as mgpu
-from experiments.large_programs import ROOMY, Adam, Column, Llama, Part, Split, all_layers, by_heads, peak_of, pipeline
+from calibration.large_programs import ROOMY, Adam, Column, Llama, Part, Split, all_layers, by_heads, peak_of, pipeline
 from mgpu_lib.transformer import rotary_angles, turned
 
 

@@ -1,6 +1,7 @@
 """What experiments recorded, as it stands in the files of this folder: the only module that reads them.
 
-`python -m experiments.NAME` writes NAME.json. What they say, in the terms of the chapters: `mgpu_lib.evidence`.
+`python -m experiments.NAME` writes NAME.json. Those about the clock are links to what the programs in
+virtual-gpus/calibration wrote. What they say, in the terms of the chapters: `mgpu_lib.evidence`.
 """
 
 import json

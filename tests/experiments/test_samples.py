@@ -1,7 +1,7 @@
 """Each study's sample, run again, comes out as it was recorded: modelled times to the last digit, training nearly so.
 
 Where one fails, either the code has a fault, or what it models or trains has changed: then delete the study's file and
-record it anew. `collective_validation` has no sample: test_validations.py runs all of it.
+record it anew.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from mgpu_lib.data import damaged_files, data_folder, read_fashion_mnist
 from virtual_gpus.state import current
 
 STUDIES = (
-    *("clock_validation", "ddp_scaling", "ddp_step", "large_scaling", "planner_validation", "run_validation"),
-    *("transformer_validation", "trial", "why_slower"),
+    *("ddp_step", "large_scaling", "planner_validation", "why_slower"),
     *("alice", "digits", "museum", "small_lm"),  # which need no images of Fashion-MNIST; these do:
     *("centred", "critical", "example", "little_data", "noise", "same_step", "scaling", "tuning", "unseen"),
 )
@@ -35,12 +34,6 @@ SAMPLES = [
 def stored(name):
     """{case: what the record of a study holds of it}."""
     found = recorded.study(name)
-    if name in ("clock_validation", "transformer_validation"):
-        return {row["id"]: row for row in found["rows"]}
-    if name == "ddp_scaling":
-        return {table["key"]: table for table in found["tables"]}
-    if name == "trial":
-        return dict(zip(importlib.import_module("experiments.trial").cases(), found["rows"], strict=True))
     if name == "why_slower":
         return found["cells"]
     if name == "ddp_step":

@@ -27,7 +27,6 @@ from experiments import (
     oscillation,
     resnet18,
     resnet_grid,
-    run_validation,
     same_step,
     scaling,
     small_lm,
@@ -70,7 +69,7 @@ def few(monkeypatch):
     "module",
     [
         *(alice, centred, critical, digits, example, large_scaling, little_data, museum, noise, oscillation),
-        *(resnet18, resnet_grid, run_validation, same_step, scaling, small_lm, ten_seeds, unseen),
+        *(resnet18, resnet_grid, same_step, scaling, small_lm, ten_seeds, unseen),
     ],
 )
 def test_a_recorded_study_has_all_its_cases_and_their_summary(module):

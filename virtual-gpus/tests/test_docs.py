@@ -1,5 +1,6 @@
 """ARCHITECTURE.md names what there is, and the README's figures are those that were recorded."""
 
+import json
 import re
 from pathlib import Path
 
@@ -29,3 +30,32 @@ def test_names_that_the_architecture_uses_are_in_the_code(name):
 def test_the_architecture_has_a_row_for_every_room():
     rooms = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert rooms <= set(named(r"\w+/"))
+
+
+def recorded(name):
+    return json.loads((PROJECT / f"calibration/recorded/{name}.json").read_text(encoding="utf-8"))["summary"]
+
+
+CLOCK, TRANSFORMERS, SCALING, RUNS, COLLECTIVES = (
+    recorded(name)
+    for name in "clock_validation transformer_validation ddp_scaling run_validation collective_validation".split()
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ("steps and forward passes", CLOCK["held out"]),
+        ("… with those that rules", CLOCK["held out, and what late rules left out"]),
+        ("training steps of transformers", TRANSFORMERS["held out"]),
+        ("scaling efficiency", SCALING["one node"]["efficiency"]),
+        ("… several nodes", SCALING["several nodes"]["efficiency"]),
+        ("training runs", RUNS["time"]["both"]["all"]),
+        ("… memory", RUNS["memory"]["both"]["all"]),
+        ("… over InfiniBand", COLLECTIVES["held out"]["InfiniBand"]),
+    ],
+)
+def test_errors_that_the_readme_states_are_those_that_were_recorded(row, found):
+    [line] = re.findall(rf"^\| {row}.*$", (PROJECT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = [str(found["rows"]), *(f"{found[name]:.0%}" for name in ("median", "nine in ten", "worst"))]
+    assert [cell.strip() for cell in line.split("|")[2:6]] == wanted

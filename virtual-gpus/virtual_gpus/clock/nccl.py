@@ -4,7 +4,7 @@ NCCL has several algorithms (a ring, a tree, and NVLS, in which NVSwitch adds), 
 save time for a short message and Simple for a long one. It estimates a latency and a bandwidth of each and takes the
 fastest, and so does this module. The steps of an algorithm, and what a step costs, are those of NCCL's own estimate
 (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc). Factors on them, and the parts of a link's peak rate
-that are reached, stand in nccl.json; `python -m experiments.collective_fit` fitted them to one half of what others
+that are reached, stand in nccl.json; `python -m calibration.collective_fit` fitted them to one half of what others
 published.
 """
 

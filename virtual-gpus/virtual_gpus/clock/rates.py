@@ -1,8 +1,8 @@
 """What part of a data sheet's rates GPUs reach, and what the host spends on an operation.
 
-What stands in rates.json was fitted by `python -m experiments.clock_fit` to one half of the published measurements in
-experiments/published.json, and what stands in transformers.json by `python -m experiments.transformer_fit` to one half
-of those in experiments/published_transformers.json. The rest stands here, each with its source.
+What stands in rates.json was fitted by `python -m calibration.clock_fit` to one half of the published measurements in
+calibration/published.json, and what stands in transformers.json by `python -m calibration.transformer_fit` to one half
+of those in calibration/published_transformers.json. The rest stands here, each with its source.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Data sheets of GPUs that were measured often, and that the book has no other use for.
+"""Data sheets of GPUs that were measured often, but that virtual GPUs do not offer.
 
 In the units of `virtual_gpus.clock.specs`: peaks, dense, sums in FP32. Memory is what deviceQuery prints. The rates of
 GTX 1080 Ti, TITAN V and RTX 2080 Ti are worked out: cores times 2 (tensor cores: 128) times the boost clock. What was
@@ -62,7 +62,7 @@ SHEETS = {row[0]: sheet(*row) for row in _ROWS}
 
 
 def find(key):
-    """The data sheet of a GPU of the book or of this module."""
+    """The data sheet of a virtual GPU, or of this module."""
     return SHEETS.get(key) or GPUS[key]
 
 

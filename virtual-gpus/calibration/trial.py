@@ -1,8 +1,8 @@
 """A trial of the clock: NVIDIA's figures of ResNet-50, which nothing was ever fitted to, and never may be.
 
-    python -m experiments.trial
+    python -m calibration.trial
 
-writes mgpu_lib/recorded/trial.json: every row of trial.json with what the clock said when it was first tried, and what
+writes recorded/trial.json: every row of trial.json with what the clock said when it was first tried, and what
 it says now. Where the programs computed in half precision they kept images as channels last; the trial did not, so
 what that gives stands beside it.
 """
@@ -13,13 +13,12 @@ from pathlib import Path
 import torch
 import torchvision
 
-from experiments.clock_validation import summary
-from experiments.record import provenance, write
-from mgpu_lib.prediction import predict
-from mgpu_lib.recorded import RESULTS
+from calibration import steps
+from calibration.clock_validation import summary
+from calibration.record import RECORDED, provenance, write
 
 PATH = Path(__file__).parent / "trial.json"
-OUT = RESULTS / "trial.json"
+OUT = RECORDED / "trial.json"
 SAMPLE = ("inference/V100/fp32/64/1",)
 
 
@@ -41,8 +40,7 @@ def seconds(row, layout=torch.contiguous_format):
     with torch.device("meta"):
         net = torchvision.models.resnet50().to(memory_format=layout)
         X = torch.empty(row["batch_per_gpu"] * row["gpus"], 3, 224, 224).to(memory_format=layout)
-    training, strategy = row["mode"] == "train", "ddp" if row["gpus"] > 1 else "manual"
-    return predict(net, X, row["gpu"], row["gpus"], strategy, row["precision"], training=training).seconds
+    return steps.seconds(net, X, row["gpu"], row["gpus"], row["precision"], training=row["mode"] == "train")
 
 
 def record(row):
@@ -61,7 +59,7 @@ def main():
     errors = {name: summary([row[name]["error"] for row in found]) for name in ("then", "now")}
     about = {key: printed[key] for key in ("what", "source_url", "rule")}
     written = {**about, "summary": errors, "rows": found}
-    write(OUT, {"provenance": provenance("experiments.trial"), **written})
+    write(OUT, {"provenance": provenance("trial"), **written})
     for name, numbers in errors.items():
         print(name, numbers)
 

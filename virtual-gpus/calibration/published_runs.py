@@ -12,8 +12,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from experiments.published import digest
-from experiments.published_scaling import OTHERS
+from calibration.published import digest
+from calibration.published_scaling import OTHERS
 from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, Network
 
 PATH = Path(__file__).parent / "published_runs.json"

@@ -1,8 +1,8 @@
 """Hold the model of collective operations against published tables of nccl-tests.
 
-    python -m experiments.collective_validation
+    python -m calibration.collective_validation
 
-writes mgpu_lib/recorded/collective_validation.json: every table with what the model says, and how far off it is. The
+writes recorded/collective_validation.json: every table with what the model says, and how far off it is. The
 tables of one half (see `published_collectives.halve`) were used to fit its constants; errors are reported for both.
 Tables that a rule leaves out are predicted as well where that is possible, so that one can see what the rule does.
 
@@ -15,12 +15,11 @@ messages of medium size, which had been overlooked, was taken in. Errors of the 
 import math
 import statistics
 
-from experiments import collective_fit, published_collectives
-from experiments.record import provenance, write
-from mgpu_lib.recorded import RESULTS
+from calibration import collective_fit, published_collectives
+from calibration.record import RECORDED, provenance, write
 from virtual_gpus.clock import nccl
 
-OUT = RESULTS / "collective_validation.json"
+OUT = RECORDED / "collective_validation.json"
 SHOWN = "key collective source note gpu machine network cards gpus nodes category curve half".split()
 FIRST = {  # category: median error of the held-out half, when it was first looked at
     "DGX-1V": 0.170,
@@ -95,7 +94,7 @@ def result():
 
 def main():
     found = result()
-    write(OUT, {"provenance": provenance("experiments.collective_validation"), **found})
+    write(OUT, {"provenance": provenance("collective_validation"), **found})
     for half, categories in found["summary"].items():
         for name, errors in categories.items():
             print(f"{half:9} {name:15}", errors)

@@ -1,8 +1,8 @@
 """Hold dry runs against published figures of large models that were trained on many GPUs.
 
-    python -m experiments.run_validation
+    python -m calibration.run_validation
 
-writes mgpu_lib/recorded/run_validation.json: each row of published_runs.json that counts, with what `mgpu.dry_run` says
+writes recorded/run_validation.json: each row of published_runs.json that counts, with what `virtual_gpus.dry_run` says
 of its program (large_programs.py), the time of a step and the most memory of a GPU, and how far off they are. Nothing
 was fitted to any of these rows: both halves are reported, and the one that is meant for a fit later, too.
 
@@ -14,11 +14,13 @@ rows were known when it was made. A step of many micro-batches is not run whole:
 from collections import Counter
 from unittest.mock import patch
 
-import mgpu_lib as mgpu
-from experiments import large_programs, published_runs, study
-from experiments.clock_validation import summary as errors_of
+import virtual_gpus
+from calibration import large_programs, published_runs
+from calibration.clock_validation import summary as errors_of
+from calibration.record import RECORDED, provenance, record_missing, write
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 
+OUT = RECORDED / "run_validation.json"
 USUAL = {"A100-80": "DGX A100", "H100": "DGX H100"}  # machines, where only the memory counts and the network is unknown
 SAMPLE = (  # the two quickest kinds of program
     "DLPerf/16x1536/V100/GPT DP_16x1x1_32_1536x16 (Megatron-LM)/16 GPUs/1 tensor, 1 pipeline x 1, 1 context/"
@@ -107,7 +109,7 @@ def dry_run(row, number):
     """(seconds, [[bytes in the passes, in the optimizer's step] of each stage]) of a step of `number` micro-batches."""
     peaks, machine = {}, row["machine"] or USUAL[row["sheet"]]
     with patch.dict(MACHINES, published_runs.KINDS), patch.dict(NETWORKS, published_runs.OTHER_NETWORKS):
-        made = mgpu.dry_run(
+        made = virtual_gpus.dry_run(
             large_programs.program(row, number, peaks),
             *(row["n_gpus"], row["sheet"], row["gpus_per_node"], machine, row["network key"]),
         )
@@ -176,7 +178,11 @@ def left_out():
 
 
 def main():
-    study.run("run_validation", cases(), record, recipe(), summary)
+    unfinished = OUT.with_suffix(".unfinished.json")
+    runs = record_missing(cases(), record, unfinished)
+    written = {"recipe": recipe(), "summary": summary(runs), "runs": runs}
+    write(OUT, {"provenance": provenance("run_validation"), **written})
+    unfinished.unlink()
 
 
 if __name__ == "__main__":

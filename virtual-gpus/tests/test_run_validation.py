@@ -1,14 +1,17 @@
 """Dry runs of published runs: few micro-batches say what many take, and FLOPs are those that the authors count."""
 
+import json
 from unittest.mock import patch
 
 import pytest
 
-import mgpu_lib as mgpu
-from experiments import large_programs, published_runs, run_validation
+from calibration import large_programs, published_runs, run_validation
+from calibration.record import record_missing
+from virtual_gpus import dry_run
 from virtual_gpus.clock.machine_types import MACHINES
 
 CASES = run_validation.cases()
+STORED = json.loads(run_validation.OUT.read_text())
 SMALL = {"layers": 4, "width": 1024, "heads": 16, "kv_heads": 16, "ffn": 4096, "vocab": 51200, "seq_len": 1024}
 
 
@@ -41,7 +44,7 @@ def test_a_step_of_many_micro_batches_follows_from_steps_of_few(row):
 def test_a_step_has_the_flops_that_megatron_s_authors_count():
     row = small("Megatron-LM 2021", tensor=8, pipeline=1, n_gpus=8, data=1, global_batch=2, network=None)
     with patch.dict(MACHINES, published_runs.KINDS):
-        made = mgpu.dry_run(large_programs.program(row, 1, {}), 8, "A100-80")
+        made = dry_run(large_programs.program(row, 1, {}), 8, "A100-80")
     products = 96 * 2 * 1024 * 4 * 1024**2 * (1 + 1024 / (6 * 1024)) + 6 * 2 * 1024 * 1024 * 51200
     assert sum(e.flops for e in made.timeline) == pytest.approx(products / 8, rel=0.01)
 
@@ -51,3 +54,23 @@ def test_nanotron_cuts_by_work():
     row = small("nanotron", layers=24, width=2048, ffn=4096, vocab=50257)
     assert large_programs.cut_by_work(row, 4) == [7, 7, 6, 4]
     assert large_programs.cut_by_work(row, 8) == [4, 3, 3, 4, 3, 3, 4, 0]
+
+
+def test_the_record_has_all_cases_and_their_summary():
+    assert STORED["recipe"] == run_validation.recipe() and STORED["runs"].keys() == CASES.keys()
+    assert STORED["summary"] == json.loads(json.dumps(run_validation.summary(STORED["runs"])))
+
+
+def test_runs_that_were_interrupted_go_on(tmp_path):
+    def run(number):
+        if number in done:
+            raise AssertionError("run twice")
+        if number == 2 and not done:
+            raise KeyboardInterrupt
+        return {"number": number}
+
+    cases, path, done = {"one": (1,), "two": (2,)}, tmp_path / "unfinished.json", set()
+    with pytest.raises(KeyboardInterrupt):
+        record_missing(cases, run, path)
+    done = {1}
+    assert record_missing(cases, run, path) == {"one": {"number": 1}, "two": {"number": 2}}

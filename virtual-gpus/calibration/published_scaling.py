@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from experiments import published_transformers
+from calibration import published_transformers
 from virtual_gpus.clock.machine_types import MACHINES, MachineType
 from virtual_gpus.clock.specs import GPUS
 
@@ -27,7 +27,7 @@ SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> k
 }
 LARGER = {"V100-32": replace(GPUS["V100"], key="V100-32", memory=34_089_730_048)}  # bytes, as deviceQuery prints them
 _DGX1, _HGX = MACHINES["DGX-1V"], MACHINES["HGX A100 4-GPU"]
-OTHERS = {  # machines that the book has no other use for
+OTHERS = {  # machines that virtual GPUs do not offer
     kind.key: kind
     for kind in (
         replace(_DGX1, key="DGX-1V, 1 card", nics=1),

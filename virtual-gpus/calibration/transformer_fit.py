@@ -1,6 +1,6 @@
 """Fit what transformers need of the clock to one half of their published figures.
 
-    python -m experiments.transformer_fit
+    python -m calibration.transformer_fit
 
 writes virtual-gpus/virtual_gpus/clock/transformers.json. It comes after `clock_fit` and leaves alone all else that was
 fitted there: images say little about large matrix products in half precision, attention, layer norm, large losses and
@@ -12,9 +12,9 @@ import math
 import numpy as np
 from scipy.optimize import least_squares
 
-from experiments import published_transformers, sheets, transformers
-from experiments.clock_fit import SPREAD, log_of, replay, soft
-from experiments.record import provenance, write
+from calibration import published_transformers, sheets, transformers
+from calibration.clock_fit import SPREAD, log_of, replay, soft
+from calibration.record import provenance, write
 from virtual_gpus.clock import rates
 
 OUT = rates.TRANSFORMERS_PATH
@@ -92,7 +92,7 @@ def main():
     counted = [row for row in published_transformers.rows() if not row["excluded"] and row["half"] == "fit"]
     rows = used(counted)
     settings = fit(rows, [logs_of(row) for row in rows])
-    origin = {**provenance("experiments.transformer_fit"), "rows": len(rows)}
+    origin = {**provenance("transformer_fit"), "rows": len(rows)}
     write(OUT, {**tables(settings), "provenance": origin})
 
 

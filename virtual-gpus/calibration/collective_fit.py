@@ -1,6 +1,6 @@
 """Fit the constants of collective operations to one half of the published tables.
 
-    python -m experiments.collective_fit
+    python -m calibration.collective_fit
 
 writes virtual-gpus/virtual_gpus/clock/nccl.json. As in `clock_fit` each setting is drawn towards a plain
 starting value, by as much as it is known beforehand: what the tables say nothing about, as TCP, stays there.
@@ -11,9 +11,9 @@ import math
 import numpy as np
 from scipy.optimize import least_squares
 
-from experiments import published_collectives
-from experiments.clock_fit import soft
-from experiments.record import provenance, write
+from calibration import published_collectives
+from calibration.clock_fit import soft
+from calibration.record import provenance, write
 from virtual_gpus.clock import nccl
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import GPUS
@@ -89,7 +89,7 @@ def fit(tables):
 
 def main():
     tables = [table for table in published_collectives.tables() if table.get("half") == "fit"]
-    about = {**provenance("experiments.collective_fit"), "tables": len(tables)}
+    about = {**provenance("collective_fit"), "tables": len(tables)}
     write(OUT, {**fit(tables), "provenance": about})
 
 

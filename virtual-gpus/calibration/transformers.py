@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import mgpu_lib as mgpu
+from virtual_gpus import current
 
 aten = torch.ops.aten
 MASKED = {128: 20, 384: 60, 512: 80}  # words of a sequence of this length that BERT has to guess
@@ -27,7 +27,7 @@ class Fused(torch.autograd.Function):
     def forward(ctx, function, operation, *inputs):
         ctx.operation = operation
         ctx.save_for_backward(*inputs)
-        with mgpu.current_machine().clock.paused():
+        with current().clock.paused():
             out = function(*inputs)
         book(operation, inputs, [out])
         return out
@@ -35,7 +35,7 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         inputs = ctx.saved_tensors
-        with mgpu.current_machine().clock.paused():
+        with current().clock.paused():
             grads = [torch.empty_like(x) if x.requires_grad else None for x in inputs]
         book(ctx.operation, (grad, *inputs), [g for g in grads if g is not None])
         return None, None, *grads
@@ -44,7 +44,7 @@ class Fused(torch.autograd.Function):
 def book(operation, inputs, outputs):
     """A kernel that reads `inputs` and writes `outputs`; it costs what `operation` would for as many bytes."""
     forms = tuple((t.shape, t.dtype) for t in (*inputs, *outputs))
-    machine = mgpu.current_machine()
+    machine = current()
     machine.clock.record_op(machine.gpus[outputs[0].device.index], operation, inputs, {}, outputs, (operation, forms))
 
 

@@ -1,6 +1,6 @@
 """Programs that train large language models on many GPUs, as those of published_runs do.
 
-A program is built from a row of published_runs and handed to `mgpu.dry_run`. There are two kinds: one whose parameters
+A program is built from a row of published_runs and handed to `dry_run`. There are two kinds: one whose parameters
 lie in parts on all GPUs (FSDP, ZeRO-3), and one as Megatron-LM is (Shoeybi et al. 2019, arXiv:1909.08053; Narayanan et
 al. 2021, arXiv:2104.04473; Korthikanti et al. 2022, arXiv:2205.05198), which splits matrices, tokens, layers and
 batches. Tokens are the first dimension there, so that a part of them is one piece of memory.
@@ -23,9 +23,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import mgpu_lib as mgpu
-from experiments.transformers import DROPOUT, Fused, aten, book
-from mgpu_lib.transformer import rotary_angles, turned
+from calibration.llama import Transformer, rotary_angles, rotate
+from calibration.transformers import DROPOUT, Fused, aten, book
+from virtual_gpus import current
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ROOMY = 10**15  # bytes: the published batches did fit, so nothing may be in their way
@@ -178,7 +178,7 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, b, X):
-        with mgpu.current_machine().clock.paused():
+        with current().clock.paused():
             out, dropped = torch.empty_like(X), torch.empty_like(X, dtype=torch.uint8)
         book(aten.add.Tensor, (h, b, X), [out, dropped])
         ctx.save_for_backward(dropped)
@@ -187,7 +187,7 @@ class Added(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         [dropped] = ctx.saved_tensors
-        with mgpu.current_machine().clock.paused():
+        with current().clock.paused():
             back = torch.empty_like(grad)
         book(aten.add.Tensor, (grad, dropped), [back])
         return back, back.sum((0, 1)), grad
@@ -241,7 +241,7 @@ class Llama(nn.Module):
     def forward(self, X):
         q, k, v = (by_heads(t, self.heads) for t in self.qkv(self.norms[0](X)).chunk(3, -1))
         angles = rotary_angles(q.shape[2], self.head_width, q.device, q.dtype)
-        attended = F.scaled_dot_product_attention(turned(q, angles), turned(k, angles), v, is_causal=True)
+        attended = F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v, is_causal=True)
         X = X + self.out(attended.permute(2, 0, 1, 3).flatten(2))
         gate, up = self.up(self.norms[1](X)).chunk(2, -1)
         return X + self.down(F.silu(gate) * up)
@@ -367,7 +367,7 @@ def program(row, micro_batches, peaks):
 
     def started():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        for ledger in mgpu.current_machine().ledgers:
+        for ledger in current().ledgers:
             ledger.capacity = ROOMY
         build = sharded if "ZeRO-3" in row["sharding"] else split_up
         parts = build(row, micro_batches)
@@ -487,7 +487,7 @@ def sharded(row, micro_batches):
 
 def llama(row):
     sizes = {key: row[name] for key, name in (("vocab", "vocab"), ("width", "width"), ("layers", "layers"))}
-    net = mgpu.Transformer(**sizes, heads=row["heads"], kv_heads=row["kv_heads"], inner=row["ffn"])
+    net = Transformer(**sizes, heads=row["heads"], kv_heads=row["kv_heads"], inner=row["ffn"])
     if row["recomputation"] == "full":
         for i, layer in enumerate(net.layers):
             net.layers[i] = Again(layer)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.published import digest
+from calibration.published import digest
 
 PATH = Path(__file__).parent / "published_transformers.json"
 # How the sources name GPUs, up to what is put into parentheses -> key of a data sheet, and the machine they stand in

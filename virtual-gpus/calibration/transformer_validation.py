@@ -1,8 +1,8 @@
 """Hold the clock against published figures of training transformers, on one GPU and on one node.
 
-    python -m experiments.transformer_validation
+    python -m calibration.transformer_validation
 
-writes mgpu_lib/recorded/transformer_validation.json: every row of published_transformers.json that counts with what
+writes recorded/transformer_validation.json: every row of published_transformers.json that counts with what
 the clock says, and how far off it is. The rows of one half (see `published_transformers.halve`) were used to fit what
 transformers need of the clock; errors are reported for both, and for the held-out half with what a late rule left out.
 
@@ -15,13 +15,12 @@ from functools import partial
 
 from torch.nn.parallel import DistributedDataParallel
 
-import mgpu_lib as mgpu
-from experiments import published_transformers, transformers
-from experiments.clock_validation import summary
-from experiments.record import provenance, write
-from mgpu_lib.recorded import RESULTS
+from calibration import published_transformers, transformers
+from calibration.clock_validation import summary
+from calibration.record import RECORDED, provenance, write
+from virtual_gpus import current, dry_run
 
-OUT = RESULTS / "transformer_validation.json"
+OUT = RECORDED / "transformer_validation.json"
 FIRST = {"rows": 37, "median": 0.1095, "nine in ten": 0.2111, "worst": 0.2604}  # of the held-out half
 SAMPLE = (  # programs and precisions of every kind
     "DeepLearningExamples, pre-training/24x1024/V100/fp16/128 tokens/64 on each of 1",
@@ -59,13 +58,13 @@ def of_step(row, micro_batches, wrapped, where):
     """Seconds of a step of so many micro-batches."""
 
     def program():
-        machine = mgpu.current_machine()
+        machine = current()
         for ledger in machine.ledgers:
             ledger.capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = published_transformers.tf32(row)
         return partial(transformers.step_on(machine.devices[0], row, wrapped), micro_batches)
 
-    return mgpu.dry_run(program, per_node=None, **where).seconds
+    return dry_run(program, per_node=None, **where).seconds
 
 
 def alone(net):
@@ -109,7 +108,7 @@ def main():
     errors["held out, and what late rules left out"] = errors["held out"] + late
     halves = {name: summary(errors) for name, errors in errors.items()}
     written = {"first look": FIRST, "summary": halves, "excluded": excluded, "rows": found}
-    write(OUT, {"provenance": provenance("experiments.transformer_validation"), **written})
+    write(OUT, {"provenance": provenance("transformer_validation"), **written})
     for half, numbers in halves.items():
         print(half, numbers)
 

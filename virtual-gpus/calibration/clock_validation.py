@@ -1,8 +1,8 @@
-"""Hold the clock against published measurements: `on_a_gpu` holds it against a real GPU.
+"""Hold the clock against published measurements.
 
-    python -m experiments.clock_validation
+    python -m calibration.clock_validation
 
-predicts every row of published.json and writes mgpu_lib/recorded/clock_validation.json. Rows of one half (see
+predicts every row of published.json and writes recorded/clock_validation.json. Rows of one half (see
 `published.halve`) were used to fit the clock; errors are reported for the other. Rows that a rule leaves out are
 predicted as well where that is possible, so that one can see what the rule does to the errors.
 """
@@ -11,13 +11,11 @@ import statistics
 
 import torch
 
-import mgpu_lib as mgpu
-from experiments import published, sheets
-from experiments.record import provenance, write
-from mgpu_lib.prediction import predict
-from mgpu_lib.recorded import RESULTS
+from calibration import published, sheets, steps
+from calibration.record import RECORDED, provenance, write
+from virtual_gpus import virtual_gpus
 
-OUT = RESULTS / "clock_validation.json"
+OUT = RECORDED / "clock_validation.json"
 SAMPLE = (  # one GPU and several, timm's layout, inference
     "ddp-v100-resnext50_32x4d-n8-b32",
     "timm-rtx-3090-resnet50-train-amp-nhwc-b512",
@@ -51,14 +49,20 @@ def seconds(row):
     """What the clock says of a row's step."""
     if row["n_gpus"] > 1:
         return several(row)
-    with sheets.added(), mgpu.virtual_gpus(1, gpu=row["sheet"], backing="meta") as machine, published.attention(row):
+    with sheets.added(), virtual_gpus(1, gpu=row["sheet"], backing="meta") as machine, published.attention(row):
         machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = published.tf32(row)
         step = published.step_on(machine.devices[0], row)
         step()  # the first one makes the optimizer's state
-        with mgpu.Timer(machine.devices) as timer:
-            step()
-    return timer.seconds
+        start = finished(machine)
+        step()
+        return finished(machine) - start
+
+
+def finished(machine):
+    """The time when its GPU has done what it was given."""
+    torch.cuda.synchronize(machine.devices[0])
+    return machine.elapsed()
 
 
 def several(row):
@@ -66,7 +70,7 @@ def several(row):
     layout = torch.channels_last if row["memory_format"] == "nhwc" else torch.contiguous_format
     X = torch.empty(row["n_gpus"] * row["batch_per_gpu"], *row["image"], device="meta").to(memory_format=layout)
     net = published.build(row["model"]).to(memory_format=layout)
-    return predict(net, X, row["sheet"], row["n_gpus"], "ddp", row["precision"], row["link"]).seconds
+    return steps.seconds(net, X, row["sheet"], row["n_gpus"], row["precision"], row["link"])
 
 
 def record(row):
@@ -122,7 +126,7 @@ def main():
     write(
         OUT,
         {
-            "provenance": provenance("experiments.clock_validation"),
+            "provenance": provenance("clock_validation"),
             "summary": halves,
             "excluded": excluded,
             "rows": found,

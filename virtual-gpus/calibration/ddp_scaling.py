@@ -1,8 +1,8 @@
 """Hold the scaling of DistributedDataParallel against what others have published of ResNet-50 and BERT.
 
-    python -m experiments.ddp_scaling
+    python -m calibration.ddp_scaling
 
-writes mgpu_lib/recorded/ddp_scaling.json: every table of `published_scaling` that counts, with the time of a step on
+writes recorded/ddp_scaling.json: every table of `published_scaling` that counts, with the time of a step on
 each number of GPUs as the clock has it, and with the efficiency: samples per second and GPU, as a part of what the
 least number of GPUs in the table reaches. The clock's error for one GPU, which other studies look at, cancels there.
 Nothing was fitted to any of it but some steps on one GPU. Beside each error stands that of a model which knows nothing
@@ -16,17 +16,15 @@ import torch
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments import published_scaling
-from experiments.clock_validation import summary
-from experiments.record import provenance, write
-from experiments.transformer_validation import alone, of_micro_batches
-from mgpu_lib.prediction import predict
-from mgpu_lib.recorded import RESULTS
+from calibration import published_scaling, steps
+from calibration.clock_validation import summary
+from calibration.record import RECORDED, provenance, write
+from calibration.transformer_validation import alone, of_micro_batches
 from virtual_gpus.clock.machine_types import MACHINES
 from virtual_gpus.clock.specs import GPUS
 
-OUT = RESULTS / "ddp_scaling.json"
-SAMPLE = (  # both networks, one node and several, a machine of the book's and one that is not
+OUT = RECORDED / "ddp_scaling.json"
+SAMPLE = (  # both networks, one node and several, a machine type that is offered and one that is not
     "csc-puhti-amp",
     "ray-nodes-fp32",
     "lambdal/deeplearning-benchmark, run log/BERT-large fine-tuning, 384 words, 112 each/H100-SXM5-80GB/"
@@ -54,7 +52,7 @@ def of_images(table, gpus):
         net = getattr(torchvision.models, table["model"])()
         X = torch.empty(gpus * table["batch_per_gpu"], 3, 224, 224)
     where = {"link": table["machine"], "network": table["network"]}
-    return predict(net, X, table["sheet"], gpus, "ddp", table["precision"], **where).seconds
+    return steps.seconds(net, X, table["sheet"], gpus, table["precision"], **where)
 
 
 def of_sentences(table, gpus):
@@ -124,7 +122,7 @@ def result():
 
 def main():
     found = result()
-    write(OUT, {"provenance": provenance("experiments.ddp_scaling"), **found})
+    write(OUT, {"provenance": provenance("ddp_scaling"), **found})
     for where, errors in found["summary"].items():
         print(where, *(f"\n    {name}: {numbers}" for name, numbers in errors.items()))
 

@@ -1,6 +1,6 @@
 """Fit the clock's rates to one half of the published measurements.
 
-    python -m experiments.clock_fit
+    python -m calibration.clock_fit
 
 writes virtual-gpus/virtual_gpus/clock/rates.json. Every setting is one for all models; those of the generations are
 factors on settings that all generations share. Each setting is drawn towards a plain starting value, by as much as it
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-import mgpu_lib as mgpu
-from experiments import published, sheets
-from experiments.record import provenance, write
+from calibration import published, sheets
+from calibration.record import provenance, write
+from virtual_gpus import virtual_gpus
 from virtual_gpus.clock import costs, rates
 from virtual_gpus.clock.specs import LINKS
 from virtual_gpus.clock.work import work_of
@@ -149,7 +149,7 @@ def record(row):
 def log_of(sheet, tf32, step_on, copied=0):
     """The Log of the step that `step_on` makes for a device, on a GPU with the data sheet named `sheet`."""
     spec, found = sheets.find(sheet), []
-    with sheets.added(), mgpu.virtual_gpus(1, gpu=sheet, backing="meta") as machine:
+    with sheets.added(), virtual_gpus(1, gpu=sheet, backing="meta") as machine:
         machine.ledgers[0].capacity = 10**15  # the published batch sizes did fit
         machine.clock.tf32 = tf32
         step = step_on(machine.devices[0])
@@ -263,7 +263,7 @@ def main():
             **tables(settings),
             "settings": settings,
             "provenance": {
-                **provenance("experiments.clock_fit"),
+                **provenance("clock_fit"),
                 "rows": len(rows),
             },
         },

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import experiments
-from experiments import published, published_collectives, published_runs, published_scaling, published_transformers
+import calibration
+from calibration import published, published_collectives, published_runs, published_scaling, published_transformers
 from virtual_gpus.clock.machine_types import NETWORKS
 from virtual_gpus.clock.specs import GPUS
 
-FOLDER = Path(experiments.__file__).parent
+FOLDER = Path(calibration.__file__).parent
 COLLECTIVES = json.loads((FOLDER / "published_collectives.json").read_text())["tables"]
 SCALING = json.loads((FOLDER / "published_scaling.json").read_text())["tables"]
 TRANSFORMERS = json.loads((FOLDER / "published_transformers.json").read_text())["rows"]
