@@ -6,7 +6,7 @@ from operator import attrgetter
 import torch
 
 from virtual_gpus.clock.clock import name_of
-from virtual_gpus.clock.streams import Chosen, Stream, current_stream_of
+from virtual_gpus.clock.streams import CurrentStream, Stream, current_stream_of
 from virtual_gpus.constants import propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
 from virtual_gpus.memory.ledger import Ledger
@@ -28,7 +28,7 @@ class VirtualGPU:
         self.ledger = Ledger(number, machine.spec.memory)
         self.number_as(number)
         self.generator = VirtualGenerator(gpu=self)
-        self.streams, self.chosen = [], Chosen()
+        self.streams, self.current_stream = [], CurrentStream()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first

@@ -156,8 +156,8 @@ class Clock:
         first, peer = gpus[0], len(gpus) == 2
         streams = [current_stream_of(gpu) for gpu in gpus]
         link, ports = first.machine.topology.path(source and source.number, target and target.number)
-        called, launched = host.advance(HOST_COPY, first.index)
-        start = max(launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))
+        call = host.launch(HOST_COPY, first.index)
+        start = max(call.launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))
         end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)
         for gpu, stream, port in zip(gpus, streams, ports, strict=True):
             stream.free = self.ports[port] = end
@@ -168,23 +168,20 @@ class Clock:
                 row=port[1],
                 start=start,
                 end=end,
-                called=called,
-                launched=launched,
-                thread=host.thread,
-                phase=host.phase,
                 bound="link",
                 nbytes=nbytes,
+                **call._asdict(),
             )
         if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif peer and host.engine is not None:  # the thread that serves the target hears of it now
-            host.wait(gpus[1].index, launched)
+            host.wait(gpus[1].index, call.launched)
 
     def launch(self, gpu: "VirtualGPU", name: str, seconds: float) -> None:
         """A kernel of so many `seconds` in the current stream of `gpu`, which no operation of PyTorch stands for."""
         host, stream = self.host_in_use(), current_stream_of(gpu)
-        called, launched = host.advance(HOST["pointwise"][0], gpu.index)
-        start, end = stream.enqueue(launched, seconds)
+        call = host.launch(HOST["pointwise"][0], gpu.index)
+        start, end = stream.enqueue(call.launched, seconds)
         self.log.record(
             name=name,
             kind="pointwise",
@@ -192,18 +189,15 @@ class Clock:
             row=stream.name,
             start=start,
             end=end,
-            called=called,
-            launched=launched,
-            thread=host.thread,
-            phase=host.phase,
             bound="fixed",
+            **call._asdict(),
         )
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
         host, streams = self.host_in_use(), [current_stream_of(gpu) for gpu in gpus]
-        called, launched = host.advance(HOST_COPY * len(gpus), gpus[0].index)
-        start = max(launched, *(stream.free for stream in streams))
+        call = host.launch(HOST_COPY * len(gpus), gpus[0].index)
+        start = max(call.launched, *(stream.free for stream in streams))
         for gpu, stream in zip(gpus, streams, strict=True):
             stream.free = start + seconds
             self.log.record(
@@ -213,14 +207,11 @@ class Clock:
                 row="collective",
                 start=start,
                 end=start + seconds,
-                called=called,
-                launched=launched,
-                thread=host.thread,
-                phase=host.phase,
                 bound="link",
                 nbytes=nbytes,
+                **call._asdict(),
             )
-            host.wait(gpu.index, launched)
+            host.wait(gpu.index, call.launched)
 
     def work(self, seconds: float, name: str = "work") -> None:
         """The host itself does something for so long."""

@@ -3,10 +3,20 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from virtual_gpus.clock.rates import PYTHON, THREAD
+
+
+class Launch(NamedTuple):
+    """The part of an Event that is about the host: when it called, and had launched, in which thread and phase."""
+
+    called: float
+    launched: float
+    thread: str
+    phase: str
 
 
 class Host:
@@ -48,6 +58,11 @@ class Host:
             start = engine.get(index, self.now)
             engine[index] = end = start + seconds
         return start, end
+
+    def launch(self, seconds: float, index: int) -> Launch:
+        """Launch something on GPU `index`, which takes `seconds`."""
+        called, launched = self.advance(seconds, index)
+        return Launch(called, launched, self.thread, self.phase)
 
     @property
     def phase(self) -> str:

@@ -1,10 +1,14 @@
-"""Streams and events: the order of things on a GPU. Values are there at once; on the clock they take their time."""
+"""torch.cuda.Stream and torch.cuda.Event: the order of kernels on a GPU.
+
+Values are computed at once; a stream keeps the times, in seconds on the clock.
+"""
 
 import contextlib
 import threading
 from collections import deque
 from itertools import takewhile
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,36 +16,39 @@ from virtual_gpus.clock.rates import QUERY
 from virtual_gpus.errors import check_waiting
 from virtual_gpus.state import current, find, select
 
+if TYPE_CHECKING:
+    from virtual_gpus.gpu import VirtualGPU
+
 _Stream, _Event = torch.Stream, torch.Event
 
 
-def gpu_of(device):
+def gpu_of(device: Any) -> "VirtualGPU":
     """The virtual GPU that `device` names (None: the current one); PyTorch's error if it names none."""
     return current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
 
 
-class Chosen(threading.local):
+class CurrentStream(threading.local):
     """The stream that a thread has made the current one of a GPU; None: the default one."""
 
-    stream = None
+    stream: "Stream | None" = None
 
 
 class Stream:
-    """torch.cuda.Stream: a place in the order of things, and a context manager."""
+    """torch.cuda.Stream: kernels run one after the other."""
 
     device_type = 1  # CUDA's, in c10's list
     cuda_stream = property(lambda self: self.stream_id)  # no address: the default stream's is 0, as in CUDA
     device, device_index = property(attrgetter("gpu.device")), property(attrgetter("gpu.index"))
 
-    def __init__(self, device=None, priority=0, gpu=None):
+    def __init__(self, device: Any = None, priority: int = 0, gpu: "VirtualGPU | None" = None):
         self.gpu = gpu or gpu_of(device)
         self.priority = priority
         self.stream_id = len(self.gpu.streams)
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)
-        self.free = 0.0  # when all that it was given is done
-        self.recent = deque(maxlen=256)  # (start, end) of its last kernels
-        self.entered = []  # what was current before each `with` that is open
+        self.free = 0.0  # when all that was enqueued is done
+        self.recent: deque[tuple[float, float]] = deque(maxlen=256)  # (start, end) of its last kernels
+        self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
     @staticmethod
     def priority_range():
@@ -57,8 +64,8 @@ class Stream:
     def __hash__(self):
         return hash((self.gpu, self.stream_id))
 
-    def enqueue(self, launched, seconds):
-        """A kernel of so many `seconds` that is handed over at `launched`: from when to when it runs."""
+    def enqueue(self, launched: float, seconds: float) -> tuple[float, float]:
+        """A kernel that takes `seconds` is launched: when it starts and ends."""
         start = self.free if self.free > launched else launched
         end = start + seconds
         if len(self.gpu.streams) > 1:
@@ -67,13 +74,13 @@ class Stream:
         self.recent.append((start, end))
         return start, end
 
-    def shared_end(self, start, end):
+    def shared_end(self, start: float, end: float) -> float:
         """When a kernel that alone would run from `start` to `end` ends beside those of the GPU's other streams.
 
-        Those were given to the GPU before and keep their times, so that the work of all together takes as long as it
+        Those were launched before and keep their times, so that the work of all together takes as long as it
         would one after the other.
         """
-        others = []
+        others: list[tuple[float, float]] = []
         for stream in self.gpu.streams:
             if stream is not self:  # from the last one, which ends last, back to the first that counts
                 others += takewhile(lambda interval: interval[1] > start, reversed(stream.recent))
@@ -83,24 +90,24 @@ class Stream:
             end += min(until, end) - max(busy, start)
         return end
 
-    def query(self):
+    def query(self) -> bool:
         return done(self.gpu, self.free)
 
-    def is_capturing(self):
+    def is_capturing(self) -> bool:
         return False
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         check_waiting(self.gpu.machine)
         self.gpu.clock.synchronize(self.gpu, [self])
 
-    def wait_event(self, event):
+    def wait_event(self, event: "CudaEvent") -> None:
         self.free = max(self.free, event.time or 0.0)
 
-    def wait_stream(self, stream):
+    def wait_stream(self, stream: "Stream | None") -> None:
         if stream is not None:  # nn.parallel's scatter has no stream of its own here
             self.free = max(self.free, stream.free)
 
-    def record_event(self, event=None):
+    def record_event(self, event: "CudaEvent | None" = None) -> "CudaEvent":
         event = event or CudaEvent()
         event.record(self)
         return event
@@ -117,35 +124,40 @@ class Stream:
 
 
 class CudaEvent:
-    """torch.cuda.Event: it happens when its stream has done what lies before it."""
+    """torch.cuda.Event: it is complete when its stream has done what was enqueued before it."""
 
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ):
         if interprocess:
             raise RuntimeError("virtual GPUs: events shared between processes are not imitated")
-        self.enable_timing, self.stream, self.time = enable_timing, None, None
+        self.enable_timing = enable_timing
+        self.stream: Stream | None = None  # where it was recorded last
+        self.time: float | None = None  # when it is complete
 
     @property
-    def device(self):
+    def device(self) -> torch.device | None:
         """Where it was recorded last, or None."""
         return None if self.stream is None else self.stream.device
 
-    def record(self, stream=None):
+    def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or current_stream()
         gpu = self.stream.gpu
         self.time = max(self.stream.free, gpu.clock.host().time(gpu.index))
 
-    def query(self):
+    def query(self) -> bool:
         return self.stream is None or done(self.stream.gpu, self.time)
 
-    def wait(self, stream=None):
+    def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         if self.stream is not None:
             self.stream.gpu.machine.report()
             self.stream.gpu.clock.wait(self.stream.gpu, self.time)
 
-    def elapsed_time(self, end_event):
+    def elapsed_time(self, end_event: "CudaEvent") -> float:
+        """Milliseconds."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.stream is None or end_event.stream is None:
@@ -160,7 +172,7 @@ class CudaEvent:
         return 1e3 * (end_event.time - self.time)
 
 
-def done(gpu, time):
+def done(gpu: "VirtualGPU", time: float) -> bool:
     """Whether `time` is over for the host; asking takes a moment of its own."""
     host = gpu.clock.host()
     host.advance(QUERY, gpu.index)
@@ -195,21 +207,21 @@ class AnyEvent(metaclass=AnyDevice):
         return _Event(device, **options)
 
 
-def default_stream(device=None):
+def default_stream(device: Any = None) -> Stream:
     return gpu_of(device).streams[0]
 
 
-def current_stream(device=None):
+def current_stream(device: Any = None) -> Stream:
     return current_stream_of(gpu_of(device))
 
 
-def current_stream_of(gpu):
-    return gpu.chosen.stream or gpu.streams[0]
+def current_stream_of(gpu: "VirtualGPU") -> Stream:
+    return gpu.current_stream.stream or gpu.streams[0]
 
 
-def set_stream(stream):
+def set_stream(stream: Stream | None) -> None:
     if stream is not None:
-        stream.gpu.chosen.stream = stream
+        stream.gpu.current_stream.stream = stream
 
 
 def stream_context(stream):

@@ -22,7 +22,7 @@ from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.handshake import Connection, Record, check_gpus
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import Call, Launch, NcclWork
+from virtual_gpus.ranks.work import Call, NcclWork
 from virtual_gpus.tree import tensors_in
 
 STATUS_AFTER = 0.25  # part of the time limit after which a rank that waits tells the others where
@@ -80,9 +80,8 @@ class Communicator:
         """
         self.check(what)
         gpu, host = self.gpu, self.gpu.clock.host_in_use()
-        called, launched = (host.now, host.now) if host.paused else host.advance(HOST_COPY, gpu.index)
-        launch = None if host.paused else Launch(called, launched, host.thread, host.phase)
-        record = Record(max(launched, current_stream_of(gpu).free), what)
+        launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
+        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).free), what)
         self.issued += 1
         work = self.work_class(
             self, Call(name, nbytes, self.issued, record, seconds, outputs, combine), launch, transfer

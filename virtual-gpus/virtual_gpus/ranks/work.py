@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch._C import _distributed_c10d as c10d
 
+from virtual_gpus.clock.host import Launch
 from virtual_gpus.clock.streams import current_stream_of
 from virtual_gpus.ranks.futures import Future
 from virtual_gpus.ranks.handshake import Record
@@ -23,15 +24,6 @@ class Call(NamedTuple):
     seconds: float  # from when all ranks are ready
     outputs: Any  # what Work.result() returns
     combine: Callable | None  # see Communicator.issue
-
-
-class Launch(NamedTuple):
-    """When the host called it and had handed it over, in which thread and phase."""
-
-    called: float
-    launched: float
-    thread: str
-    phase: str
 
 
 class NcclWork(c10d.Work):
