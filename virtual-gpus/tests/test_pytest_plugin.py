@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Named so that it is loaded also where the environment was made before there was the plugin; twice it never is.
-PYTEST = sys.executable, "-m", "pytest", "-p", "virtual_gpus.pytest_plugin", "--strict-markers", "-rA", "--tb=short"
+PYTEST = sys.executable, "-m", "pytest", "--strict-markers", "-rA", "--tb=short"
 TESTS = """
 import subprocess, sys, unittest
 import pytest
