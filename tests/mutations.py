@@ -189,9 +189,9 @@ FAULTS = [
     ),
     Fault(
         "any tensor of one number may come from the CPU",
-        "virtual-gpus/virtual_gpus/tensors/dispatch.py",
-        "all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in misplaced)",
-        "all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in misplaced)",
+        "virtual-gpus/virtual_gpus/tensors/arguments.py",
+        "all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)",
+        "all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in self.misplaced)",
         "virtual/test_machine.py virtual/test_tensors.py virtual/test_ops.py",
     ),
     Fault(
@@ -225,8 +225,8 @@ FAULTS = [
     Fault(
         "copies over one link don't wait for each other",
         "virtual-gpus/virtual_gpus/clock/clock.py",
-        "[stream.busy_until for stream in streams] + [self.ports.get(port, 0.0) for port in ports]",
-        "[stream.busy_until for stream in streams]",
+        "*(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))",
+        "*(stream.free for stream in streams))",
         "virtual/test_clock.py virtual/test_topology.py",
     ),
     Fault(

@@ -11,7 +11,7 @@ from oracle import check_same_on_a_gpu
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from virtual_gpus.meta_cache import form_of
+from virtual_gpus.meta_cache import tensor_meta_of
 
 np = pytest.importorskip("numpy")
 
@@ -241,9 +241,9 @@ def test_programs_give_the_same_as_on_the_cpu(gpus, name):
 )
 def test_what_the_clock_knows_a_tensor_by_follows_its_sizes(gpus, change):
     x = torch.ones(2, 1, 3, device="cuda")
-    before = x.form
+    before = x.tensor_meta
     change(x)
-    assert x.form == form_of(x.inner) == form_of(x) != before
+    assert x.tensor_meta == tensor_meta_of(x.inner) == tensor_meta_of(x) != before
 
 
 def test_printing(gpus):

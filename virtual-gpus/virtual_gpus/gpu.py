@@ -1,7 +1,9 @@
 """One virtual GPU: what it holds, what it runs, what it sends, and its random numbers."""
 
 import re
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
 
@@ -49,18 +51,17 @@ class VirtualGPU:
         """The number of this thread's current stream."""
         return current_stream_of(self).stream_id
 
-    def run(self, func, args, kwargs, key=None, call=None):
-        """Call `func` on inner tensors, and book it on the clock.
-
-        `key` is what its time, and the shapes of its result, depend on (see `shapes.key_of`); `call` does the same as
-        `func`, with less around it.
-        """
+    def run(self, func: Callable, args: Sequence, kwargs: dict, key: tuple | None = None) -> Any:
+        """func(*args, **kwargs) on inner tensors, and on the clock. `key` is meta_cache.key_of(func, args, kwargs)."""
         machine = self.machine
         if machine.refuses is not None:
             raise machine.refuses()
         key = key or key_of(func, args, kwargs)
         try:
-            out = (call or func)(*args, **kwargs) if machine.dry is None else machine.dry(func, args, kwargs, key)
+            if machine.dry is None:
+                out = getattr(func, "_op", func)(*args, **kwargs)  # an OpOverload without the Python around it
+            else:
+                out = machine.dry(func, args, kwargs, key)
         except (RuntimeError, IndexError) as error:
             better = self.explained(error, func)
             if better is not None:
@@ -116,8 +117,14 @@ def generator_on(device, state):
     return torch.Generator(device).set_state(state)
 
 
-def count(nbytes, source, target, memory="pageable", non_blocking=False):
-    """Enter a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
+def record_copy(
+    nbytes: int,
+    source: VirtualGPU | None,
+    target: VirtualGPU | None,
+    memory: str = "pageable",
+    non_blocking: bool = False,
+) -> None:
+    """Record a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
     if source is not target:
         machine = (target or source).machine
         if machine.refuses is not None:

@@ -5,7 +5,11 @@ slowly. A dry run calls the same operations on the same shapes again and again, 
 rank: the answer is kept for all of them.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from virtual_gpus.clock.work import is_view
 from virtual_gpus.tree import tensors_in
@@ -27,11 +31,11 @@ def dry(func, args, kwargs, key):
     if made is not None:
         return made(func, args, kwargs)
     target = kwargs.get("out")
-    before = form_of(target) if isinstance(target, torch.Tensor) else None
+    before = tensor_meta_of(target) if isinstance(target, Tensor) else None
     out = laid_out(func, args, func(*args, **kwargs))
     if len(KNOWN) >= LIMIT:  # a program with ever new shapes
         KNOWN.clear()
-    fits = before is not None and out is target and form_of(out) == before
+    fits = before is not None and out is target and tensor_meta_of(out) == before
     KNOWN[key] = (lambda func, args, kwargs: kwargs["out"]) if fits else shape_rule(func, args, kwargs, out)
     return out
 
@@ -43,9 +47,9 @@ def laid_out(func, args, out):
     X, W = args[:2] if func is aten.convolution.default else args[1:3]
     if X.dim() != 4 or not any(last(t) and not t.is_contiguous() for t in (X, W)):
         return out
-    tensors = [out] if isinstance(out, torch.Tensor) else out
+    tensors = [out] if isinstance(out, Tensor) else out
     made = [t.contiguous(memory_format=LAST) if t is not None and t.dim() == 4 else t for t in tensors]
-    return made[0] if isinstance(out, torch.Tensor) else tuple(made)
+    return made[0] if isinstance(out, Tensor) else tuple(made)
 
 
 def last(tensor):
@@ -58,13 +62,13 @@ def shape_rule(func, args, kwargs, out):
         return dry_call
     if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
         return mutation(func, args, out)
-    made = [out] if isinstance(out, torch.Tensor) else out
-    if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, torch.Tensor) for t in made):
+    made = [out] if isinstance(out, Tensor) else out
+    if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, Tensor) for t in made):
         return dry_call
     given = set(map(storage_of, tensors_in((args, kwargs))))
     if any(t is not None and storage_of(t) in given for t in made):
         return dry_call  # a view that doesn't say so
-    return maker([None if t is None else form_of(t) for t in made], type(out))
+    return maker([None if t is None else tensor_meta_of(t) for t in made], type(out))
 
 
 def mutation(func, args, out):
@@ -88,24 +92,26 @@ def maker(forms, kind):
     return make
 
 
-def form_of(tensor):
-    """What the time that an operation takes depends on."""
+def tensor_meta_of(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    """(shape, stride, dtype), as in DTensor's TensorMeta."""
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-def key_of(func, args, kwargs):
-    """What `dispatch.take_in` finds for an operation, for a function that is called with inner tensors."""
-    key = [id(func), *kwargs]
-    describe((*args, *kwargs.values()), key)
-    return tuple(key)
+def key_of(func: Callable, args: Sequence, kwargs: dict) -> tuple:
+    """What the time of func(*args, **kwargs), on inner tensors, and the shapes of its result depend on.
+
+    `tensors.arguments` puts together the same key while it unwraps virtual tensors.
+    """
+    return (id(func), key_part(args), *kwargs, key_part([*kwargs.values()])) if kwargs else (id(func), key_part(args))
 
 
-def describe(values, key):
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            key.append(form_of(value))
-        elif isinstance(value, (list, tuple)):
-            key.append(len(value))
-            describe(value, key)
-        elif not isinstance(value, torch._C.Generator):
-            key.append("yes" if value is True else "no" if value is False else float if type(value) is float else value)
+def key_part(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tensor_meta_of(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(key_part, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"  # True == 1
+    if isinstance(value, float):
+        return float  # a learning rate, say, may differ in every step
+    return None if isinstance(value, torch._C.Generator) else value

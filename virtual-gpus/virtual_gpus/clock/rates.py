@@ -8,13 +8,11 @@ of those in calibration/published_transformers.json. The rest stands here, each 
 import json
 from pathlib import Path
 
-from virtual_gpus.clock.specs import GPU
-
 GENERATIONS = {6: "Pascal", 7: "Volta", 8: "Ampere", 9: "Hopper", 10: "Blackwell"}
 LOW_POWER = 75  # watts: boards without a power plug of their own don't hold their clock rate under load
 
 
-def generation(spec: GPU) -> str:
+def generation(spec):
     """The name of a GPU's generation, by its compute capability."""
     named = {(7, 5): "Turing", (8, 6): "Ampere GeForce", (8, 9): "Ada"}
     return named.get(spec.capability) or GENERATIONS[spec.capability[0]]
@@ -23,11 +21,11 @@ def generation(spec: GPU) -> str:
 PATH = Path(__file__).parent / "rates.json"
 TRANSFORMERS_PATH = PATH.with_name("transformers.json")
 FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH))
-AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls have the same fixed times
+AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
 
 
-def merged(fitted: dict, transformers: dict) -> dict:
-    """All tables, from those of the two files."""
+def merged(fitted, transformers):
+    """All tables, from what stands in the two files."""
     found = {**fitted, "factor": {**fitted["factor"]}}
     found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
     for name in ("tensor", "memory"):
@@ -44,9 +42,9 @@ CORES = TABLES["cores"]  # kind of operation: part of the peak that the ordinary
 TENSOR = TABLES["tensor"]  # the same for tensor cores
 # {"cores" or "tensor cores": {generation: factor on all of these}}; "products": on matrix products on tensor cores
 FACTOR = TABLES["factor"]
-HALF = TABLES["half"]  # outputs of a product or convolution for each multiprocessor at which it runs half as fast
+HALF = TABLES["half"]  # results of a product or convolution for each multiprocessor at which it runs half as fast
 MEMORY = TABLES["memory"]  # kind: part of the memory's peak bandwidth
-FIXED = TABLES["fixed"]  # kind: seconds that a kernel takes beside its arithmetic and traffic
+FIXED = TABLES["fixed"]  # kind: seconds that a kernel takes beside
 HOST = TABLES["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
 
 # Part of a link's peak rate that a copy reaches: from and to pinned memory of the host, between two GPUs, and in a

@@ -10,7 +10,6 @@ that deviceQuery prints on such a card.
 
 import difflib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,7 +49,7 @@ class GPU:
     memory_source: Source
 
     @property
-    def frequency(self) -> float:
+    def frequency(self):
         """Cycles per second at which the ordinary cores reach `fp32`: each does a multiplication and an addition."""
         return self.fp32 / (2 * CORES_PER_SM[self.capability] * self.sm_count)
 
@@ -181,7 +180,7 @@ _GPUS = (
 )
 
 
-def _gpu(board: tuple, rates: tuple, sources: tuple) -> GPU:
+def _gpu(board, rates, sources):
     key, name, launched, capability, sm_count, power, nvlink, pcie = board
     memory, bandwidth, *flops = rates
     flops = [None if rate is None else rate * 1e12 for rate in flops]
@@ -206,7 +205,7 @@ LINKS = {
 }
 
 
-def unknown(kind: str, key: object, known: Sequence[str]) -> ValueError:
+def unknown(kind, key, known):
     """The ValueError for a name that isn't there, with those that would do."""
     wanted, lower = str(key).lower(), {name.lower(): name for name in known}
     close = [name for name in lower if name.startswith(wanted)] or difflib.get_close_matches(wanted, lower, cutoff=0.5)
@@ -214,14 +213,14 @@ def unknown(kind: str, key: object, known: Sequence[str]) -> ValueError:
     return ValueError(f"no {kind} named {key!r}.{hint} Known: {', '.join(known)}.")
 
 
-def find_gpu(key: str) -> GPU:
+def find_gpu(key):
     """The data sheet named `key`, such as "V100". ValueError for any other name, with the names that would do."""
     if key not in GPUS:
         raise unknown("GPU", key, list(GPUS))
     return GPUS[key]
 
 
-def find_link(key: str | None, gpu: GPU) -> Link:
+def find_link(key, gpu):
     """The link named `key`, for a `gpu` (a GPU).
 
     "nvlink" and "pcie" mean that GPU's own generation, None its NVLink if it has one, else its PCIe. A generation, such

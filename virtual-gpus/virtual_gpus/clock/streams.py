@@ -46,7 +46,7 @@ class Stream:
         self.stream_id = len(self.gpu.streams)
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)
-        self.busy_until = 0.0  # when all that was enqueued is done
+        self.free = 0.0  # when all that was enqueued is done
         self.recent: deque[tuple[float, float]] = deque(maxlen=256)  # (start, end) of its last kernels
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -66,11 +66,11 @@ class Stream:
 
     def enqueue(self, launched: float, seconds: float) -> tuple[float, float]:
         """A kernel that takes `seconds` is launched: when it starts and ends."""
-        start = self.busy_until if self.busy_until > launched else launched
+        start = self.free if self.free > launched else launched
         end = start + seconds
         if len(self.gpu.streams) > 1:
             end = self.shared_end(start, end)
-        self.busy_until = end
+        self.free = end
         self.recent.append((start, end))
         return start, end
 
@@ -91,7 +91,7 @@ class Stream:
         return end
 
     def query(self) -> bool:
-        return done(self.gpu, self.busy_until)
+        return done(self.gpu, self.free)
 
     def is_capturing(self) -> bool:
         return False
@@ -101,11 +101,11 @@ class Stream:
         self.gpu.clock.synchronize(self.gpu, [self])
 
     def wait_event(self, event: "CudaEvent") -> None:
-        self.busy_until = max(self.busy_until, event.time or 0.0)
+        self.free = max(self.free, event.time or 0.0)
 
     def wait_stream(self, stream: "Stream | None") -> None:
         if stream is not None:  # nn.parallel's scatter has no stream of its own here
-            self.busy_until = max(self.busy_until, stream.busy_until)
+            self.free = max(self.free, stream.free)
 
     def record_event(self, event: "CudaEvent | None" = None) -> "CudaEvent":
         event = event or CudaEvent()
@@ -143,7 +143,7 @@ class CudaEvent:
     def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or current_stream()
         gpu = self.stream.gpu
-        self.time = max(self.stream.busy_until, gpu.clock.host().time(gpu.index))
+        self.time = max(self.stream.free, gpu.clock.host().time(gpu.index))
 
     def query(self) -> bool:
         return self.stream is None or done(self.stream.gpu, self.time)

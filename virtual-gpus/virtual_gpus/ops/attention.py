@@ -12,7 +12,7 @@ products: dropout, the gradient of a mask, values wider than keys.
 import torch
 from torch.nn.attention import SDPBackend
 
-from virtual_gpus.ops.batch_norm import precise
+from virtual_gpus.ops.normalization import to_accumulate
 
 aten = torch.ops.aten
 FLASH, EFFICIENT, CUDNN, MATH = (
@@ -115,17 +115,20 @@ def plain_backward(grad, query, key, value, out, log_sums, bias, dropout_p, is_c
 def of_products(query, key, value, bias, dropout_p, is_causal, scale, seed):
     weights, log_sums = softmax_of_products(query, key, bias, is_causal, scale)
     kept = weights * dropout(weights, dropout_p, seed)
-    return (kept @ for_each_head(precise(value), query)).to(query.dtype), log_sums
+    return (kept @ for_each_head(to_accumulate(value), query)).to(query.dtype), log_sums
 
 
 def of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, scale, seed, wants_bias):
-    grad, scale = precise(grad), query.shape[-1] ** -0.5 if scale is None else scale
+    grad, scale = to_accumulate(grad), query.shape[-1] ** -0.5 if scale is None else scale
     weights, _ = softmax_of_products(query, key, bias, is_causal, scale)
     scaled = dropout(weights, dropout_p, seed)
     of_value = (weights * scaled).mT @ grad
-    of_weights = (grad @ for_each_head(precise(value), query).mT) * scaled
+    of_weights = (grad @ for_each_head(to_accumulate(value), query).mT) * scaled
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))  # (N, heads, queries, keys)
-    of_query, of_key = of_scores @ for_each_head(precise(key), query) * scale, of_scores.mT @ precise(query) * scale
+    of_query, of_key = (
+        of_scores @ for_each_head(to_accumulate(key), query) * scale,
+        of_scores.mT @ to_accumulate(query) * scale,
+    )
     of_key, of_value = [g.unflatten(1, (key.shape[1], -1)).sum(2) for g in (of_key, of_value)]
     of_bias = of_scores.sum_to_size(bias.shape).to(bias.dtype) if wants_bias else None
     return of_query.to(query.dtype), of_key.to(query.dtype), of_value.to(query.dtype), of_bias
@@ -134,7 +137,7 @@ def of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, sc
 def softmax_of_products(query, key, bias, is_causal, scale):
     """(the weights of all keys for each query, the logarithms of the sums that they were divided by)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = precise(query) @ for_each_head(precise(key), query).mT * scale
+    scores = to_accumulate(query) @ for_each_head(to_accumulate(key), query).mT * scale
     if bias is not None:
         scores = scores + bias
     if is_causal:

@@ -64,7 +64,7 @@ def has_cuda_kernel(func):
     return re.search(r"^    (.*[ ,])?CUDA\b.*:", options_of(func), re.MULTILINE) is not None
 
 
-def is_made_of_others(func):
+def is_composite_explicit(func):
     """Whether it has one implementation for all devices, that calls other operations."""
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     explicit = has_kernel("CompositeExplicitAutograd") or has_kernel("CompositeExplicitAutogradNonFunctional")

@@ -1,65 +1,110 @@
-"""What is special about each operation of PyTorch."""
+"""The op table: what each operation of PyTorch does on virtual tensors, and what is special about it.
+
+The modules above add the handlers: `tensors.dispatch`, and `ranks` those of collectives. Which one an operation has is
+found out when it is met for the first time.
+"""
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
-from virtual_gpus.ops import attention, batch_norm, native_functions, rms_norm, softmax
+from virtual_gpus.ops import attention, native_functions, normalization
 
 Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
-MIXING = {"copy_", PACK, "_pack_padded_sequence_backward"}  # the lengths of sequences stay on the CPU
-MIXING |= {
-    "mkldnn_rnn_layer",
-    "mkldnn_rnn_layer_backward",
-}  # in place of biases that there aren't, C++ makes zeros there
+MIXES_DEVICES = {
+    *("copy_", PACK, "_pack_padded_sequence_backward"),  # the lengths of sequences stay on the CPU
+    *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),  # for biases that there aren't, C++ makes zeros on the CPU
+}
+# {operation that CUDA has and the CPU has not, or not in this form: function of inner tensors that computes it}
+CUDA_KERNELS = attention.ATTENTION | normalization.SYNC_BATCH_NORM | normalization.RMS_NORM | normalization.SOFTMAX
 
-FOR_CUDA_ONLY = attention.ATTENTION | batch_norm.SYNC_BATCH_NORM | rms_norm.RMS_NORM | softmax.SOFTMAX
 
-
-class Rule(NamedTuple):
+class Op(NamedTuple):
     """What is special about an operation."""
 
-    handler: Callable  # handler(rule, func, args, kwargs) is the operation on virtual tensors, see `dispatch`
-    func: Callable  # what runs on the inner tensors
-    call: Callable  # the same without a Python function around it
-    mixes: bool  # PyTorch lets it mix devices
-    takes_scalars: bool  # for certain; of operations that write to their arguments `errors.check_devices` decides
-    composed: bool  # PyTorch makes it of other operations, which see to it that their tensors are on one device
-    mutates: bool  # writes to an argument, and returns it
-    reshapes: bool  # may change that argument's sizes or strides
-    written_lists: list  # (position, name) of lists of tensors that it writes to, as optimizers' foreach functions do
+    func: OpOverload  # as it comes to __torch_dispatch__
+    impl: Callable  # computes it on inner tensors: `func`, or what stands in for CUDA's kernel
+    mixes_devices: bool  # PyTorch lets it take tensors on several devices
+    takes_cpu_scalars: bool  # for certain; of mutable operations `errors.check_devices` decides
+    is_composite: bool  # CompositeExplicitAutograd: made of operations which check their devices themselves
+    is_mutable: bool  # writes to an argument, and returns it
+    may_resize: bool  # may change that argument's sizes or strides
+    mutable_lists: list[tuple[int, str]]  # (position, name) of lists that it writes to, as _foreach_add_ does
+
+    @classmethod
+    def of(cls, func: OpOverload) -> "Op":
+        name, schema = func.overloadpacket.__name__, func._schema
+        composite = func not in CUDA_KERNELS and native_functions.is_composite_explicit(func)
+        checked = (
+            schema.is_mutable or composite or name in native_functions.SCALARS or native_functions.is_checked(func)
+        )
+        return cls(
+            func=func,
+            impl=CUDA_KERNELS.get(func) or with_generator(func) or func,
+            mixes_devices=name in MIXES_DEVICES,
+            takes_cpu_scalars=not checked,
+            is_composite=composite,
+            is_mutable=schema.is_mutable,
+            may_resize=torch.Tag.inplace_view in func.tags or not name.endswith("_"),  # resize_ and the like, and out=
+            mutable_lists=[
+                (position, argument.name)
+                for position, argument in enumerate(schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+                if argument.type.kind() == "ListType"
+            ],
+        )
 
 
-def rule_of(func, handler):
-    """The rule of the operation `func`, which `handler` takes care of."""
-    name = func.overloadpacket.__name__
-    runs = FOR_CUDA_ONLY.get(func) or with_generator(func) or func
-    reshapes = torch.Tag.inplace_view in func.tags or not name.endswith("_")  # resize_ and the like, and out=
-    arguments = list(enumerate(func._schema.arguments))
-    written = [(i, a) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    lists = [(i, a.name) for i, a in written if a.type.kind() == "ListType"]
-    call = getattr(runs, "_op", runs)
-    composed = func not in FOR_CUDA_ONLY and native_functions.is_made_of_others(func)
-    takes_scalars = not (
-        func._schema.is_mutable or composed or name in native_functions.SCALARS or native_functions.is_checked(func)
-    )
-    return Rule(handler, runs, call, name in MIXING, takes_scalars, composed, func._schema.is_mutable, reshapes, lists)
+class MixedDevices(Exception):
+    """A composite operation has tensors on several devices; those that it is made of decide whether it may."""
 
 
-def is_composite(func):
+Handler = Callable[[Op, tuple, dict], Any]  # handler(op, args, kwargs) is the operation on virtual tensors
+NAMESPACE_HANDLERS: dict[str, Handler] = {}  # for all operations of a namespace, such as c10d
+HANDLERS: list[tuple[Callable[[OpOverload], bool], Handler]] = []  # (which of the others, handler); the last counts
+
+
+def register_handler(applies: Callable[[OpOverload], bool]) -> Callable[[Handler], Handler]:
+    """Decorates the handler of all operations that `applies` is true of, unless a later one is, too."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.append((applies, handler))
+        return handler
+
+    return register
+
+
+def named(*names: str) -> Callable[[OpOverload], bool]:
+    return lambda func: func.overloadpacket.__name__ in names
+
+
+OPS: dict[int, Callable[[tuple, dict], Any]] = {}  # by id, because an OpOverload's hash is a Python function
+
+
+def add_to_table(func: OpOverload) -> Callable[[tuple, dict], Any]:
+    """The handler of `func`, bound to its Op, is in OPS from now on."""
+    handler = NAMESPACE_HANDLERS.get(func.namespace)
+    handler = handler or next(handler for applies, handler in reversed(HANDLERS) if applies(func))
+    OPS[id(func)] = functools.partial(handler, Op.of(func))
+    return OPS[id(func)]
+
+
+def is_composite_implicit(func: OpOverload) -> bool:
     """Whether it is made of others; autograd takes these apart, and in inference mode there is no autograd.
 
     Some, as silu_backward, are so for other devices, and have a kernel of their own where CPUs and CUDA have one.
     """
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
-    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and func not in FOR_CUDA_ONLY
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and func not in CUDA_KERNELS
 
 
-def with_generator(func):
-    """What `func` does, with numbers from a generator; None if it draws none."""
+def with_generator(func: OpOverload) -> Callable | None:
+    """What computes a random operation with a generator=…; None if `func` is not random."""
     packet = func.overloadpacket
     if packet.__name__ == "native_dropout":
         return native_dropout
@@ -68,8 +113,8 @@ def with_generator(func):
     return (func if func in able else packet) if able else None
 
 
-def native_dropout(x, p, train, generator):
-    """What PyTorch's own does on the CPU, with numbers from `generator` (that takes none)."""
+def native_dropout(x: Tensor, p: float, train: bool | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """aten::native_dropout, which takes no generator, as it is on the CPU (aten/src/ATen/native/Dropout.cpp)."""
     if train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = Base.bernoulli_(Base.new_empty(x, x.shape, dtype=torch.bool), 1 - p, generator=generator)

@@ -17,7 +17,7 @@ from virtual_gpus.clock import costs, nccl
 from virtual_gpus.clock.host import ReplicaThread
 from virtual_gpus.clock.rates import REPLICATE, UNPACK
 from virtual_gpus.state import current
-from virtual_gpus.tensors.tensor import copy_into, transfer
+from virtual_gpus.tensors.copies import copy_into, transfer
 
 
 def patches():

@@ -19,7 +19,8 @@ from virtual_gpus.errors import check_generator
 from virtual_gpus.gpu import VirtualGenerator
 from virtual_gpus.patches.methods import Method
 from virtual_gpus.state import current, find
-from virtual_gpus.tensors.tensor import Base, VirtualTensor, host_memory, inner_of, move, pinned, unseen, wrap
+from virtual_gpus.tensors.copies import host_memory, move, pinned
+from virtual_gpus.tensors.tensor import Base, DisableTorchDispatch, VirtualTensor, inner_of, wrap
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -134,7 +135,7 @@ def on_gpu(gpu, original, args, kwargs, random):
         return original(*args, **kwargs)
     generator = kwargs.pop("generator", None)
     if gpu.backing.type == "cpu":  # asks for the size first: too large a tensor must not fill the real memory
-        with contextlib.suppress(NotImplementedError), unseen():
+        with contextlib.suppress(NotImplementedError), DisableTorchDispatch():
             gpu.ledger.check(original(*args, **{**kwargs, "device": "meta"}).nbytes)
     if random:
         kwargs["generator"] = generator or gpu.generator

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from virtual_gpus.errors import check_lengths, check_query, check_recurrent
 from virtual_gpus.ops import attention as kernels
-from virtual_gpus.ops.rms_norm import fused_rms_norm, fused_rms_norm_backward
+from virtual_gpus.ops.normalization import fused_rms_norm, fused_rms_norm_backward
 from virtual_gpus.patches.autocast import KEYS as AUTOCAST
 from virtual_gpus.patches.autocast import cast
-from virtual_gpus.tensors.tensor import VirtualTensor, inner_of, unseen, wrap
+from virtual_gpus.tensors.tensor import DisableTorchDispatch, VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
 _dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
@@ -60,7 +60,7 @@ def of_inner(original):
         if not isinstance(x, VirtualTensor):
             return original(x, *args, **kwargs)
         inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
-        with unseen():
+        with DisableTorchDispatch():
             return wrap(x.gpu.run(original, *inner), x.gpu)
 
     return call

@@ -10,7 +10,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import handle_torch_function, has_torch_function
 
 from virtual_gpus.ops.table import Base
-from virtual_gpus.tensors.tensor import VirtualTensor, plain_class, virtual_class
+from virtual_gpus.tensors.subclasses import virtual_class
+from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class
 
 
 class Method:
@@ -48,7 +49,7 @@ def patches():
 
 def as_subclass(self, cls):
     """Tensor.as_subclass: the same values, as a tensor of class `cls`."""
-    cls = plain_class(cls)
+    cls = cpu_class(cls)
     if not isinstance(self, VirtualTensor):
         return Base.as_subclass(self, cls)
     with torch._C.DisableTorchFunctionSubclass():
@@ -66,5 +67,5 @@ def make_subclass(cls, data, requires_grad=False, **kwargs):
         lazy.device_to_be = data.device
         return lazy
     made = data.detach()
-    made.__class__ = virtual_class(plain_class(cls))
+    made.__class__ = virtual_class(cpu_class(cls))
     return made.requires_grad_(requires_grad)

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
 from virtual_gpus.state import find
-from virtual_gpus.tensors.tensor import Base, VirtualTensor, become, set_data, swap, transfer
+from virtual_gpus.tensors.copies import transfer
+from virtual_gpus.tensors.identity import move_in_place, swap_impl
+from virtual_gpus.tensors.tensor import Base, VirtualTensor, set_data
 
 # The originals, taken before anything is patched.
 _apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
@@ -69,8 +71,8 @@ def swap_tensors(a, b):
     if getattr(_moving, "swap", None) and a.device == b.device:
         a.data = b.data
     elif getattr(_moving, "swap", None) and (isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor)):
-        become(a, b)
+        move_in_place(a, b)
     elif isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor):
-        swap(a, b)
+        swap_impl(a, b)
     else:
         _swap_tensors(a, b)

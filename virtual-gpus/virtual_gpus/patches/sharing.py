@@ -10,7 +10,9 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from virtual_gpus.environment import naming
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.state import current
-from virtual_gpus.tensors.tensor import VirtualTensor, notes_of, plain_class, virtual_class, wrap
+from virtual_gpus.tensors.identity import user_attributes
+from virtual_gpus.tensors.subclasses import virtual_class
+from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class, wrap
 
 try:
     from multiprocessing import popen_spawn_posix
@@ -58,8 +60,8 @@ def reducer_override(self, value):
             "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider "
             "cloning before sending."
         )
-    kind = Parameter if isinstance(value, Parameter) else plain_class(type(value))
-    return received, (value.inner.detach(), value.gpu.index, kind, notes_of(value), value.requires_grad)
+    kind = Parameter if isinstance(value, Parameter) else cpu_class(type(value))
+    return received, (value.inner.detach(), value.gpu.index, kind, user_attributes(value), value.requires_grad)
 
 
 class Received(Block):

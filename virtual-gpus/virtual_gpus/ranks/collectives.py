@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import unbox_reduce_op
 from virtual_gpus.constants import all_reduce_constants
+from virtual_gpus.ops.table import NAMESPACE_HANDLERS
 from virtual_gpus.ranks import gloo_backend
 from virtual_gpus.ranks.gloo_collectives import Reduction, all_gather, all_reduce, all_to_all, reduce_scatter
 from virtual_gpus.ranks.process_groups import (
@@ -32,17 +33,16 @@ from virtual_gpus.ranks.process_groups import (
     type_name,
 )
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.tensors.dispatch import NAMESPACES
 
 REDUCTIONS = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM, ReduceOp.MIN, ReduceOp.PRODUCT
 
 
-def collective(rule, func, args, kwargs):
+def collective(op, args, kwargs):
     """An operation of c10d on virtual tensors: a handler of `dispatch`."""
     group = next(group_of(arg) for arg in args if is_group(arg))
     if isinstance(group, GlooGroup):
-        return gloo_backend.call(group, func, args)
-    return COLLECTIVES[func.overloadpacket.__name__](*args, **kwargs)
+        return gloo_backend.call(group, op.func, args)
+    return COLLECTIVES[op.func.overloadpacket.__name__](*args, **kwargs)
 
 
 # What they share
@@ -327,4 +327,4 @@ COLLECTIVES = {
         *(alltoall_, alltoall_base_, gather_, gather_into_tensor_, scatter_, send, recv_, recv_any_source_, barrier),
     )
 }
-NAMESPACES["c10d"] = collective
+NAMESPACE_HANDLERS["c10d"] = collective

@@ -59,8 +59,7 @@ class Communicator:
         self.gpu_name = f"GPU {gpu.number} of node {os.environ.get('GROUP_RANK', 0)}" if exclusive else None
         self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
         self.lock = threading.Lock()  # several threads may wait for what is pending
-        self.busy_until = 0.0  # when its stream has done all that it was given, as far as is known
-        self.broken = None  # why nothing works any more
+        self.free, self.broken = 0.0, None  # when its stream is free, as far as is known; why nothing works any more
 
     def issue(
         self,
@@ -82,7 +81,7 @@ class Communicator:
         self.check(what)
         gpu, host = self.gpu, self.gpu.clock.host_in_use()
         launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
-        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).busy_until), what)
+        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).free), what)
         self.issued += 1
         work = self.work_class(
             self, Call(name, nbytes, self.issued, record, seconds, outputs, combine), launch, transfer
@@ -122,8 +121,8 @@ class Communicator:
             raise dist.DistBackendError(
                 f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{calls}"
             )
-        work.start = max([self.busy_until, *(record.ready for record in records.values())])
-        work.end = self.busy_until = work.start + work.call.seconds
+        work.start = max([self.free, *(record.ready for record in records.values())])
+        work.end = self.free = work.start + work.call.seconds
 
     def synchronize(self) -> None:
         """Wait for all operations."""

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from virtual_gpus.gpu import VirtualGPU
-from virtual_gpus.tensors.dispatch import NAMESPACES
+from virtual_gpus.ops.table import NAMESPACE_HANDLERS
 from virtual_gpus.tensors.tensor import is_virtual, wrap
 from virtual_gpus.tree import tensors_in
 
@@ -48,25 +48,25 @@ def allocations_beside(tensors: Iterable[Tensor], dtypes: Container[torch.dtype]
     return contextlib.nullcontext() if gpu is None else GPUAllocations(gpu, dtypes)
 
 
-def functional(rule, func, args, kwargs):
+def functional(op, args, kwargs):
     """A functional collective. Views of a virtual tensor have storages of their own, and PyTorch finds the work by the
     storage that it writes to, so the original result is kept."""
     with allocations_beside(tensors_in(args), dtypes=None):
-        if func.overloadpacket.__name__.startswith("wait_tensor"):
+        if op.func.overloadpacket.__name__.startswith("wait_tensor"):
             for tensor in tensors_in(args):
                 first = IN_FLIGHT.pop(tensor.untyped_storage()._cdata, None)
                 if first is not None:
                     torch.ops._c10d_functional.wait_tensor.default._op_dk(KERNEL, first)
             return args[0]
-        out = func._op_dk(KERNEL, *args, **kwargs)
+        out = op.func._op_dk(KERNEL, *args, **kwargs)
     IN_FLIGHT.update({tensor.untyped_storage()._cdata: tensor for tensor in tensors_in([out]) if is_virtual(tensor)})
     return out
 
 
-def dtensor(rule, func, args, kwargs):
+def dtensor(op, args, kwargs):
     """A redistribution of DTensor's in C++, which waits for the collectives that it calls."""
     with allocations_beside(tensors_in(args), dtypes=None):
-        return func._op_dk(KERNEL, *args, **kwargs)
+        return op.func._op_dk(KERNEL, *args, **kwargs)
 
 
-NAMESPACES.update({"_c10d_functional": functional, "_dtensor": dtensor})
+NAMESPACE_HANDLERS.update({"_c10d_functional": functional, "_dtensor": dtensor})

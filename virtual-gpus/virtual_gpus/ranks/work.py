@@ -47,7 +47,7 @@ class NcclWork(c10d.Work):
         """The GPU's current stream waits for the operation; in real time, the program does."""
         self.settle(timeout.total_seconds())
         stream = current_stream_of(self.communicator.gpu)
-        stream.busy_until = max(stream.busy_until, self.end)
+        stream.free = max(stream.free, self.end)
         return True
 
     def synchronize(self) -> None:

@@ -1,0 +1,146 @@
+"""Normalization as CUDA's kernels compute it, in operations that the CPU has. They get inner tensors.
+
+    CUDA runs                               here the CPU runs
+    batch_norm_stats, batch_norm_elemt, …   var_mean, mul, sub, sum: CPUs have nothing for nn.SyncBatchNorm
+    _fused_rms_norm, …_backward             pow, mean, rsqrt, mul: on the CPU, nn.RMSNorm is these
+    _softmax(half_to_float=True), …         to(float32), then _softmax: the CPU's takes no half_to_float
+
+Values in half precision are computed in float32, as in aten/src/ATen/native/cuda/Normalization.cuh and
+layer_norm_kernel.cu. Each counts on the clock as the one kernel that it is on CUDA.
+"""
+
+import torch
+
+aten = torch.ops.aten
+
+
+def to_accumulate(x):
+    """In the type that CUDA accumulates in (at::acc_type)."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+# nn.SyncBatchNorm. x and grad: (N, C, ...)
+
+
+def batch_norm_stats(x, eps):
+    """(mean, 1 / standard deviation) of each channel."""
+    var, mean = torch.var_mean(to_accumulate(x), all_but_channels(x), correction=0)
+    return mean, (var + eps).rsqrt()
+
+
+def batch_norm_gather_stats_with_counts(x, means, invstds, running_mean, running_var, momentum, eps, counts):
+    """The same of all ranks' parts, whose means and sizes are rows of `means`, …; running statistics follow."""
+    counts = counts.to(means.dtype)[:, None]
+    n = counts.sum()
+    mean = (means * counts).sum(0) / n
+    squares = ((invstds**-2 - eps + (means - mean) ** 2) * counts).sum(0)
+    for running, now in ((running_mean, mean), (running_var, squares / (n - 1))):
+        if running is not None:
+            running.mul_(1 - momentum).add_(momentum * now)
+    return mean, (squares / n + eps).rsqrt()
+
+
+def batch_norm_elemt(x, weight, bias, mean, invstd, eps):
+    """`x`, normalized."""
+    out = (to_accumulate(x) - channels(mean, x)) * channels(scale(invstd, weight), x)
+    return (out if bias is None else out + channels(bias, x)).to(x.dtype)
+
+
+def batch_norm_backward_reduce(grad, x, mean, invstd, weight, input_g, weight_g, bias_g):
+    """(sum of the gradient, its sum times x - mean, gradients of weight and bias), those that are asked for."""
+    dtype, dims = mean.dtype if weight is None else weight.dtype, all_but_channels(x)
+    total = to_accumulate(grad).sum(dims)
+    total_centred = (to_accumulate(grad) * (to_accumulate(x) - channels(mean, x))).sum(dims)
+    sums = (total, total_centred) if input_g else (None, None)
+    of_weight = (total_centred * invstd).to(dtype) if weight_g else None
+    return *sums, of_weight, total.to(dtype) if bias_g else None
+
+
+def batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, total_centred, counts):
+    """The gradient of the input."""
+    n = counts.sum()
+    slope = channels(total_centred / n * invstd**2, x)
+    out = to_accumulate(grad) - channels(total / n, x) - (to_accumulate(x) - channels(mean, x)) * slope
+    return (out * channels(scale(invstd, weight), x)).to(x.dtype)
+
+
+def all_but_channels(x):
+    return [0, *range(2, x.dim())]
+
+
+def channels(values, x):
+    """A number for each channel, as something to compute with `x`."""
+    return values.view(-1, *[1] * (x.dim() - 2))
+
+
+def scale(invstd, weight):
+    return invstd if weight is None else invstd * weight
+
+
+SYNC_BATCH_NORM = {
+    getattr(aten, function.__name__).default: function
+    for function in (
+        *(batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt),
+        *(batch_norm_backward_reduce, batch_norm_backward_elemt),
+    )
+}
+
+
+# nn.RMSNorm over the last dimensions
+
+
+def fused_rms_norm(x, shape, weight, eps):
+    """(`x`, divided by the root of its mean square over the last dimensions, `shape`; 1 / that root)."""
+    wide = to_accumulate(x)
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    scale = (wide.pow(2).mean(dims(shape), keepdim=True) + eps).rsqrt()
+    out = wide * scale if weight is None else wide * scale * weight
+    return out.to(x.dtype), scale
+
+
+def fused_rms_norm_backward(grad, x, shape, scale, weight, wanted):
+    """The gradients of `x` and of `weight`, those that are `wanted`."""
+    wide, normal = to_accumulate(grad), to_accumulate(x) * scale
+    slope = wide if weight is None else wide * weight
+    of_x = (slope - normal * (slope * normal).mean(dims(shape), keepdim=True)) * scale
+    of_weight = (wide * normal).sum_to_size(shape).to(weight.dtype) if wanted[1] else None
+    return of_x.to(x.dtype) if wanted[0] else None, of_weight
+
+
+def dims(shape):
+    return list(range(-len(shape), 0))
+
+
+RMS_NORM = {
+    aten._fused_rms_norm.default: fused_rms_norm,
+    aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
+}
+
+
+# softmax
+
+
+def softmax(x, dim, half_to_float):
+    return aten._softmax(x.float() if half_to_float else x, dim, False)
+
+
+def log_softmax(x, dim, half_to_float):
+    return aten._log_softmax(x.float() if half_to_float else x, dim, False)
+
+
+def softmax_backward(grad, out, dim, input_dtype):
+    return aten._softmax_backward_data(grad, out, dim, grad.dtype).to(input_dtype)
+
+
+def log_softmax_backward(grad, out, dim, input_dtype):
+    return aten._log_softmax_backward_data(grad, out, dim, grad.dtype).to(input_dtype)
+
+
+SOFTMAX = {
+    aten._softmax.default: softmax,
+    aten._log_softmax.default: log_softmax,
+    aten._softmax_backward_data.default: softmax_backward,
+    aten._log_softmax_backward_data.default: log_softmax_backward,
+}
+for operation, function in (RMS_NORM | SOFTMAX).items():
+    function.overloadpacket = operation.overloadpacket  # by which the clock knows it

@@ -1,0 +1,94 @@
+"""The arguments of an operation on virtual tensors, unwrapped."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtual_gpus.errors import check_devices, check_generator
+from virtual_gpus.frames import called_from_cpp_autograd
+from virtual_gpus.gpu import record_copy
+from virtual_gpus.meta_cache import key_part
+from virtual_gpus.ops.table import MixedDevices, Op
+from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
+
+CONSTANTS = {int, str, type(None), torch.dtype}  # types whose values are parts of a key as they are
+
+
+class Arguments:
+    """What `args` and `kwargs` are inside.
+
+    inner, inner_kwargs  the same with inner tensors
+    gpu                  the virtual GPU of the first tensor on one
+    misplaced            tensors that are not on `gpu`
+    key                  meta_cache.key_of(op.func, inner, inner_kwargs), put together on the way
+
+    PyTorch's own error is raised for tensors that are misplaced, unless this operation takes them.
+    """
+
+    __slots__ = ("gpu", "inner", "inner_kwargs", "key", "misplaced")
+
+    def __init__(self, op: Op, args: tuple, kwargs: dict):
+        self.gpu, self.misplaced = None, ()
+        self.inner, key = self.unwrap(args)
+        if kwargs:
+            values, kwargs_key = self.unwrap(kwargs.values())
+            self.inner_kwargs = dict(zip(kwargs, values, strict=True))
+            self.key = (id(op.func), key, *kwargs, kwargs_key)
+        else:
+            self.inner_kwargs, self.key = kwargs, (id(op.func), key)
+        if self.misplaced:
+            self.check_devices(op, args, kwargs)
+
+    def unwrap(self, values: Iterable) -> tuple[list, tuple]:
+        """(inner values, their part of the key). Every case but the last is there for speed."""
+        inner, key = [], []
+        for value in values:
+            kind = type(value)
+            if kind is VirtualTensor:
+                if value.gpu is not self.gpu:
+                    if self.gpu is None:
+                        self.gpu = value.gpu
+                    else:
+                        self.misplaced += (value,)
+                key.append(value.tensor_meta)
+                value = value.inner
+            elif kind in CONSTANTS:
+                key.append(value)
+            elif kind is float:
+                key.append(float)
+            elif kind is list or kind is tuple:
+                if value and type(value[0]) is int:  # sizes
+                    key.append(tuple(value))
+                else:
+                    value, part = self.unwrap(value)
+                    key.append(part)
+            else:
+                value, part = self.unwrap_other(value)
+                key.append(part)
+            inner.append(value)
+        return inner, tuple(key)
+
+    def unwrap_other(self, value: Any) -> tuple[Any, Any]:
+        if type(value) in SUBCLASSES:
+            [value], [part] = self.unwrap([wrap(value.inner, value.gpu)])  # without its class, if it is misplaced
+            return value, part
+        part = key_part(value)
+        if isinstance(value, Tensor):
+            self.misplaced += (value,)
+        elif isinstance(value, torch._C.Generator):
+            check_generator(value, self.gpu)
+            value = None if self.gpu.backing.type == "meta" else value
+        elif type(value) is torch.device and self.gpu is not None:
+            value = self.gpu.backing
+        return value, part
+
+    def check_devices(self, op: Op, args: tuple, kwargs: dict) -> None:
+        scalars = all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)
+        if op.mixes_devices or (op.takes_cpu_scalars and scalars) or called_from_cpp_autograd():
+            return
+        if op.is_composite:
+            raise MixedDevices
+        for tensor in check_devices(op.func, args, kwargs, self.gpu, self.misplaced):
+            record_copy(tensor.nbytes, None, self.gpu)
