@@ -1,6 +1,7 @@
-"""What PyTorch from 2.10 to 2.14 does in another way than later ones.
+"""What the package needs of PyTorch and PyTorch doesn't promise: every private name, in one place, and what PyTorch
+from 2.10 to 2.14 does in another way. With a new release this is what to look at.
 
-Each part asks for a feature, not for a version. What older versions need replaced is in `patches/older.py`.
+All names are in 2.10 already. Those that `patches/` replaces stand there, as text: it looks them up on their owner.
 """
 
 import threading
@@ -8,8 +9,132 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
+import torch._prims_common
+import torch._subclasses.fake_tensor
+import torch.distributed as dist
+import torch.jit._serialization
+import torch.nn.parallel
+import torch.utils._device
+import torch.utils._foreach_utils
+import torch.utils.checkpoint
+import torch.utils.data._utils.collate
+from torch import Tensor, nn
 from torch.distributed import ReduceOp, distributed_c10d
+
+# Owners of names that are replaced, or looked up late
+
+C = torch._C  # what torch.cuda and torch.accelerator call
+C_nn = torch._C._nn  # functions of torch.nn.functional in C++
+VF = torch._VF  # recurrent networks
+torch_utils = torch._utils  # how tensors are rebuilt from a file
+c10d = torch._C._distributed_c10d  # torch.distributed in C++: Work, the collectives' options, FakeProcessGroup
+parallel_functions = nn.parallel._functions  # copies of nn.DataParallel
+jit_builtins, jit_recursive, jit_serialization = torch.jit._builtins, torch.jit._recursive, torch.jit._serialization
+
+# Dispatch
+
+TensorBase = C.TensorBase  # methods as C++ has them, whatever torch.Tensor's are replaced by
+Generator = C.Generator  # for isinstance: torch.Generator is replaced
+DispatchKey, DispatchKeySet = C.DispatchKey, C.DispatchKeySet
+ExcludeDispatchKeyGuard = C._ExcludeDispatchKeyGuard  # without autocast
+ForceDispatchKeyGuard = C._ForceDispatchKeyGuard  # Python again where C++ has turned it off, and the conjugate bit
+dispatch_tls_local_include_set = C._dispatch_tls_local_include_set  # what that guard leaves as it is
+dispatch_tls_local_exclude_set = C._dispatch_tls_local_exclude_set
+AutoDispatchBelowAutograd = C._AutoDispatchBelowAutograd  # for an operation with a backward of its own
+DisableTorchDispatch = C._DisableTorchDispatch  # operations on the tensors inside of virtual ones
+DisableTorchFunctionSubclass = C.DisableTorchFunctionSubclass  # PyTorch's own as_subclass
+disabled_torch_function_impl = C._disabled_torch_function_impl  # virtual tensors are not asked at every function
+dispatch_has_kernel_for_dispatch_key = C._dispatch_has_kernel_for_dispatch_key  # whether an operation is made of others
+TorchDispatchModeKey, get_dispatch_mode = (
+    C._TorchDispatchModeKey,
+    C._get_dispatch_mode,
+)  # is a FakeTensorMode on?
+len_torch_function_stack = C._len_torch_function_stack  # whether there is a mode, as of torch.device("cuda")
+get_current_function_mode_stack = torch.overrides._get_current_function_mode_stack  # and which
+DeviceContext = torch.utils._device.DeviceContext
+device_constructors = torch.utils._device._device_constructors  # the functions that torch.device("cuda") is for
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode  # would start CUDA
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operations, for types
+HigherOrderOperator = torch._ops.HigherOrderOperator  # flex_attention
+tree_map_only = torch.utils._pytree.tree_map_only
+canonicalize_dim = torch._prims_common.canonicalize_dim  # PyTorch's words for a dimension that there isn't
+alert_not_deterministic = torch._prims_common.alert_not_deterministic
+
+# Tensors, modules and autograd
+
+make_wrapper_subclass = Tensor._make_wrapper_subclass  # how a virtual tensor is made
+functionalize_unsafe_set = torch._functionalize_unsafe_set  # for C++, which compares storages to see what is a view
+swap_tensor_impl = C._swap_tensor_impl  # torch.utils.swap_tensors refuses tensors that a graph holds
+tensor_str, add_suffixes = torch._tensor_str._tensor_str, torch._tensor_str._add_suffixes  # repr of the values inside
+parse_to = C_nn._parse_to  # the arguments of Tensor.to
+set_default_tensor_type = C._set_default_tensor_type
+module_apply, module_call_impl = nn.Module._apply, nn.Module._call_impl  # the latter to know it on the stack
+engine_run_backward = torch.autograd._engine_run_backward
+is_legacy_batchedtensor = C._functorch.is_legacy_batchedtensor  # gradients of is_grads_batched=True
+recomputation_hook = torch.utils.checkpoint._recomputation_hook
+binary_cross_entropy, pad_sequence = C_nn.binary_cross_entropy, C_nn.pad_sequence
+pack_padded_sequence, pad_packed_sequence = VF._pack_padded_sequence, VF._pad_packed_sequence
+nested_tensor_from_mask_left_aligned = torch._nested_tensor_from_mask_left_aligned  # nn.TransformerEncoder's
+maybe_opt_step = torch.amp.GradScaler._maybe_opt_step
+get_fp32_precision = C._get_fp32_precision_getter  # whether TF32 is allowed, by the older or the newer switches
+get_sdp_priority_order = C._get_sdp_priority_order  # which kernels attention may take, and which it likes best
+get_flash_sdp_enabled, get_cudnn_sdp_enabled = C._get_flash_sdp_enabled, C._get_cudnn_sdp_enabled
+get_math_sdp_enabled, get_mem_efficient_sdp_enabled = C._get_math_sdp_enabled, C._get_mem_efficient_sdp_enabled
+
+# Files, TorchScript, data loaders
+
+rebuild_tensor, rebuild_tensor_v3 = torch_utils._rebuild_tensor, torch_utils._rebuild_tensor_v3
+rebuild_from_type_v2 = torch._tensor._rebuild_from_type_v2  # tensors of subclasses
+new_dtypes = torch.storage._new_dtypes  # those that no typed storage has
+package_registry = torch.serialization._package_registry  # who is asked where a storage lies
+get_allowed_globals = torch._weights_only_unpickler._get_allowed_globals  # caches functions that are replaced
+find_builtin, get_builtin_table = jit_builtins._find_builtin, jit_builtins._get_builtin_table
+try_compile_fn = jit_recursive.try_compile_fn
+validate_map_location = jit_serialization.validate_map_location
+default_collate_fn_map = torch.utils.data._utils.collate.default_collate_fn_map
+
+# torch.cuda
+
+get_device_index = torch.cuda._utils._get_device_index
+parse_visible_devices = torch.cuda._parse_visible_devices  # CUDA_VISIBLE_DEVICES
+nvml_based_avail = torch.cuda._nvml_based_avail  # PYTORCH_NVML_BASED_CUDA_CHECK
+check_bf16_tensor_supported = torch.cuda._check_bf16_tensor_supported  # caches the answer of the GPUs that were there
+
+# torch.nn.parallel and torch.distributed
+
+replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
+World = distributed_c10d._World  # the process groups of this process: a dry run has some for each rank
+set_thread_isolation_mode = c10d._set_thread_isolation_mode  # the same for their names, in C++
+resolve_process_group = c10d._resolve_process_group
+get_default_store = distributed_c10d._get_default_store
+GlooOptions = dist.ProcessGroupGloo._Options  # threads and network interfaces
+collect_all = C._collect_all  # torch.futures.collect_all
+broadcast_coalesced, register_comm_hook = dist._broadcast_coalesced, dist._register_comm_hook  # of DDP
+verify_params_across_processes = dist._verify_params_across_processes
+
+# Attributes that are read on objects and modules: {whose: names}
+
+ATTRIBUTES = {
+    torch.ops.aten.add.Tensor: "_schema _op_dk _overloadname",
+    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks",
+    torch.UntypedStorage: "_cdata",
+    Generator: "_cdata",
+    C.ScriptObject: "_type",
+    torch.library.Library: "_destroy",
+    torch_utils: "_rebuild_parameter _rebuild_tensor_v2 _rebuild_tensor_v3",
+    torch.utils._foreach_utils: "_foreach_supported_types",
+    distributed_c10d: "_world _new_process_group_helper",
+    dist.Backend: "_plugins _BackendPlugin",
+    dist.ProcessGroup: "_device_types _get_backend _register_backend _set_default_backend _set_group_desc "
+    "_set_group_name _start_coalescing _end_coalescing",
+    dist.ProcessGroupGloo: "_allgather_base _reduce_scatter_base",
+    GlooOptions: "_timeout _threads _devices",
+    dist.Reducer: "_rebuild_buckets _run_allreduce_hook _set_static_graph _set_forward_pass_work_handle",
+}
+# Those that __init__ sets: of nn.Module, autocast, TypedStorage, HigherOrderOperator, and DTensor; and those of
+# modules that a program may import later: torch.distributed.tensor and _state_dict_stager
+LATER = "_parameters _enabled _untyped_storage _name _local_tensor _api _FromTorchTensor _random _offload_tensor"
 
 # What a collective reduces by. From 2.15 on ReduceOp.unbox opens the script object that comes to __torch_dispatch__;
 # before, the object says its number, and not the factor of PREMUL_SUM: that `patches/older.py` notes on its way.

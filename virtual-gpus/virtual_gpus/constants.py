@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from virtual_gpus.compat import Generator, tree_map_only
 from virtual_gpus.frames import program_line
 from virtual_gpus.tree import tensors_in
 
@@ -58,7 +58,7 @@ def propagate_constants(func, args: tuple, kwargs: dict, out: Any) -> None:
         return
     constants = [constant_of(tensor) for tensor in inputs]
     name = getattr(func, "overloadpacket", func).__name__
-    random = any(isinstance(value, torch._C.Generator) for value in kwargs.values())
+    random = any(isinstance(value, Generator) for value in kwargs.values())
     if random or any(constant is None for constant in constants) or not (inputs or name in CONSTRUCTORS):
         if hasattr(func, "_schema") and func._schema.is_mutable:
             invalidate_constants(inputs)

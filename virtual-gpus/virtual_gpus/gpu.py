@@ -9,6 +9,7 @@ import torch
 
 from virtual_gpus.clock.clock import name_of
 from virtual_gpus.clock.streams import CurrentStream, Stream, current_stream_of
+from virtual_gpus.compat import Generator
 from virtual_gpus.constants import propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
 from virtual_gpus.memory.ledger import Ledger
@@ -94,7 +95,7 @@ class VirtualGPU:
         return None
 
 
-class VirtualGenerator(torch._C.Generator):
+class VirtualGenerator(Generator):
     """torch.Generator(device='cuda:i')."""
 
     def __new__(cls, *, gpu):

@@ -14,6 +14,7 @@ from virtual_gpus.clock.events import Totals
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.clock.topology import find_topology
+from virtual_gpus.compat import parse_visible_devices
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory import history
@@ -232,7 +233,7 @@ class Machine:
 
 def visible(n):
     """The numbers of those of `n` GPUs that CUDA_VISIBLE_DEVICES shows: it ends at the first one that there isn't."""
-    numbers = torch.cuda._parse_visible_devices()
+    numbers = parse_visible_devices()
     if any(isinstance(number, str) for number in numbers):
         raise RuntimeError(f"{VISIBLE}={os.environ[VISIBLE]!r}: virtual GPUs have numbers and no IDs; write 0,1, say")
     return list(itertools.takewhile(lambda number: number < n, numbers))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.clock.work import is_view
+from virtual_gpus.compat import Generator, OpOverload
 from virtual_gpus.tree import tensors_in
 
 LIMIT = 200_000  # of answers that are kept
@@ -60,7 +61,7 @@ def shape_rule(func, args, kwargs, out):
     """How to get a result like `out` from the next such call: without asking PyTorch, if that is possible."""
     if not hasattr(func, "overloadpacket") or is_view(func):
         return dry_call
-    if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+    if isinstance(func, OpOverload) and func._schema.is_mutable:
         return mutation(func, args, out)
     made = [out] if isinstance(out, Tensor) else out
     if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, Tensor) for t in made):
@@ -114,4 +115,4 @@ def key_part(value: Any) -> Any:
         return "yes" if value else "no"  # True == 1
     if isinstance(value, float):
         return float  # a learning rate, say, may differ in every step
-    return None if isinstance(value, torch._C.Generator) else value
+    return None if isinstance(value, Generator) else value

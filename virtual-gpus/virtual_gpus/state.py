@@ -2,7 +2,9 @@
 
 import torch
 
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+from virtual_gpus.compat import TorchDispatchModeKey, get_dispatch_mode
+
+_FAKE = TorchDispatchModeKey.FAKE
 RUNNING = []  # machines that are on; the last one answers
 
 
@@ -32,7 +34,7 @@ def find(device):
     and no time.
     """
     machine = current()
-    if machine is None or device is None or torch._C._get_dispatch_mode(_FAKE) is not None:
+    if machine is None or device is None or get_dispatch_mode(_FAKE) is not None:
         return None
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type != "cuda":

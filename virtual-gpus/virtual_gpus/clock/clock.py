@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.events import EventLog
@@ -22,6 +21,7 @@ from virtual_gpus.clock.host import Host, temporarily, this_thread
 from virtual_gpus.clock.rates import HOST, HOST_COPY
 from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.clock.work import tf32_allowed, work_of
+from virtual_gpus.compat import OpOverload
 from virtual_gpus.errors import check_waiting
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virtual_gpus.clock.rates import QUERY
+from virtual_gpus.compat import get_device_index
 from virtual_gpus.errors import check_waiting
 from virtual_gpus.state import current, find, select
 
@@ -24,7 +25,7 @@ _Stream, _Event = torch.Stream, torch.Event
 
 def gpu_of(device: Any) -> "VirtualGPU":
     """The virtual GPU that `device` names (None: the current one); PyTorch's error if it names none."""
-    return current().gpu(torch.cuda._utils._get_device_index(device, optional=True))
+    return current().gpu(get_device_index(device, optional=True))
 
 
 class CurrentStream(threading.local):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 
+from virtual_gpus.compat import OpOverload, OpOverloadPacket, get_fp32_precision
 from virtual_gpus.tree import tensors_in
 
 aten = torch.ops.aten
@@ -143,8 +143,7 @@ def precision(dtype: torch.dtype, tf32: bool) -> str:
 
 def tf32_allowed() -> tuple[bool, bool]:
     """Whether convolutions, and whether matrix products, of FP32 tensors may use TF32: PyTorch's own switches."""
-    allowed = torch._C._get_fp32_precision_getter  # knows both the older and the newer switches
-    return allowed("cuda", "conv") == "tf32", allowed("cuda", "matmul") == "tf32"
+    return get_fp32_precision("cuda", "conv") == "tf32", get_fp32_precision("cuda", "matmul") == "tf32"
 
 
 def flops(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import torch
-from torch import nn
 
+from virtual_gpus.compat import module_call_impl
 from virtual_gpus.dry_runs.steps import allocated_bytes
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import readable
@@ -62,4 +62,4 @@ class Progress:
             return "the optimizer's step"
         if any(code.co_name == "_engine_run_backward" for code in codes):
             return "the backward pass"
-        return "the forward pass" if self.steps or nn.Module._call_impl.__code__ in codes else "the set-up"
+        return "the forward pass" if self.steps or module_call_impl.__code__ in codes else "the set-up"

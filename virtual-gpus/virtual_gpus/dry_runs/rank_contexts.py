@@ -5,10 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from virtual_gpus.compat import World as _World
+from virtual_gpus.compat import set_thread_isolation_mode
 from virtual_gpus.dry_runs.communicator import DryCommunicator
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import Rendezvous
@@ -53,7 +54,7 @@ def environment_of(rank: int, n_gpus: int, per_node: int) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
 
 
-class World(distributed_c10d._World):
+class World(_World):
     """The process groups of one rank, where PyTorch reckons with one rank in a process."""
 
     pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = None  # not what all share
@@ -76,7 +77,7 @@ class RankContexts:
 
     def __enter__(self) -> "RankContexts":
         self.before = distributed_c10d._world
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)  # each thread has names of its own for its groups
+        set_thread_isolation_mode(True)  # each thread has names of its own for its groups
         return self
 
     def switch_to(self, rank: int) -> None:
@@ -95,7 +96,7 @@ class RankContexts:
 
     def __exit__(self, *exc) -> None:
         GROUPS.clear()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        set_thread_isolation_mode(False)
         distributed_c10d._world = self.before
 
 

@@ -12,6 +12,13 @@ products: dropout, the gradient of a mask, values wider than keys.
 import torch
 from torch.nn.attention import SDPBackend
 
+from virtual_gpus.compat import (
+    get_cudnn_sdp_enabled,
+    get_flash_sdp_enabled,
+    get_math_sdp_enabled,
+    get_mem_efficient_sdp_enabled,
+    get_sdp_priority_order,
+)
 from virtual_gpus.ops.normalization import to_accumulate
 
 aten = torch.ops.aten
@@ -26,19 +33,19 @@ def backend(query, key, value, mask, is_causal, gqa, capability):
 
     RuntimeError if there is none. `capability` is the GPU's, `gqa`: fewer heads of keys than of queries are allowed.
     """
-    order = torch._C._get_sdp_priority_order()
+    order = get_sdp_priority_order()
     if order[:4] == [FLASH, EFFICIENT, MATH, CUDNN] and capability[0] in (9, 10):  # nobody has set another
         order = CUDNN, FLASH, EFFICIENT, MATH
     given = query, key, value, mask, is_causal, capability
     fits = is_regular(query, key, value, mask, gqa)
     for kind in order:
-        if kind == FLASH and fits and torch._C._get_flash_sdp_enabled() and flash_takes(*given):
+        if kind == FLASH and fits and get_flash_sdp_enabled() and flash_takes(*given):
             return FLASH
-        if kind == EFFICIENT and fits and torch._C._get_mem_efficient_sdp_enabled() and efficient_takes(*given):
+        if kind == EFFICIENT and fits and get_mem_efficient_sdp_enabled() and efficient_takes(*given):
             return EFFICIENT
-        if kind == CUDNN and fits and torch._C._get_cudnn_sdp_enabled() and cudnn_takes(*given):
+        if kind == CUDNN and fits and get_cudnn_sdp_enabled() and cudnn_takes(*given):
             return CUDNN
-        if kind == MATH and torch._C._get_math_sdp_enabled():
+        if kind == MATH and get_math_sdp_enabled():
             return MATH
     raise RuntimeError("No available kernel. Aborting execution.")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from virtual_gpus.compat import dispatch_has_kernel_for_dispatch_key
+
 # Of these TensorIterator takes fewer single numbers from the CPU than of others: only for the arguments named here. (As
 # an H200 says: losses, addcmul and lerp need their numbers in memory, the others make their result beside the first.)
 SCALARS = {
@@ -66,7 +68,7 @@ def has_cuda_kernel(func):
 
 def is_composite_explicit(func):
     """Whether it has one implementation for all devices, that calls other operations."""
-    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    has_kernel = functools.partial(dispatch_has_kernel_for_dispatch_key, func.name())
     explicit = has_kernel("CompositeExplicitAutograd") or has_kernel("CompositeExplicitAutogradNonFunctional")
     own = has_kernel("CPU") or has_cuda_kernel(func) or func.overloadpacket.__name__ in AS_ONE
     return explicit and not own

@@ -2,6 +2,8 @@
 
 import torch
 
+from virtual_gpus.compat import alert_not_deterministic
+
 # {operation: what CUDA calls its kernel}: alertNotDeterministic in aten/src/ATen/native/cuda
 KERNELS = {
     "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
@@ -45,7 +47,7 @@ def check_deterministic(func, args, kwargs):
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         name = func.overloadpacket.__name__
         if is_uncertain(name.removesuffix("_"), given):
-            torch._prims_common.alert_not_deterministic(KERNELS[name])
+            alert_not_deterministic(KERNELS[name])
 
 
 def is_uncertain(name, given):

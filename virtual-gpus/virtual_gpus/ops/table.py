@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from virtual_gpus.compat import OpOverload, TensorBase, dispatch_has_kernel_for_dispatch_key
 from virtual_gpus.ops import attention, native_functions, normalization
 
-Base = torch._C.TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
+Base = TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
 MIXES_DEVICES = {
     *("copy_", PACK, "_pack_padded_sequence_backward"),  # the lengths of sequences stay on the CPU
@@ -99,7 +99,7 @@ def is_composite_implicit(func: OpOverload) -> bool:
 
     Some, as silu_backward, are so for other devices, and have a kernel of their own where CPUs and CUDA have one.
     """
-    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    has_kernel = functools.partial(dispatch_has_kernel_for_dispatch_key, func.name())
     return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and func not in CUDA_KERNELS
 
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from virtual_gpus.compat import DispatchKey, DispatchKeySet
+
 BOOL, BYTES, BRAINS, HALVES = (torch.bool,), (torch.uint8,), (torch.bfloat16,), (torch.float16,)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # (operations, types of their first argument, what CUDA calls its kernel); aten/src/ATen/native/cuda
@@ -49,4 +51,4 @@ def check_type(name, x):
 
 def without_kernel(func, args, kwargs):
     """Call an operation that CUDA doesn't have on CUDA: PyTorch says so."""
-    return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs)
+    return func.redispatch(DispatchKeySet(DispatchKey.CUDA), *args, **kwargs)

@@ -5,9 +5,9 @@ import functools
 import sys
 import types
 
-import torch
 from torch import Tensor
 
+from virtual_gpus.compat import check_bf16_tensor_supported
 from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.patches import (
     autocast,
@@ -76,7 +76,7 @@ def install():
         checkpoint.register_checkpoints(stack)
         sharing.register_collate(stack)
         distributed.register_backends(stack)
-        forget = torch.cuda._check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
+        forget = check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
         forget()
         stack.callback(forget)
         _patches.push(stack.pop_all())

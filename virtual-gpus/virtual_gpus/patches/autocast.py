@@ -8,6 +8,9 @@ import warnings
 
 import torch
 
+from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
+from virtual_gpus.compat import binary_cross_entropy as _binary_cross_entropy
+from virtual_gpus.compat import maybe_opt_step as _maybe_opt_step
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import VirtualTensor
 
@@ -30,7 +33,7 @@ Many models use a sigmoid layer right before the binary cross entropy layer.
 In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
 or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
 safe to autocast."""
-KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
 def patches():
@@ -38,14 +41,12 @@ def patches():
     yield torch.amp.autocast_mode, "is_autocast_available", lambda device: device == "cuda" or _is_available(device)
     yield torch.amp.autocast, "__enter__", enter
     yield torch.amp.autocast, "__exit__", leave
-    yield torch._C._nn, "binary_cross_entropy", binary_cross_entropy
+    yield C_nn, "binary_cross_entropy", binary_cross_entropy
     yield torch.amp.GradScaler, "_maybe_opt_step", maybe_opt_step
 
 
 _is_available = torch.amp.autocast_mode.is_autocast_available
 _enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
-_binary_cross_entropy = torch._C._nn.binary_cross_entropy
-_maybe_opt_step = torch.amp.GradScaler._maybe_opt_step
 
 
 def enter(self):
@@ -103,7 +104,7 @@ def casting(name, wanted):
     operation = operation_of(name)
 
     def kernel(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        with ExcludeDispatchKeyGuard(KEYS):
             if torch.is_autocast_enabled("cuda"):
                 args = [cast(a, wanted()) for a in args]
             return operation(*args, **kwargs)
@@ -118,7 +119,7 @@ def into_float32(name):
 
     def kernel(*args, **kwargs):
         given = dict(zip(names, args, strict=False)) | kwargs
-        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        with ExcludeDispatchKeyGuard(KEYS):
             if not torch.is_autocast_enabled("cuda") or given.get("dtype") is not None or not eligible(args[0]):
                 return operation(*args, **kwargs)
             if fused and args[0].dtype != torch.float32:  # in C++ for tensors on a CPU, these would be copied first
@@ -132,8 +133,8 @@ def cross_entropy_loss(input, *args, **kwargs):
     """The CPU's autocast lets it compute in float32; CUDA's takes no notice of it, only of what it is made of."""
     operation = torch.ops.aten.cross_entropy_loss.default
     if torch.is_autocast_enabled("cuda") and isinstance(input, VirtualTensor):
-        return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
-    with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        return operation._op_dk(DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
+    with ExcludeDispatchKeyGuard(KEYS):
         half = torch.float16, torch.bfloat16
         wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in (input, *args)]
         return operation(*wide, **kwargs)

@@ -3,30 +3,32 @@
 import functools
 
 import torch
-from torch import _weights_only_unpickler, serialization
+from torch import serialization
 
+from virtual_gpus.compat import get_allowed_globals, package_registry, torch_utils
+from virtual_gpus.compat import rebuild_tensor as _rebuild_tensor
+from virtual_gpus.compat import rebuild_tensor_v3 as _rebuild_tensor_v3
 from virtual_gpus.errors import no_addresses
 from virtual_gpus.frames import called_by_torch_load
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.tensor import wrap
 
-_rebuild_tensor, _rebuild_tensor_v3 = torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v3
 _storage_to = torch.UntypedStorage.to
 
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    yield torch._utils, "_rebuild_tensor", rebuild_tensor
-    yield torch._utils, "_rebuild_tensor_v3", rebuild_tensor_v3
+    yield torch_utils, "_rebuild_tensor", rebuild_tensor
+    yield torch_utils, "_rebuild_tensor_v3", rebuild_tensor_v3
     yield torch.UntypedStorage, "to", storage_to
 
 
 def register_checkpoints(stack):
     """Let torch.save and torch.load ask here first; `stack` undoes it."""
-    before = list(serialization._package_registry)
+    before = list(package_registry)
     serialization.register_package(0, location_of, restore)
-    stack.callback(serialization._package_registry.__setitem__, slice(None), before)
-    forget = _weights_only_unpickler._get_allowed_globals.cache_clear  # it holds functions that are replaced
+    stack.callback(package_registry.__setitem__, slice(None), before)
+    forget = get_allowed_globals.cache_clear  # it holds functions that are replaced
     forget()
     stack.callback(forget)
 

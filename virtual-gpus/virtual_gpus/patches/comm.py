@@ -8,14 +8,14 @@ import sys
 import threading
 
 import torch
-from torch._prims_common import canonicalize_dim
 from torch.cuda import comm as cuda_comm
-from torch.nn.parallel import _functions, comm
+from torch.nn.parallel import comm
 from torch.nn.parameter import UninitializedTensorMixin
 
 from virtual_gpus.clock import costs, nccl
 from virtual_gpus.clock.host import ReplicaThread
 from virtual_gpus.clock.rates import REPLICATE, UNPACK
+from virtual_gpus.compat import C, canonicalize_dim, get_device_index, parallel_functions, replicate_for_data_parallel
 from virtual_gpus.state import current
 from virtual_gpus.tensors.copies import copy_into, transfer
 
@@ -23,12 +23,12 @@ from virtual_gpus.tensors.copies import copy_into, transfer
 def patches():
     """(owner, name, replacement), for patches.install."""
     for name, function in replaced().items():
-        yield torch._C, name, function
+        yield C, name, function
     for function in (reduce_add, reduce_add_coalesced):
         yield comm, function.__name__, function
         yield cuda_comm, function.__name__, function
-    yield _functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
-    yield _functions, "torch", Torch()
+    yield parallel_functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
+    yield parallel_functions, "torch", Torch()
     yield sys.modules["torch.nn.parallel.parallel_apply"], "threading", Threading()
     yield torch.nn.Module, "_replicate_for_data_parallel", replicate_module
 
@@ -63,17 +63,14 @@ class Threading:
         return ReplicaThread(current().clock.host(), target, args)
 
 
-_replicate_module = torch.nn.Module._replicate_for_data_parallel
-
-
 def replicate_module(self):
     current().clock.host().advance(REPLICATE, None)
-    return _replicate_module(self)
+    return replicate_for_data_parallel(self)
 
 
 def gpu_named(device):
     """The virtual GPU that an index or device means (None: the current one); None for the CPU, also written -1."""
-    index = torch.cuda._utils._get_device_index(device, optional=True, allow_cpu=True)
+    index = get_device_index(device, optional=True, allow_cpu=True)
     return None if index == -1 else current().gpu(index)
 
 

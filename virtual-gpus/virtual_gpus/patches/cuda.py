@@ -1,6 +1,6 @@
 """What torch.cuda, torch.accelerator and their like answer while virtual GPUs are on.
 
-Most of `torch.cuda` is Python on top of some functions of `torch._C`. Only those are replaced, so that the rest, its
+Most of `torch.cuda` is Python on top of some functions of `C`. Only those are replaced, so that the rest, its
 checks and its error messages included, is PyTorch's own.
 """
 
@@ -10,10 +10,9 @@ import types
 import warnings
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from virtual_gpus.clock import streams
+from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, get_device_index, nvml_based_avail
 from virtual_gpus.errors import bad_fork, no_addresses, not_compiled
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
@@ -39,7 +38,7 @@ CLASSES_NOT_IMITATED = "CUDAGraph graph MemPool ExternalStream".split()
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    for owner, names in ((torch.cuda, cuda_names), (torch._C, c_names)):
+    for owner, names in ((torch.cuda, cuda_names), (C, c_names)):
         for name, value in names().items():
             yield owner, name, value
     yield torch.cuda.random, "device_count", device_count
@@ -228,7 +227,7 @@ def no_driver():
 
 def is_available():
     """Asking starts CUDA, unless PYTORCH_NVML_BASED_CUDA_CHECK=1."""
-    return bool(current().gpus if torch.cuda._nvml_based_avail() else current().settle())
+    return bool(current().gpus if nvml_based_avail() else current().settle())
 
 
 def device_count():
@@ -241,7 +240,7 @@ def get_properties(index):
 
 
 def get_device_properties(device=None):
-    index = torch.cuda._utils._get_device_index(device, optional=True)
+    index = get_device_index(device, optional=True)
     if index < 0 or index >= torch.cuda.device_count():
         raise AssertionError("Invalid device id")
     return get_properties(index)

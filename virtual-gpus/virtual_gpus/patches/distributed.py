@@ -10,10 +10,11 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from virtual_gpus import compat
+from virtual_gpus.compat import C, broadcast_coalesced, c10d, register_comm_hook, verify_params_across_processes
+from virtual_gpus.compat import collect_all as _collect_all
 from virtual_gpus.patches import older
 from virtual_gpus.ranks import collectives  # noqa: F401  (the operations of c10d find their way to it)
 from virtual_gpus.ranks.functional import allocations_beside
@@ -25,10 +26,8 @@ from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 _barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
-_collect_all = torch._C._collect_all
 _init, _rendezvous = dist.init_process_group, distributed_c10d.rendezvous
-_Reducer, _verify, _destroy = dist.Reducer, dist._verify_params_across_processes, dist.destroy_process_group
-_broadcast_coalesced = dist._broadcast_coalesced
+_Reducer, _destroy = dist.Reducer, dist.destroy_process_group
 
 LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
 
@@ -48,7 +47,7 @@ def patches():
     yield ProcessGroup, "split_group", split_group
     yield ProcessGroup, "_start_coalescing", start_coalescing
     yield ProcessGroup, "_end_coalescing", end_coalescing
-    yield torch._C, "_collect_all", collect_all
+    yield C, "_collect_all", collect_all
     yield c10d.FakeProcessGroup, "perform_nocolor_split", lambda self, device: None  # who is not in a new group
     yield dist, "Reducer", Reducer
     yield dist, "_register_builtin_comm_hook", register_builtin_hook
@@ -189,7 +188,7 @@ def register_builtin_hook(reducer, kind):
 
     half = kind == dist.BuiltinCommHookType.FP16_COMPRESS
     hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
-    dist._register_comm_hook(reducer, reducer.group, hook)
+    register_comm_hook(reducer, reducer.group, hook)
 
 
 class Works(c10d.Work):
@@ -246,7 +245,7 @@ class Reducer(_Reducer):
 
 def broadcast_in_cpp(*args):
     with current().clock.in_cpp():
-        return _broadcast_coalesced(*args)
+        return broadcast_coalesced(*args)
 
 
 def verify(group, tensors, *args):
@@ -254,4 +253,4 @@ def verify(group, tensors, *args):
     if any(inner_of(tensor).is_meta for tensor in tensors):
         return None
     with allocations_beside(tensors):
-        return _verify(group, tensors, *args)
+        return verify_params_across_processes(group, tensors, *args)

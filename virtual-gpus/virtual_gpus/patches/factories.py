@@ -11,9 +11,16 @@ import math
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext, _device_constructors
 
+from virtual_gpus.compat import (
+    C_nn,
+    DeviceContext,
+    device_constructors,
+    get_current_function_mode_stack,
+    len_torch_function_stack,
+)
+from virtual_gpus.compat import Generator as _Generator
+from virtual_gpus.compat import parse_to as _parse_to
 from virtual_gpus.constants import UnknownScalar
 from virtual_gpus.errors import check_generator
 from virtual_gpus.gpu import VirtualGenerator
@@ -40,7 +47,7 @@ NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    for original in _device_constructors():
+    for original in device_constructors():
         owner, name = public_name(original)
         yield owner, name, from_data(original) if name in FROM_DATA else placed(original, constructs=True)
     yield torch.utils.data.dataset, "randperm", placed(_randperm, constructs=True)
@@ -56,7 +63,7 @@ def patches():
         yield Tensor, function.__name__, function
     yield Tensor, "type", type_
     yield torch, "Generator", Generator
-    yield torch._C._nn, "_parse_to", parse_to
+    yield C_nn, "_parse_to", parse_to
 
 
 def public_name(function):
@@ -74,7 +81,7 @@ def default_device():
     (torch.get_default_device would make a tensor to find out, and so come back here.)
     """
     default = None if current() is None else current().default_device
-    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    modes = get_current_function_mode_stack() if len_torch_function_stack() else ()
     return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), default)
 
 
@@ -92,7 +99,7 @@ def placed(original, constructs=False):
         if device is None and constructs and "out" not in kwargs:
             device = default_device()
         gpu = find(device)
-        if isinstance(kwargs.get("generator"), torch._C.Generator):
+        if isinstance(kwargs.get("generator"), _Generator):
             check_generator(kwargs["generator"], like.gpu if device is None and like is not None else gpu)
         if gpu is None and (device is None or like is None):
             pin = kwargs.pop("pin_memory", False)
@@ -122,7 +129,7 @@ def drawing(original):
     def draw(tensor, *args, **kwargs):
         if not isinstance(tensor, VirtualTensor):
             for value in (*args, *kwargs.values()):
-                if isinstance(value, torch._C.Generator):
+                if isinstance(value, _Generator):
                     check_generator(value, None)
         return original(tensor, *args, **kwargs)
 
@@ -211,9 +218,6 @@ def to(self, *args, **kwargs):
 def parse_to(*args, **kwargs):
     """What X.to(…) and net.to(…) make of their arguments; 1 is cuda:1, also for a PyTorch built without CUDA."""
     return _parse_to(*(torch.device("cuda", a) if type(a) is int else a for a in args), **kwargs)
-
-
-_parse_to = torch._C._nn._parse_to
 
 
 def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=False):
@@ -317,7 +321,7 @@ def is_pinned(self, device=None):
 
 class GeneratorType(type):
     def __instancecheck__(cls, instance):
-        return isinstance(instance, torch._C.Generator)
+        return isinstance(instance, _Generator)
 
 
 class Generator(metaclass=GeneratorType):
@@ -325,7 +329,7 @@ class Generator(metaclass=GeneratorType):
 
     def __new__(cls, device="cpu"):
         gpu = find(device)
-        return torch._C.Generator(device) if gpu is None else VirtualGenerator(gpu=gpu)
+        return _Generator(device) if gpu is None else VirtualGenerator(gpu=gpu)
 
 
 # Its own: they work when the GPUs are off, too.

@@ -1,7 +1,6 @@
 """Results of functional collectives that have not been waited for: to C++ they are where it sees what is inside."""
 
-from torch import Tensor
-
+from virtual_gpus.compat import make_wrapper_subclass
 from virtual_gpus.tensors.tensor import VirtualTensor
 
 MODULE = "torch.distributed._functional_collectives"  # imported by the programs that need it
@@ -16,7 +15,7 @@ def patches(module):
         if not isinstance(elem, VirtualTensor):
             return original(cls, elem)
         sizes = {"strides": elem.stride(), "storage_offset": elem.storage_offset(), "dtype": elem.dtype}
-        made = Tensor._make_wrapper_subclass(cls, elem.shape, **sizes, requires_grad=elem.requires_grad)
+        made = make_wrapper_subclass(cls, elem.shape, **sizes, requires_grad=elem.requires_grad)
         made.elem, made.completed = elem, False
         return made
 

@@ -11,6 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from virtual_gpus.compat import (
+    VF,
+    AutoDispatchBelowAutograd,
+    C_nn,
+    ExcludeDispatchKeyGuard,
+    nested_tensor_from_mask_left_aligned,
+)
+from virtual_gpus.compat import pack_padded_sequence as _pack_padded_sequence
+from virtual_gpus.compat import pad_packed_sequence as _pad_packed_sequence
+from virtual_gpus.compat import pad_sequence as _pad_sequence
 from virtual_gpus.errors import check_lengths, check_query, check_recurrent
 from virtual_gpus.ops import attention as kernels
 from virtual_gpus.ops.normalization import fused_rms_norm, fused_rms_norm_backward
@@ -19,9 +29,7 @@ from virtual_gpus.patches.autocast import cast
 from virtual_gpus.tensors.tensor import DisableTorchDispatch, VirtualTensor, inner_of, wrap
 
 # The originals, taken before anything is patched.
-_dropout, _attention, _pad_packed_sequence = F.dropout, F.scaled_dot_product_attention, torch._VF._pad_packed_sequence
-_ctc_loss, _left_aligned = torch.ctc_loss, torch._nested_tensor_from_mask_left_aligned
-_pack_padded_sequence, _pad_sequence = torch._VF._pack_padded_sequence, torch._C._nn.pad_sequence
+_dropout, _attention, _ctc_loss = F.dropout, F.scaled_dot_product_attention, torch.ctc_loss
 _rms_norm, aten = torch.rms_norm, torch.ops.aten
 SCATTERED = (  # cuDNN copies such weights together at each call
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
@@ -35,14 +43,14 @@ def patches():
     yield F, "dropout", dropout
     yield F, "scaled_dot_product_attention", attention
     yield torch, "rms_norm", rms_norm
-    yield torch._VF, "_pack_padded_sequence", pack_padded_sequence
-    yield torch._VF, "_pad_packed_sequence", pad_packed_sequence
-    yield torch._C._nn, "pad_sequence", pad_sequence
+    yield VF, "_pack_padded_sequence", pack_padded_sequence
+    yield VF, "_pad_packed_sequence", pad_packed_sequence
+    yield C_nn, "pad_sequence", pad_sequence
     yield torch, "_nested_tensor_from_mask_left_aligned", left_aligned
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        yield torch._VF, name, recurrent(getattr(torch._VF, name))
+        yield VF, name, recurrent(getattr(VF, name))
     for name in ("lstm_cell", "gru_cell"):  # their weights are lowered, and kept, by autocast itself
-        yield torch._VF, name, lowered(getattr(torch._VF, name), 2)
+        yield VF, name, lowered(getattr(VF, name), 2)
     yield torch, "ctc_loss", ctc_loss
     for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
         yield owner, name, of_inner(getattr(owner, name))
@@ -153,7 +161,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value, attn_mask = (cast(t, dtype) for t in (query, key, value, attn_mask))
-    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+    with ExcludeDispatchKeyGuard(AUTOCAST):
         fits = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
         if not fits or (attn_mask is not None and is_causal):
             return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
@@ -192,7 +200,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, shape, weight, eps):
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             out, scale = aten._fused_rms_norm(x, shape, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         ctx.options = shape, eps
@@ -231,7 +239,7 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
 
 def left_aligned(t, mask):
     """No: then nn.TransformerEncoder does without nested tensors, which virtual GPUs can't hold."""
-    return not isinstance(t, VirtualTensor) and _left_aligned(t, mask)
+    return not isinstance(t, VirtualTensor) and nested_tensor_from_mask_left_aligned(t, mask)
 
 
 def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
+from virtual_gpus.compat import engine_run_backward, is_legacy_batchedtensor
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import gradient_on
 
 # The originals, taken before anything is patched.
-_run_backward, _register_hook = torch.autograd._engine_run_backward, Tensor.register_hook
+_register_hook = Tensor.register_hook
 _apply, _apply_backward = vars(Function)["apply"], BackwardCFunction.apply
 
 
@@ -38,7 +39,7 @@ def device_of(value):
 
 def batched(grad):
     """Whether this is a stack of gradients, which is_grads_batched=True makes; autograd takes it for one of them."""
-    return isinstance(grad, Tensor) and torch._C._functorch.is_legacy_batchedtensor(grad)
+    return isinstance(grad, Tensor) and is_legacy_batchedtensor(grad)
 
 
 def on_device(grad, device, index, who=""):
@@ -55,7 +56,7 @@ def start_backward(outputs, grads, *args, **kwargs):
     grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
     with current().clock.backward():
         try:
-            found = _run_backward(outputs, grads, *args, **kwargs)
+            found = engine_run_backward(outputs, grads, *args, **kwargs)
         except RuntimeError as error:
             if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, outputs)):
                 error.args = (str(error).replace("[torch.", "[torch.cuda."),)

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import C
+from virtual_gpus.compat import set_default_tensor_type as _set_default_tensor_type
 from virtual_gpus.state import current
 
 LEGACY = "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()
-
-# The original, taken before anything is patched.
-_set_default_tensor_type = torch._C._set_default_tensor_type
 
 
 class LegacyType(type):
@@ -48,7 +47,7 @@ def patches():
     for module in (torch, torch.cuda):
         for name in LEGACY:
             yield module, f"{name}Tensor", legacy_type(module, f"{name}Tensor")
-    yield torch._C, "_set_default_tensor_type", set_default_tensor_type
+    yield C, "_set_default_tensor_type", set_default_tensor_type
 
 
 def set_default_tensor_type(kind):

@@ -1,7 +1,6 @@
 """The functions of C++ under PyTorch's snapshots and histories of memory; its Python on top of them stays as it is."""
 
-import torch
-
+from virtual_gpus.compat import C
 from virtual_gpus.memory import history
 from virtual_gpus.state import current
 
@@ -16,7 +15,7 @@ REFUSED = {
 def patches():
     """(owner, name, replacement), for patches.install."""
     for name, what in REFUSED.items():
-        yield torch._C, name, refusing(what)
+        yield C, name, refusing(what)
     for name, value in (
         ("_cuda_memorySnapshot", memory_snapshot),
         ("_cuda_record_memory_history", record_memory_history),
@@ -25,7 +24,7 @@ def patches():
         ("_cuda_memoryMetadataSupported", lambda: False),
         ("_cuda_getMemoryMetadata", lambda: ""),
     ):
-        yield torch._C, name, value
+        yield C, name, value
 
 
 def refusing(what):

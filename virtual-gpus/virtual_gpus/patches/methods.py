@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import handle_torch_function, has_torch_function
 
+from virtual_gpus.compat import DisableTorchFunctionSubclass
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tensors.subclasses import virtual_class
 from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class
@@ -52,7 +53,7 @@ def as_subclass(self, cls):
     cls = cpu_class(cls)
     if not isinstance(self, VirtualTensor):
         return Base.as_subclass(self, cls)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         made = torch.ops.aten.alias.default(self)
     made.__class__ = virtual_class(cls)
     return made

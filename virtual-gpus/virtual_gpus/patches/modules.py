@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
+from virtual_gpus.compat import module_apply
 from virtual_gpus.state import find
 from virtual_gpus.tensors.copies import transfer
 from virtual_gpus.tensors.identity import move_in_place, swap_impl
 from virtual_gpus.tensors.tensor import Base, VirtualTensor, set_data
 
 # The originals, taken before anything is patched.
-_apply, _swap_tensors = torch.nn.Module._apply, torch.utils.swap_tensors
+_swap_tensors = torch.utils.swap_tensors
 _swaps_parameters = torch.__future__.get_swap_module_params_on_conversion
 _materialize = UninitializedTensorMixin.materialize
 
@@ -55,7 +56,7 @@ def apply_to_module(self, fn, recurse=True):
     before = getattr(_moving, "swap", None)
     _moving.swap = not any(isinstance(p, UninitializedTensorMixin) for p in self._parameters.values())
     try:
-        return _apply(self, fn, recurse)
+        return module_apply(self, fn, recurse)
     finally:
         _moving.swap = before
 

@@ -4,10 +4,10 @@ import functools
 from types import SimpleNamespace
 
 import torch
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp, distributed_c10d
 
 from virtual_gpus import compat
+from virtual_gpus.compat import c10d
 
 ProcessGroup, FakeProcessGroup = c10d.ProcessGroup, c10d.FakeProcessGroup
 REDUCING = "allreduce allreduce_coalesced reduce reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced"

@@ -3,9 +3,10 @@
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
+from virtual_gpus.compat import recomputation_hook
 from virtual_gpus.state import current
 
-_Recomputation, _backward = checkpoint._recomputation_hook, CheckpointFunction.backward
+_backward = CheckpointFunction.backward
 
 
 def patches():
@@ -14,7 +15,7 @@ def patches():
     yield CheckpointFunction, "backward", staticmethod(backward)
 
 
-class Recomputation(_Recomputation):
+class Recomputation(recomputation_hook):
     """What use_reentrant=False computes in. Gradients that are taken inside belong to it: hence the range."""
 
     def __enter__(self):

@@ -4,24 +4,29 @@ What lies on a virtual GPU can't be saved with TorchScript: C++ would write it, 
 """
 
 import torch
-from torch.jit import RecursiveScriptModule, ScriptModule, _builtins, _recursive, _serialization
+from torch.jit import RecursiveScriptModule, ScriptModule
 
+from virtual_gpus.compat import (
+    find_builtin,
+    get_builtin_table,
+    jit_builtins,
+    jit_recursive,
+    jit_serialization,
+    try_compile_fn,
+)
+from virtual_gpus.compat import validate_map_location as _validate_map_location
 from virtual_gpus.state import find
 from virtual_gpus.tensors.tensor import is_virtual
 
 ORIGINALS = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
 
-# The originals, taken before anything is patched.
-_find_builtin, _try_compile_fn = _builtins._find_builtin, _recursive.try_compile_fn
-_validate_map_location = _serialization.validate_map_location
-
 
 def patches():
     """(owner, name, replacement), for patches.install."""
-    _builtins._get_builtin_table()  # made once, of PyTorch's own functions
-    yield _builtins, "_find_builtin", lambda fn: _find_builtin(original_of(fn))
-    yield _recursive, "try_compile_fn", lambda fn, loc: _try_compile_fn(original_of(fn), loc)
-    yield _serialization, "validate_map_location", validate_map_location
+    get_builtin_table()  # made once, of PyTorch's own functions
+    yield jit_builtins, "_find_builtin", lambda fn: find_builtin(original_of(fn))
+    yield jit_recursive, "try_compile_fn", lambda fn, loc: try_compile_fn(original_of(fn), loc)
+    yield jit_serialization, "validate_map_location", validate_map_location
     for kind in (ScriptModule, RecursiveScriptModule):  # the first, what traced modules are, has methods of its own
         for name in ("save", "save_to_buffer"):  # torch.jit.save calls one of them
             yield kind, name, only_from_the_cpu(getattr(kind, name))

@@ -5,8 +5,8 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 from torch.nn.parameter import Parameter
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from virtual_gpus.compat import default_collate_fn_map
 from virtual_gpus.environment import naming
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.state import current

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import ScriptObject, Tensor
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
 from virtual_gpus.clock.nccl import collective_seconds
-from virtual_gpus.compat import unbox_reduce_op
+from virtual_gpus.compat import c10d, unbox_reduce_op
 from virtual_gpus.constants import all_reduce_constants
 from virtual_gpus.ops.table import NAMESPACE_HANDLERS
 from virtual_gpus.ranks import gloo_backend

@@ -9,16 +9,15 @@ from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
+from virtual_gpus.compat import DispatchKey, TorchDispatchMode, functionalize_unsafe_set, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ops.table import NAMESPACE_HANDLERS
 from virtual_gpus.tensors.tensor import is_virtual, wrap
 from virtual_gpus.tree import tensors_in
 
 IN_FLIGHT = {}  # {storage: result} of functional collectives that have not been waited for
-KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
+KERNEL = DispatchKey.CompositeExplicitAutograd
 
 
 class GPUAllocations(TorchDispatchMode):
@@ -38,7 +37,7 @@ class GPUAllocations(TorchDispatchMode):
             args = tree_map_only(Tensor, lambda x: x if is_virtual(x) else wrap(x, self.gpu), args)
         out = func(*args, **kwargs)
         if func.is_view and is_virtual(out):
-            torch._functionalize_unsafe_set(out, args[0])  # C++ compares storages, to see what is a view of what
+            functionalize_unsafe_set(out, args[0])  # C++ compares storages, to see what is a view of what
         return out
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from virtual_gpus.clock.streams import Stream
+from virtual_gpus.compat import functionalize_unsafe_set, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.tensors.tensor import VirtualTensor, wrap
 
@@ -21,14 +21,14 @@ class AsyncTensor(VirtualTensor):
     def of(cls, tensor: VirtualTensor, source) -> "AsyncTensor":
         """The values of `tensor` once source.wait() has returned."""
         made = wrap(tensor.inner, tensor.gpu)
-        torch._functionalize_unsafe_set(made, tensor)  # C++ compares storages, to see what is a view of what
+        functionalize_unsafe_set(made, tensor)  # C++ compares storages, to see what is a view of what
         made.__class__, made.source = cls, source
         return made
 
     def wait(self) -> VirtualTensor:
         self.source.wait()
         made = wrap(self.inner, self.gpu)
-        torch._functionalize_unsafe_set(made, self)
+        functionalize_unsafe_set(made, self)
         return made
 
     @classmethod
@@ -36,7 +36,7 @@ class AsyncTensor(VirtualTensor):
         args, kwargs = tree_map_only(AsyncTensor, AsyncTensor.wait, (args, kwargs or {}))
         out = func(*args, **kwargs)
         if func.is_view:
-            torch._functionalize_unsafe_set(out, args[0])
+            functionalize_unsafe_set(out, args[0])
         return out
 
 

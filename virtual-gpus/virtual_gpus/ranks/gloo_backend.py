@@ -10,11 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
-from torch.utils._pytree import tree_map_only
 
 from virtual_gpus.clock.costs import link_seconds
 from virtual_gpus.clock.topology import Topology
+from virtual_gpus.compat import OpOverload, c10d, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.handshake import Connection
 from virtual_gpus.ranks.members import Members
@@ -52,7 +51,7 @@ class GlooConnection(Connection):
         self.values._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
 
-def call(group, func: torch._ops.OpOverload, args: tuple):
+def call(group, func: OpOverload, args: tuple):
     """An operation `func` of c10d on tensors of which some are on virtual GPUs, in a GlooGroup."""
     name, tensors, written = func.overloadpacket.__name__, list(tensors_in(args)), list(tensors_in([args[0]]))
     gpu = check(name, tensors)

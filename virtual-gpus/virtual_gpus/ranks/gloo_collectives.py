@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import DistBackendError, ReduceOp
+
+from virtual_gpus.compat import c10d
 
 SUM, AVG, MAX, PREMUL_SUM = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM
 

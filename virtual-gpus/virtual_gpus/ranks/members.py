@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from virtual_gpus.compat import GlooOptions, get_default_store
+
 
 class Members(NamedTuple):
     """The ranks of a group, the store by which they find each other, and how long they wait for each other."""
@@ -34,7 +36,7 @@ class Members(NamedTuple):
 
     def gloo(self, name: str) -> dist.ProcessGroupGloo:
         """A gloo group of them, on this computer unless GLOO_SOCKET_IFNAME names an interface to others."""
-        options = dist.ProcessGroupGloo._Options()
+        options = GlooOptions()
         options._timeout, options._threads = self.timeout, 1
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
@@ -56,4 +58,4 @@ class Members(NamedTuple):
         return ""
 
     def status_store(self) -> dist.Store:
-        return dist.PrefixStore("where ranks wait", dist.distributed_c10d._get_default_store())
+        return dist.PrefixStore("where ranks wait", get_default_store())

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from virtual_gpus.clock.nccl import collective_seconds
+from virtual_gpus.compat import c10d, resolve_process_group
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
 from virtual_gpus.ranks.gloo_backend import GlooConnection, GlooWork
@@ -58,7 +58,7 @@ class Group:
     @property
     def row(self) -> str:
         """The row of its operations in a timeline: groups that the program has named, as meshes do, have their own."""
-        named = c10d._resolve_process_group(self.group_name).group_desc.removeprefix("mesh_")
+        named = resolve_process_group(self.group_name).group_desc.removeprefix("mesh_")
         return "collective" if named in ("default_pg", "undefined", "") else f"collective, {named}"
 
     def channel(self, gpu: VirtualGPU, source: int, target: int) -> Communicator:

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from torch._C import _distributed_c10d as c10d
-
 from virtual_gpus.clock.host import Launch
 from virtual_gpus.clock.streams import current_stream_of
+from virtual_gpus.compat import c10d
 from virtual_gpus.ranks.futures import Future
 from virtual_gpus.ranks.handshake import Record
 from virtual_gpus.ranks.transfer import Transfer

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import Generator
 from virtual_gpus.errors import check_devices, check_generator
 from virtual_gpus.frames import called_from_cpp_autograd
 from virtual_gpus.gpu import record_copy
@@ -77,7 +78,7 @@ class Arguments:
         part = key_part(value)
         if isinstance(value, Tensor):
             self.misplaced += (value,)
-        elif isinstance(value, torch._C.Generator):
+        elif isinstance(value, Generator):
             check_generator(value, self.gpu)
             value = None if self.gpu.backing.type == "meta" else value
         elif type(value) is torch.device and self.gpu is not None:

@@ -8,6 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import (
+    DispatchKey,
+    ForceDispatchKeyGuard,
+    Generator,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+)
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_mask
 from virtual_gpus.gpu import VirtualGPU, record_copy
@@ -129,7 +136,7 @@ def attention_backward(op, args, kwargs):
 def random(op, args, kwargs):
     """Random numbers come from the GPU's generator, unless the program gives one."""
     given = Arguments(op, args, kwargs)
-    if not any(isinstance(value, torch._C.Generator) for value in (*given.inner, *given.inner_kwargs.values())):
+    if not any(isinstance(value, Generator) for value in (*given.inner, *given.inner_kwargs.values())):
         given.inner_kwargs["generator"] = given.gpu.generator
     return run(op, given, args, kwargs)
 
@@ -194,7 +201,7 @@ def update_meta(tensor: VirtualTensor) -> None:
 
 def enable_conjugate_keys():
     """Inside, C++ resolves lazy conjugation, as it does outside of __torch_dispatch__."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+    excluded = dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.Conjugate, DispatchKey.Negative):
         excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    return ForceDispatchKeyGuard(dispatch_tls_local_include_set(), excluded)

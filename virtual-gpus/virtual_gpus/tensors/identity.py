@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import swap_tensor_impl
+
 VIRTUAL_ATTRIBUTES = ("inner", "tensor_meta", "gpu")  # those that make a tensor virtual
 ALL_ATTRIBUTES = vars(Tensor)["__dict__"]  # the descriptor of PyTorch's own __dict__, which has these, too
 
@@ -74,7 +76,7 @@ def swap_impl(a: Tensor, b: Tensor) -> None:
     ALL_ATTRIBUTES.__set__(a, attributes[1])
     ALL_ATTRIBUTES.__set__(b, attributes[0])
     hooks = [(t._backward_hooks, t._post_accumulate_grad_hooks) for t in (a, b)]
-    torch._C._swap_tensor_impl(a, b)
+    swap_tensor_impl(a, b)
     for tensor, own in zip((a, b), hooks, strict=True):  # hooks belong to the object that they were given to
         if own != (None, None):
             tensor._backward_hooks, tensor._post_accumulate_grad_hooks = own

@@ -13,6 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
+from virtual_gpus.compat import (
+    DisableTorchDispatch,
+    DispatchKey,
+    DispatchKeySet,
+    ForceDispatchKeyGuard,
+    add_suffixes,
+    disabled_torch_function_impl,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+    make_wrapper_subclass,
+    new_dtypes,
+    rebuild_from_type_v2,
+    tensor_str,
+    torch_utils,
+)
 from virtual_gpus.constants import constant_of, unknown_scalars
 from virtual_gpus.errors import misplaced_gradient, no_addresses, no_values, not_numpy
 from virtual_gpus.gpu import VirtualGPU, record_copy
@@ -28,12 +43,9 @@ from virtual_gpus.tensors.identity import (
 )
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 
-DisableTorchDispatch = (
-    torch._C._DisableTorchDispatch
-)  # inside, no mode of the program's sees operations on inner tensors
+DisableTorchDispatch = DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
-CPU_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_make_wrapper = Tensor._make_wrapper_subclass
+CPU_KERNELS = DispatchKeySet(DispatchKey.CPU)
 STRIDED, CPU = torch.strided, torch.device("cpu")
 
 
@@ -44,7 +56,7 @@ class VirtualTensor(Tensor):
     tensor_meta: tuple  # meta_cache.tensor_meta_of(inner), kept because it is part of every key
     gpu: VirtualGPU
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function_impl
 
     def __new__(cls, data, requires_grad=None):
         """type(x)(data), as libraries copy a tensor; with requires_grad=…, as they copy a parameter, a parameter."""
@@ -78,7 +90,7 @@ class VirtualTensor(Tensor):
     def __repr__(self, *, tensor_contents=None):
         self.gpu.clock.wait_for_value(self.gpu)
         with DisableTorchDispatch():
-            body = "..." if self.inner.is_meta else torch._tensor_str._tensor_str(self.inner, indent=len("tensor("))
+            body = "..." if self.inner.is_meta else tensor_str(self.inner, indent=len("tensor("))
         notes = [f"device='{self.device}'"]
         if self.inner.is_meta or (self.numel() == 0 and self.dim() != 1):
             notes.append(f"size={tuple(self.shape)}")
@@ -89,7 +101,7 @@ class VirtualTensor(Tensor):
         elif self.requires_grad:
             notes.append("requires_grad=True")
         head = "tensor(" if type(self) is VirtualTensor else f"{type(self).__name__}("
-        text = torch._tensor_str._add_suffixes(head + body, notes, len(head), force_newline=False)
+        text = add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
     def item(self):
@@ -230,7 +242,7 @@ class VirtualTensor(Tensor):
     def __reduce_ex__(self, protocol):
         """Pickled as PyTorch pickles a tensor on cuda:i: nothing of this library is needed to load it."""
         if isinstance(self, Parameter):
-            return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
+            return torch_utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         if self.inner.is_meta:
             raise no_values("saving a tensor")
         record_copy(self.nbytes, self.gpu, None)
@@ -238,15 +250,15 @@ class VirtualTensor(Tensor):
         storage = inner.untyped_storage()
         storage.saved_from = str(self.device)  # read by checkpoint.location_of
         where = inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict()
-        if self.dtype in torch.storage._new_dtypes():  # which no typed storage has
-            rebuilt = torch._utils._rebuild_tensor_v3, (storage, *where, self.dtype)
+        if self.dtype in new_dtypes():  # which no typed storage has
+            rebuilt = torch_utils._rebuild_tensor_v3, (storage, *where, self.dtype)
         else:
             typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
-            rebuilt = torch._utils._rebuild_tensor_v2, (typed, *where)
+            rebuilt = torch_utils._rebuild_tensor_v2, (typed, *where)
         if type(self) is VirtualTensor:
             return rebuilt
         function, arguments = rebuilt
-        return torch._tensor._rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, user_attributes(self))
+        return rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, user_attributes(self))
 
 
 # As real tensors are called in errors and by repr(type(x)).
@@ -266,10 +278,10 @@ def is_advanced(index: Any) -> bool:
 def enable_python_key():
     """Inside, operations come through __torch_dispatch__ also where C++ has excluded the Python key: torch.Tensor([x])
     does, and calls x.__float__()."""
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):  # the second before PyTorch 2.15
+    included, excluded = dispatch_tls_local_include_set(), dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):  # the second before PyTorch 2.15
         excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(included, excluded)
+    return ForceDispatchKeyGuard(included, excluded)
 
 
 def is_virtual(value: Any) -> bool:
@@ -307,7 +319,7 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
         raise AssertionError("a storage belongs to one GPU")
     shape, stride = inner.shape, inner.stride()
     # By position (after the offset: memory_format, dtype, layout, device), because names are slow to look up here.
-    self = _make_wrapper(VirtualTensor, shape, stride, inner.storage_offset(), None, dtype, STRIDED, CPU)
+    self = make_wrapper_subclass(VirtualTensor, shape, stride, inner.storage_offset(), None, dtype, STRIDED, CPU)
     self.inner, self.tensor_meta, self.gpu = inner, (shape, stride, dtype), gpu
     return self
 

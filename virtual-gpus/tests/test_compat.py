@@ -1,0 +1,43 @@
+"""The private names of PyTorch's that the package uses are all in `compat`, and this PyTorch has them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import virtual_gpus
+from virtual_gpus import compat
+
+PACKAGE = Path(virtual_gpus.__file__).parent
+OTHERS = {"_replace", "_asdict", "_fields", "_getframe", "_bootstrap", "_module_locks", "_launch"}  # Python's own
+
+
+@pytest.mark.parametrize("owner", compat.ATTRIBUTES, ids=lambda owner: owner.__name__)
+def test_this_pytorch_has_the_attributes(owner):  # the names themselves, if `compat` could be imported
+    assert [name for name in compat.ATTRIBUTES[owner].split() if not hasattr(owner, name)] == []
+
+
+def test_no_other_module_uses_a_private_name():
+    known = OTHERS.union(compat.LATER.split(), *map(str.split, compat.ATTRIBUTES.values()))
+    others = (path for path in PACKAGE.rglob("*.py") if path != Path(compat.__file__))
+    assert [(path.name, text) for path in others for text in private_names(path, known)] == []
+
+
+def private_names(path, known):
+    """What `path` imports of PyTorch's private modules, or reads of what isn't `known` or begins with torch."""
+    tree = ast.parse(path.read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}  # of its classes
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            yield from filter(is_private, (f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("torch") and is_private(alias.name))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            text = ast.unparse(node)
+            operation = text.startswith(("torch.ops.", "aten."))
+            if not operation and (node.attr not in known or text.startswith("torch.")):
+                yield text
+
+
+def is_private(name):
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
