@@ -4,6 +4,7 @@
 #   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them
+#   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB)
 #   make serve                build the book and serve it at http://localhost:8000
 #   make run-notebooks        run all chapters and store their outputs
 #                             one chapter: make run-notebooks CHAPTER=chapters/NN-name.ipynb
@@ -18,6 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ALL ?=
+TORCH ?=
 CPU ?=
 CHAPTER ?=
 LAB_ARGS ?=
@@ -33,7 +35,7 @@ READY := $(VENV)/.ready-$(HASH)
 # The libraries of this checkout, also where the environment was set up for another one.
 export PYTHONPATH := $(CURDIR):$(CURDIR)/virtual-gpus$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: book test serve lab run-notebooks pictures clean
+.PHONY: book test test-virtual serve lab run-notebooks pictures clean
 .DEFAULT_GOAL := book
 
 $(READY)-book: NEEDS = requirements-book.txt
@@ -45,8 +47,8 @@ $(READY)-dev: MARKS = $(READY)-book $(READY)-run $(READY)-dev
 $(READY)-run $(READY)-dev: FIRST = $(if $(CPU),$(CPU_BUILDS))
 
 $(READY)-book $(READY)-run $(READY)-dev:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
-	  { echo "$(PYTHON) is not a Python from 3.10 to 3.13; name one: make book PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	  { echo "$(PYTHON) is not a Python from 3.11 to 3.14; name one: make book PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV): $(NEEDS)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(VENV)/.ready-*
@@ -64,6 +66,14 @@ test: $(READY)-dev
 	$(BIN)/lint-imports --no-cache --config virtual-gpus/pyproject.toml
 	$(BIN)/mypy --config-file virtual-gpus/pyproject.toml virtual-gpus/virtual_gpus
 	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 10
+
+# Without TORCH, the newest. A build without CUDA: TORCH=2.13.0 where pip finds such a wheel.
+test-virtual: PY = .venv-torch-$(or $(TORCH),newest)/bin/python
+test-virtual:
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(PY:/bin/python=)
+	$(PY) -m pip install -q --disable-pip-version-check 'torch$(if $(TORCH),==$(TORCH).*)' pytest psutil numpy expecttest hypothesis \
+	  setuptools matplotlib
+	cd virtual-gpus && PYTHONPATH=$(CURDIR)/virtual-gpus MGPU_ALL=$(ALL) $(CURDIR)/$(PY) -m pytest -q
 
 serve: book
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
