@@ -133,7 +133,8 @@ class Communicator:
 
     def close(self, seconds: float | None = None) -> None:
         """There will be no more operations. Waits for those there are, but no longer than `seconds`."""
-        self.members = self.members._replace(store=None)  # so that the next group of these ranks gets another store
+        # nothing keeps the store, so that the next group of these ranks gets another one
+        self.members, self.connect = self.members._replace(store=None), None
 
 
 def complete(works: dict[int, NcclWork]) -> None:
