@@ -14,7 +14,7 @@ On four virtual GPUs:
 
 What a step would take on 16 H100, without any of them:
 
-    python -m virtual_gpus --dry-run --gpus 16 --gpu H100 examples/train_ddp.py --net resnet18 --batch-size 4096
+    python -m virtual_gpus plan -n 16 --gpu H100 examples/train_ddp.py --net resnet18 --batch-size 4096
 
 On two machines with four GPUs each. Start the same line on both; HOST is the name of one of them:
 

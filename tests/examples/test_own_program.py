@@ -88,7 +88,7 @@ def test_the_workflow_runs_the_commands_of_the_page():
 
 
 def test_a_dry_run_and_one_with_a_fast_host_which_takes_less_than_half_of_the_time(project):
-    fast = DRY_RUN.replace("--dry-run", "--dry-run --host 0.33")
+    fast = DRY_RUN.replace(" plan ", " plan --host 0.33 ")
     assert "With `--host 0.33`" in PAGE and fast != DRY_RUN
     said = run(shell(DRY_RUN), project), run(running.forked(fast), project)
     assert says(SAYS[DRY_RUN], said[0])

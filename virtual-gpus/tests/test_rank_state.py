@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from virtual_gpus.cli import launch
+from virtual_gpus.cli.main import main
 
 np = pytest.importorskip("numpy")
 
@@ -96,7 +96,7 @@ def dtype_of(rank):
 def test_each_rank_has_a_process_s_state_of_its_own(program, capsys):
     """The first attempt is with rank 0 alone: nothing of it is left when rank 1 is found to be needed."""
     before = state()
-    launch.main(["--dry-run", "--gpus", "2", str(program), "argument"])
+    main(["plan", "-n", "2", str(program), "argument"])
     assert state() == before
     for rank in (0, 1):
         found = json.loads((program.parent / f"rank{rank}.json").read_text())

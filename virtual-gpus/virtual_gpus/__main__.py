@@ -1,8 +1,8 @@
-"""python -m virtual_gpus script.py: see `launch`."""
+"""python -m virtual_gpus: the command `virtual-gpus`."""
 
 import sys
 
-from virtual_gpus.cli.launch import main
+from virtual_gpus.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -71,6 +71,7 @@ class Machine:
         self.rank, self.ranks = None, 1
         self.communicator_class = RealCommunicator if self.dry is None else Communicator  # a dry run has its own
         self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
+        self.step_memory = None  # in a dry run, what keeps account of a step's memory: see `dry_runs.step_memory`
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False

@@ -39,6 +39,9 @@ def reporting(machine, setup, inherited=False):
     except SystemExit as end:
         failed = bool(end.code)
         raise
+    except KeyboardInterrupt:  # of all ranks, as a rule
+        failed = False
+        raise
     finally:
         hook.remove()
         name, timeline = process_name(machine, inherited), machine.timeline
@@ -152,10 +155,15 @@ def read_accounts(path, run):
 
 def in_words(machine, accounts):
     """The accounts {name: lines} of the processes, one after the other."""
-    processes = "" if "" in accounts else f"{len(accounts)} process{'es' * (len(accounts) > 1)}, "
-    gpus = f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
-    first = f"{processes}{gpus} (all times are modelled)"
+    n = max(len(accounts), int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)))
+    missing = f" (only {', '.join(accounts)} had an account to give)" * (len(accounts) < n)
+    processes = "" if "" in accounts else f"{n} process{'es' * (n > 1)}{missing}, "
+    first = f"{processes}{machine_in_words(machine)} (all times are modelled)"
     return "\n".join([first, *(line for name in sorted(accounts, key=number_in) for line in accounts[name])])
+
+
+def machine_in_words(machine):
+    return f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
 
 
 def account(machine, steps, name=""):

@@ -1,103 +1,64 @@
-"""Run a program that knows nothing of this library on virtual GPUs.
-
-    python -m virtual_gpus [options] script.py [arguments]
-    python -m virtual_gpus [options] -m module [arguments]
-    torchrun --nproc-per-node 4 -m virtual_gpus [options] script.py [arguments]
-    python -m virtual_gpus --dry-run --gpus 64 --gpu H100 --per-node 8 [options] script.py [arguments]
+"""Runs a program that knows nothing of this library on virtual GPUs, in this process.
 
 The program is the same as on a machine with that many GPUs: its arguments, its exit status and its errors are its own.
-Processes that it starts have virtual GPUs like it: see `inheriting`. In a dry run it is one of as many processes as
-there are GPUs, and is ended as soon as it is clear what a step takes: see `dry`.
+Processes that it starts have virtual GPUs like it: see `children`.
 """
 
 import argparse
-import functools
 import os
 import runpy
 import sys
 import uuid
 
 from virtual_gpus.children import Setup, handed_down
-from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
-from virtual_gpus.clock.specs import GPUS, LINKS
-from virtual_gpus.dry_runs.cluster import Cluster
-from virtual_gpus.dry_runs.dry_run import NotConverged, dry_script
-from virtual_gpus.report import reporting
+from virtual_gpus.cli.main import FAILED, INTERRUPTED
+from virtual_gpus.cli.processes import NOT_THE_FIRST
+from virtual_gpus.cli.rank import settle_in
+from virtual_gpus.cli.tracebacks import show, where
+from virtual_gpus.report import machine_in_words, reporting
+
+OF_TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+ANOTHER_HAS_GONE = "another rank has gone"  # what a communicator says
+HINT = """
+{program} expects torchrun, which starts a process for each GPU. On virtual GPUs that is: \
+virtual-gpus run -n {gpus} {program}"""
 
 
-def main(arguments=None):
-    """Run the program that the command line names; returns nothing, or raises what the program does."""
-    options = parse(arguments)
-    if options.cluster:
-        dry(options)
-        return
-    setup = options.setup
-    with handed_down(setup), setup.make() as machine, reporting(machine, setup):
-        run(options.program, options.arguments, options.module)
+def run(options: argparse.Namespace) -> int:
+    """Run the program; its exit status."""
+    launched, setup = settle_in(), setup_of(options)
+    with handed_down(setup), setup.make() as machine:
+        alone = "RANK" not in os.environ
+        if alone:
+            print(f"{machine_in_words(machine)}: values are real, times are modelled", file=sys.stderr, flush=True)
+        try:
+            with reporting(machine, setup):
+                run_program(options)
+        except KeyboardInterrupt as error:
+            if alone:
+                print(f"virtual-gpus: interrupted in {where(error)}", file=sys.stderr)
+            return INTERRUPTED
+        except Exception as error:
+            if launched and ANOTHER_HAS_GONE in str(error):  # which has said why
+                said = str(error).partition(ANOTHER_HAS_GONE)[0]
+                print(f"{said}{ANOTHER_HAS_GONE}, in {where(error)}", file=sys.stderr)
+                return NOT_THE_FIRST
+            show(error)
+            if alone and asks_for_torchrun(error):
+                print(HINT.format(program=options.program, gpus=len(machine.installed)), file=sys.stderr)
+            return FAILED
+        if alone and options.trace:
+            print(f"{options.trace} opens at https://ui.perfetto.dev", file=sys.stderr)
+    return 0
 
 
-def parse(arguments):
-    parser = argparse.ArgumentParser("python -m virtual_gpus", description="Run a program on virtual GPUs.")
-    parser.add_argument("--gpus", type=int, help="how many (default: 4; under torchrun as many as local ranks)")
-    parser.add_argument("--gpu", help=f"which: {', '.join(GPUS)}")
-    links = ", ".join([*LINKS, *MACHINES])
-    parser.add_argument("--link", help=f"what joins them, or a machine type: {links} (default: the best they have)")
-    parser.add_argument("--network", help=f"what joins machines of a type: {', '.join(NETWORKS)}")
-    parser.add_argument("--host", type=float, help="how long the host takes for a call (default: 1, a server of 2020)")
-    parser.add_argument("--trace", metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
-    parser.add_argument("--account", action="store_true", help="at the end, say what the GPUs did, on standard error")
-    parser.add_argument("--dry-run", action="store_true", help="shapes only: say what a step takes, and end")
-    parser.add_argument("--per-node", type=int, help="in a dry run: how many GPUs a node has (default: 8)")
-    parser.add_argument("--rank", type=int, default=0, help="in a dry run: which of the processes this one is")
-    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
-    parser.add_argument("program", help="a script, or with -m the name of a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
-    options = parser.parse_args(arguments)
-    options.trace = options.trace and os.path.abspath(options.trace)  # the program may go to another folder
-    try:
-        options.cluster = cluster_of(options)
-        options.setup = Setup(options.gpus, named(options), options.trace, options.account, run_id())
-        (options.cluster.node if options.cluster else options.setup.make)()
-    except ValueError as error:
-        parser.error(str(error))
-    if not options.module and not os.path.exists(options.program):
-        parser.error(f"there is no file {options.program!r}")
-    return options
+def setup_of(options: argparse.Namespace) -> Setup:
+    names = ("gpu", "link", "network", "host")
+    machine = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return Setup(options.gpus, machine, options.trace, options.account, run_id())
 
 
-def named(options, *more):
-    """Those options of a machine, and `more`, that the command line names."""
-    values = {name: getattr(options, name) for name in ("gpu", "link", "network", "host", *more)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def cluster_of(options):
-    """The Cluster of a dry run; None if it isn't one. ValueError for options that don't go together."""
-    if not options.dry_run:
-        if options.per_node is not None or options.rank:
-            raise ValueError("--per-node and --rank are for a --dry-run")
-        return None
-    if options.gpus is None:
-        raise ValueError("--dry-run needs --gpus: how many processes the program has, each with a GPU")
-    if options.account:
-        raise ValueError("--account: a dry run says by itself what a step takes")
-    return Cluster(options.gpus, **named(options, "per_node"))
-
-
-def dry(options):
-    """Run the program with shapes only, and say what a step takes."""
-    script = functools.partial(run, options.program, options.arguments, options.module)
-    try:
-        made = dry_script(script, options.cluster, options.rank)
-    except NotConverged as error:
-        sys.exit(f"dry run: {error}")
-    if options.trace:
-        made.timeline.to_chrome_trace(options.trace)
-    print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
-    print("\n".join(made.words(options.cluster)), flush=True)
-
-
-def run_id():
+def run_id() -> str:
     """What tells this run of the program from others: the same for all ranks that torchrun starts."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return uuid.uuid4().hex
@@ -106,12 +67,18 @@ def run_id():
     return " ".join(known + [str(os.getppid())] * one_computer)
 
 
-def run(program, arguments, is_module):
+def asks_for_torchrun(error: Exception) -> bool:
+    """Whether it is about a variable that torchrun sets, read from os.environ or by torch.distributed."""
+    missing = error.args[:1] if isinstance(error, KeyError) else ()
+    return any(name in missing or f"environment variable {name} expected" in str(error) for name in OF_TORCHRUN)
+
+
+def run_program(options: argparse.Namespace) -> None:
     """What `python program arguments` does, or `python -m program arguments`."""
-    sys.argv = [program, *arguments]
-    if is_module:
+    sys.argv = [options.program, *options.arguments]
+    if options.module:
         sys.path[0] = os.getcwd()
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(program))
-        runpy.run_path(program, run_name="__main__")
+        sys.path[0] = os.path.dirname(os.path.abspath(options.program))
+        runpy.run_path(options.program, run_name="__main__")

@@ -12,6 +12,7 @@ from virtual_gpus.dry_runs.prediction import Prediction, prediction_of
 from virtual_gpus.dry_runs.progress import Progress
 from virtual_gpus.dry_runs.rank_contexts import leave_groups, ranks_in_this_process
 from virtual_gpus.dry_runs.rendezvous import MissingRanks, Rendezvous
+from virtual_gpus.dry_runs.step_memory import optimizers_are_seen
 from virtual_gpus.dry_runs.steps import NotConverged, StepBoundary, check_steps, converged
 from virtual_gpus.machine import Machine
 from virtual_gpus.state import current
@@ -64,7 +65,8 @@ def run_ranks(predict: Callable[[Rendezvous, dict[int, Machine]], Prediction], c
     ranks = [rank]
     while True:
         try:
-            with ranks_in_this_process(ranks, cluster.n_gpus, cluster.node) as (rendezvous, machines):
+            ranks_here = ranks_in_this_process(ranks, cluster.n_gpus, cluster.node)
+            with optimizers_are_seen(), ranks_here as (rendezvous, machines):
                 return predict(rendezvous, machines)
         except MissingRanks as missing:  # again, from the start, with all of them
             ranks = sorted({*ranks, *missing.ranks})
@@ -140,5 +142,13 @@ def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Ma
 
     if not all(rendezvous.run(script).values()):
         steps = min(map(len, boundaries.values()))
-        raise NotConverged(f"the program ended after {steps} steps of its optimizer, and no two were alike")
+        if not steps:
+            raise NotConverged(
+                "the program ended without a step of an optimizer of torch.optim, and a dry run goes from one to the "
+                "next. If it has none, as where nothing is trained, pass a function that takes a step to "
+                "virtual_gpus.dry_run"
+            )
+        raise NotConverged(
+            f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take at least three"
+        )
     return prediction_of(machines, next(iter(boundaries.values())))

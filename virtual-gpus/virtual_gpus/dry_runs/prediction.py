@@ -1,12 +1,12 @@
 """What a dry run finds out: a step of the program."""
 
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.dry_runs.steps import Boundaries, durations
 from virtual_gpus.machine import Machine
-from virtual_gpus.memory.ledger import readable
 
 
 class Prediction(NamedTuple):
@@ -17,6 +17,8 @@ class Prediction(NamedTuple):
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
     totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
+    memory       what each of `ranks` held in the step when it held most, {kind: bytes}, see `step_memory`; empty where
+                 the program itself records a history of memory
     """
 
     seconds: float
@@ -24,6 +26,7 @@ class Prediction(NamedTuple):
     timeline: Timeline
     ranks: list
     totals: list
+    memory: Sequence[dict[str, int]] = ()
 
     @property
     def communication(self):
@@ -47,16 +50,6 @@ class Prediction(NamedTuple):
         spec = self.timeline.spec
         return self.flops / self.seconds / (spec.bf16 or spec.fp16 or spec.fp32)
 
-    def words(self, cluster):
-        """The same in words, as lines, for a run on this Cluster."""
-        spec, node = self.timeline.spec, cluster.node()
-        gpus = f"{cluster.n_gpus} {spec.key}, {node.topology.name}"
-        yield f"{gpus}: a dry run, all times are modelled{self.timeline.caveat}"
-        step = f"{1e3 * self.seconds:.3f} ms from one optimizer step to the next"
-        yield f"{step}, {self.mfu:.0%} MFU, {self.exposed:.0%} in communication alone"
-        for rank, peak in zip(self.ranks, self.peak_memory, strict=True):
-            yield f"rank {rank}: at most {readable(peak)} of {readable(spec.memory)}"
-
     def mean(self, name):
         return statistics.fmean(getattr(totals, name) for totals in self.totals)
 
@@ -75,7 +68,8 @@ def prediction_of(machines: dict[int, Machine], boundaries: Boundaries) -> Predi
     peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
     timeline = merged_timeline(machines, {rank: boundary.seconds for rank, boundary in boundaries[-2].items()})
     totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
-    return Prediction(seconds, peaks, timeline, list(machines), totals)
+    memory = [machine.step_memory.at_the_peak() for machine in machines.values()]
+    return Prediction(seconds, peaks, timeline, list(machines), totals, memory)
 
 
 def merged_timeline(machines: dict[int, Machine], start: dict[int, float]) -> Timeline:

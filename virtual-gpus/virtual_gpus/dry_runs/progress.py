@@ -9,6 +9,7 @@ from types import TracebackType
 import torch
 
 from virtual_gpus.compat import module_call_impl
+from virtual_gpus.dry_runs.step_memory import StepMemory
 from virtual_gpus.dry_runs.steps import allocated_bytes
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import readable
@@ -27,11 +28,13 @@ class Progress:
 
     def __init__(self, rank: int, machine: Machine):
         self.rank, self.machine = rank, machine
+        self.memory = StepMemory(machine)
         self.steps = self.allocated = 0
 
     def begin_step(self) -> None:
         """From here on the clock counts: only the last step's events are looked at."""
         self.steps, self.allocated = self.steps + 1, allocated_bytes(self.machine)
+        self.memory.begin()
         self.machine.clock.reset()
 
     @contextlib.contextmanager

@@ -59,5 +59,6 @@ def check_steps(boundaries: Boundaries) -> None:
         milliseconds = 1e3 * durations(boundaries)[-1]
         raise NotConverged(
             f"no two of {MAX_STEPS} steps are alike: the last took {milliseconds:.3f} ms (modelled), and when it was "
-            f"over the GPUs held {last - before:+,} bytes against the step before it"
+            f"over the GPUs held {last - before:+,} bytes against the step before it. Is something kept of each step, "
+            "such as a loss without .item() or .detach()? Do shapes change, as without padding?"
         )

@@ -83,6 +83,8 @@ class Communicator:
         launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
         record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).free), what)
         self.issued += 1
+        if gpu.machine.step_memory is not None:
+            gpu.machine.step_memory.own("in transit", (*transfer.reads, *transfer.writes))
         work = self.work_class(
             self, Call(name, nbytes, self.issued, record, seconds, outputs, combine), launch, transfer
         )

@@ -1,0 +1,271 @@
+"""The command virtual-gpus: its options, what it says of mistakes, processes of `run`, tables and JSON of `plan`."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import ranks
+
+from virtual_gpus.cli import main
+from virtual_gpus.cli.main import FAILED, INTERRUPTED, NO_STEP, TOO_SMALL, USAGE
+
+TRAINING = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+net = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
+optimizer = torch.optim.Adam(net.parameters())
+X = torch.ones(32, 256, device="cuda")
+for step in range(100_000):
+    optimizer.zero_grad()
+    net(X).sum().backward()
+    optimizer.step()
+    if "end" in sys.argv and step == 2:
+        break
+    if "fail" in sys.argv and step == 2 and local_rank == 1:
+        X + torch.ones(32, 256)
+    if step == 2:
+        print("running", flush=True)
+if local_rank == 0:
+    print(dist.get_world_size(), torch.cuda.device_count(), dist.is_torchelastic_launched())
+dist.destroy_process_group()
+"""
+NEXT = "import torch; print(torch.ones(2, device='cuda:1').sum().item())"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "small.py").write_text(NEXT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    return tmp_path
+
+
+def started(*arguments):
+    """The command as a process of its own."""
+    command = [sys.executable, "-m", "virtual_gpus", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+
+def test_help_and_tables_come_without_pytorch():
+    code = (
+        "import sys; from virtual_gpus.cli.main import main; statuses = [main(['--help']), main([]), main(['gpus']),"
+        "main(['topo', '--machine', 'dgx-1v']), main(['--version'])];"
+        "assert statuses == [0, 2, 0, 0, 0] and not {'torch', 'numpy'} & sys.modules.keys()"
+    )
+    said = ranks.python("-c", code, fork=False).stdout
+    assert "virtual-gpus run -n 8 train.py" in said and "torchrun --nproc-per-node 8 -m virtual_gpus" in said
+    assert re.search(r"^A100-40 +39\.4 GiB +1555 GB/s +312 TFLOP/s", said, re.M)
+    assert re.search(r"^GPU0 +X +NV1 +NV1 +NV2", said, re.M) and re.search(r"^torch \d+\.\d+", said, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "V101", "small.py"], "argument --gpu: no GPU named 'V101'. Did you mean 'V100'"),
+        (["--gpus", "0", "small.py"], "argument --gpus: 0: use a whole number, at least 1"),
+        (["missing.py"], "there is no file 'missing.py'"),
+        (["--link", "string", "small.py"], "no link named 'string'"),
+        (["--link", "nvlink", "--gpu", "T4", "small.py"], "the T4 has no NVLink"),
+        (["--host", "-1", "small.py"], "argument --host: -1: use a number above 0"),
+        (["--account"], "which program? Name a script"),
+        (["--trace", "nowhere/trace.json", "small.py"], "there is no folder"),
+        (["--dry-run", "--gpus", "64", "small.py"], "--dry-run is a command now: virtual-gpus plan -n 64"),
+        (["run", "small.py"], "-n: how many processes"),
+        (["run", "-n", "16", "--machine", "dgx-a100", "small.py"], "a DGX A100 has 8. More take a network"),
+        (["run", "-n", "2", "--machine", "dgx-a100", "--gpu", "t4", "small.py"], "--link 'DGX A100': its GPUs have"),
+        (["plan", "small.py"], "-n: how many processes"),
+        (["plan", "-n", "12", "--per-node", "8", "small.py"], "-n 12 with --per-node 8: 1.50 nodes"),
+        (["plan", "-n", "64", "--rank", "99", "small.py"], "--rank 99: with -n 64 it is one of 0 to 63"),
+        (["plan", "--sweep", "colour=red", "small.py"], "colour=red: use NAME=VALUE"),
+        (["plan", "--sweep", "n=2,0", "small.py"], "0: use a whole number"),
+        (["topo", "--machine", "dgx"], "Did you mean 'DGX-1V' or 'DGX A100'"),
+    ],
+)
+def test_a_mistake_gets_words_about_options_and_a_line_of_usage(folder, arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main.main(arguments)
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == USAGE and len(said) == 2 and words in said[0] and said[1].startswith("usage: virtual-gpus")
+
+
+def parsed(folder, command, *arguments):
+    parser = main.PARSERS[command]()
+    parser.set_defaults(**main.of_the_project(parser))
+    return parser.parse_args([*arguments, "small.py"])
+
+
+def test_names_may_be_written_in_any_case(folder):
+    options = parsed(folder, "run", "-n", "4", "--gpu", "a100-80", "--machine", "dgx_a100", "--network", "roce100")
+    assert (options.gpu, options.link, options.network) == ("A100-80", "DGX A100", "RoCE 100")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 can't read it")
+def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
+    (folder / "pyproject.toml").write_text('[tool.virtual-gpus]\ngpu = "h100"\nn = 16\nper-node = 4\nhost = 0.5\n')
+    (folder / "deeper").mkdir()
+    monkeypatch.chdir(folder / "deeper")
+    options = parsed(folder, "plan")
+    assert (options.gpu, options.n, options.per_node, options.host) == ("H100", 16, 4, 0.5)
+    assert parsed(folder, "plan", "-n", "8").n == 8 and parsed(folder, "").gpu == "H100"
+    assert "n" not in parsed(folder, ""), "a script that isn't started as many processes"
+    (folder / "pyproject.toml").write_text('[tool.virtual-gpus]\ncolour = "red"\n')
+    with pytest.raises(SystemExit):
+        main.main(["plan", "small.py"])
+    assert "[tool.virtual-gpus] has 'colour'. Known: n, gpu, link, network, host, per-node" in capsys.readouterr().err
+
+
+# run
+
+
+def test_run_does_what_torchrun_does(folder):
+    done = started("run", "-n", "2", "--gpu", "t4", "--account", "--trace", "trace.json", "train.py", "end")
+    out, err = done.communicate(timeout=600)
+    assert done.returncode == 0 and out == "2 2 True\n"
+    first, account, *lines, last = err.splitlines()
+    assert first == "2 processes on 2 virtual T4, PCIe 3.0 x16: values are real, times are modelled"
+    assert account == "2 processes, 2 virtual T4, PCIe 3.0 x16 (all times are modelled)"
+    assert [line[:6] for line in lines] == ["rank 0", "rank 0", "rank 1", "rank 1"]
+    assert last.endswith("trace.json opens at https://ui.perfetto.dev")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] // 1000 for event in events} == {1, 2}
+
+
+def test_a_rank_that_fails_is_the_only_one_with_a_traceback(folder):
+    done = started("run", "-n", "2", "train.py", "fail")
+    err = done.communicate(timeout=600)[1].splitlines()
+    assert done.returncode == FAILED
+    assert err[1:3] == [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "train.py", line 19, in <module>',
+    ]
+    assert sum("Traceback" in line for line in err) == 1 and not any("virtual_gpus" in line for line in err)
+    assert "found at least two devices, cuda:1 and cpu!" in "".join(err)
+    assert err[-1] == "virtual-gpus: rank 1 ended with exit status 1, so the others were ended"
+
+
+def test_ctrl_c_ends_it_soon_and_in_few_words(folder):
+    process = started("run", "-n", "2", "--account", "train.py")
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    err = process.communicate(timeout=600)[1]
+    assert process.returncode == INTERRUPTED and time.monotonic() - began < 5  # 1 s where nothing else runs
+    assert "Traceback" not in err and err.endswith("virtual-gpus: 2 processes ended by SIGINT\n")
+
+
+def test_ranks_do_not_outlive_their_launcher(folder):
+    (folder / "sleep.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    process = started("run", "-n", "2", "sleep.py")
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    process.kill()
+    process.communicate(timeout=600)
+    assert ranks.happens(lambda: not any(is_running(pid) for pid in pids), 60)
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "script", ["import os; os.environ['LOCAL_RANK']", "import torch.distributed as d; d.init_process_group()"]
+)
+def test_a_script_for_torchrun_that_is_started_alone_gets_a_hint(folder, script, capsys):
+    (folder / "alone.py").write_text(script)
+    assert main.main(["--gpus", "3", "alone.py"]) == FAILED
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].endswith("On virtual GPUs that is: virtual-gpus run -n 3 alone.py")
+    assert said.splitlines()[2] == '  File "alone.py", line 1, in <module>'
+
+
+def test_ctrl_c_of_a_program_in_one_process_is_a_line(folder, capsys):
+    (folder / "small.py").write_text("import torch\n\nraise KeyboardInterrupt\n")
+    assert main.main(["small.py"]) == INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[1:] == ["virtual-gpus: interrupted in small.py, line 3"]
+
+
+# plan
+
+
+def test_a_plan_has_tables_of_memory_and_of_time(folder, capsys):
+    assert main.main(["plan", "-n", "64", "--gpu", "h100", "train.py"]) == 0
+    said = capsys.readouterr().out
+    assert "64 H100, DGX H100" in said and "\nassumed: the ranks that are not run do the same" in said
+    assert re.search(
+        r"^memory when a step holds most +rank 0\nparameters +257.00 KiB\ngradients +257.00 KiB\n", said, re.M
+    )
+    assert re.search(r"^milliseconds of a step +rank 0\nforward +0\.\d+\nbackward +0\.\d+\n", said, re.M)
+    assert re.search(r"^all_reduce +0\.\d+", said, re.M) and re.search(r"^idle +0\.\d+$", said, re.M)
+
+
+def test_json_of_a_plan(folder, capsys):
+    assert main.main(["plan", "-n", "4", "--json", "--fits", "--host", "0.5", "train.py", "more"]) == 0
+    said = capsys.readouterr()
+    made = json.loads(said.out)
+    assert made["schema"] == 1 and made["fits"] is True and made["program"] == ["train.py", "more"]
+    assert made["assumed"] == {
+        **{"n": 4, "gpu": "H100", "per_node": 8, "host": 0.5, "nodes": "DGX H100 (NVLink 4, 18 links)", "rank": 0}
+    }
+    [rank] = made["ranks"]
+    assert sum(rank["memory"].values()) == rank["peak"] < made["capacity"]
+    weights = 4 * 256 * 257
+    assert rank["memory"]["optimizer state"] >= 2 * weights and rank["memory"]["in transit"] >= weights
+    time, step = rank["time"], made["step"]
+    assert list(time) == ["forward", "backward", "other kernels", "all_reduce", "idle"]
+    kernels = sum(time[kind]["seconds"] for kind in ("forward", "backward", "other kernels"))
+    exposed = time["all_reduce"]["seconds"] - time["all_reduce"]["hidden"]
+    assert kernels + exposed + time["idle"]["seconds"] == pytest.approx(step["seconds"])
+    assert exposed == pytest.approx(step["exposed"] * step["seconds"])
+
+
+LARGE = """
+import torch
+net = torch.nn.Linear(8, {}).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(5):
+    net(torch.ones(1, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "fits", "statuses"), [(10, True, (0, 0)), (145 * 10**6, False, (0, 3)), (10**10, False, (3, 3))]
+)
+def test_exit_statuses_say_whether_it_fits(folder, width, fits, statuses, capsys):
+    """Little; all but a tenth of a T4; more than there is."""
+    (folder / "large.py").write_text(f'import torch\ntorch.set_default_device("cuda")\n{LARGE.format(width)}')
+    for more, status in zip(((), ("--fits",)), statuses, strict=True):
+        assert main.main(["plan", "-n", "1", "--gpu", "T4", "--json", *more, "large.py"]) == status
+        made = json.loads(capsys.readouterr().out)
+        assert made["fits"] is fits and ("error" in made) == (status == statuses[0] == TOO_SMALL)
+
+
+def test_what_has_no_step_fits_nobody_knows(folder, capsys):
+    (folder / "small.py").write_text("print('what a program prints is not in the way')")
+    assert main.main(["plan", "-n", "1", "--json", "small.py"]) == NO_STEP
+    made = json.loads(capsys.readouterr().out)
+    assert made["fits"] is None and "without a step of an optimizer" in made["error"]
+
+
+def test_a_sweep_is_a_table(folder, capsys):
+    assert main.main(["plan", "--sweep", "gpu=h100,a100-80", "n=8,16", "train.py", "a=b"]) == 0
+    heading, *rows = capsys.readouterr().out.strip().splitlines()
+    assert heading.split()[:2] == ["gpu", "n"]
+    assert [row.split()[:2] for row in rows] == [["H100", "8"], ["H100", "16"], ["A100-80", "8"], ["A100-80", "16"]]
+    assert all(row.endswith("GiB   fits") or row.endswith("fits") for row in rows)

@@ -1,0 +1,240 @@
+"""Says what a step of a program would take and hold on GPUs that nobody has: a dry run of one of its processes.
+
+`--json` prints one object. Times are modelled, in seconds, memory is in bytes, shares are parts of 1.
+
+    schema     1; it changes when a field gets another meaning or goes, not when one is added
+    assumed    n, gpu, per_node, nodes (what they are and what joins them, in words), host, rank
+    fits       whether a tenth of the GPU's memory stays free, for what is not counted; null if that is unknown
+    error      why there is no plan; then what follows is missing
+    step       seconds, flops (of a rank), mfu, communication and exposed (the shares of the step in which a rank
+               communicates, and in which it does nothing else), reproducible
+    capacity   of a GPU
+    ranks      of each process that was run: rank, peak (since its start), memory ({kind: bytes} when a step holds most)
+               and time ({kind: {seconds, hidden: of those, behind a kernel}}); idle is when the GPU does nothing
+
+With --sweep it is {"schema": 1, "sweep": [such an object for each combination]}.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from virtual_gpus.cli.launch import run_program
+from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError
+from virtual_gpus.cli.tables import print_table
+from virtual_gpus.cli.tracebacks import show, where
+from virtual_gpus.clock.events import covered
+from virtual_gpus.dry_runs.cluster import Cluster
+from virtual_gpus.dry_runs.dry_run import NotConverged, Prediction, dry_script
+from virtual_gpus.memory.ledger import readable
+from virtual_gpus.state import current
+
+SCHEMA = 1
+FREE = 0.1  # of a GPU's memory, at least, for what is not counted
+SHOWN = 6  # ranks that a table has columns for
+ASSUMED = """assumed: the ranks that are not run do the same at the same time; a call takes the host {host:g} times as \
+long as on
+  a server of 2020; not counted: fragmentation, the CUDA context, NCCL's buffers, workspaces of cuBLAS and cuDNN"""
+
+
+class Plan(NamedTuple):
+    """What came of a dry run: a Prediction, or the words why there is none, with the exit status."""
+
+    cluster: Cluster
+    made: Prediction | None
+    error: str = ""
+    status: int = 0
+
+    @property
+    def fits(self) -> bool | None:
+        if self.made is None:
+            return False if self.status == TOO_SMALL else None
+        return max(self.made.peak_memory) <= (1 - FREE) * self.made.timeline.spec.memory
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan what the options say, and print it; the exit status."""
+    swept = dict(options.sweep or [])
+    combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    clusters = [cluster_of(argparse.Namespace(**{**vars(options), **values})) for values in combinations]
+    plans = []
+    try:
+        for cluster in clusters:
+            plans.append(planned(options, cluster, quiet=bool(swept) or options.json))
+    except KeyboardInterrupt as error:
+        print(f"virtual-gpus plan: interrupted in {where(error)}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        return show(error)
+    if options.json:
+        fields = [{"schema": SCHEMA, **as_fields(plan, options)} for plan in plans]
+        print(json.dumps({"schema": SCHEMA, "sweep": fields} if swept else fields[0], indent=1))
+    elif swept:
+        print_sweep(combinations, plans)
+    else:
+        print_plan(plans[0], options)
+    if options.fits and not all(plan.fits for plan in plans):
+        return TOO_SMALL
+    return 0 if swept else plans[0].status
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    cluster = Cluster(options.n, options.gpu, options.per_node, options.link, options.network, options.host or 1.0)
+    try:
+        cluster.node()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return cluster
+
+
+def planned(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
+    """The Plan for one cluster. quiet: what the program prints goes to standard error."""
+    try:
+        with progress(), contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+            made = dry_script(lambda: run_program(options), cluster, options.rank)
+    except torch.OutOfMemoryError as error:
+        return Plan(cluster, None, f"in {where(error)}: {error}", TOO_SMALL)
+    except NotConverged as error:
+        return Plan(cluster, None, str(error), NO_STEP)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return Plan(cluster, None, "the program called sys.exit() before two of its steps were alike", NO_STEP)
+    if options.trace:
+        made.timeline.to_chrome_trace(options.trace)
+    return Plan(cluster, made)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[None]:
+    """Inside, standard error says how far the program is: each second on a terminal, every half minute elsewhere."""
+    terminal, done, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
+    steps: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(None))
+
+    def report():
+        while not done.wait(1 if terminal else 30):
+            held = max((ledger.allocated for ledger in current().ledgers), default=0) if current() else 0
+            words = f"{time.monotonic() - began:.0f} s, {len(steps)} optimizer steps, {readable(held)} on the GPU"
+            print(f"\r\033[K{words}" if terminal else words, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        hook.remove()
+        if terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# What is said
+
+
+def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of --json."""
+    cluster, made = plan.cluster, plan.made
+    assumed = {"n": cluster.n_gpus, "gpu": cluster.gpu, "per_node": cluster.per_node, "host": cluster.host}
+    fields = {
+        "program": [options.program, *options.arguments],
+        "assumed": {**assumed, "nodes": cluster.node().topology.name, "rank": options.rank},
+        "fits": plan.fits,
+    }
+    if made is None:
+        return fields | {"error": plan.error}
+    shares = {name: getattr(made, name) for name in ("flops", "mfu", "communication", "exposed")}
+    names = "rank", "peak", "memory", "time"
+    times = [times_of(made, rank) for rank in made.ranks]
+    ranks = zip(made.ranks, made.peak_memory, made.memory, times, strict=True)
+    return fields | {
+        "step": {"seconds": made.seconds, **shares, "reproducible": made.timeline.reproducible},
+        "capacity": made.timeline.spec.memory,
+        "ranks": [dict(zip(names, values, strict=True)) for values in ranks],
+    }
+
+
+def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
+    """{kind: seconds in which the GPU of `rank` did such a thing, and how many of those behind a kernel}.
+
+    Of a step with more events than are kept, kernels and communication as a whole.
+    """
+    totals = made.totals[made.ranks.index(rank)]
+    if made.timeline.dropped:
+        found = {"kernels": (totals.busy, 0.0), "communication": (totals.communication, totals.hidden)}
+    else:
+        groups: dict[str, list] = {"forward": [], "backward": [], "other kernels": []}
+        for event in made.timeline.on(rank):
+            other = "other kernels" if event.part == "other" else event.part
+            kind = other if event.part != "communication" else "copies" if event.kind == "copy" else event.name
+            groups.setdefault(kind, []).append((event.start, event.end))
+        kernels = [span for kind in ("forward", "backward", "other kernels") for span in groups[kind]]
+        found = {kind: (covered(spans), 0.0) for kind, spans in groups.items()}
+        for kind in list(groups)[3:]:
+            hidden = covered(groups[kind]) + covered(kernels) - covered(groups[kind] + kernels)
+            found[kind] = covered(groups[kind]), hidden
+    found["idle"] = max(0.0, made.seconds - totals.busy - totals.communication + totals.hidden), 0.0
+    return {kind: {"seconds": seconds, "hidden": hidden} for kind, (seconds, hidden) in found.items()}
+
+
+def print_plan(plan: Plan, options: argparse.Namespace) -> None:
+    cluster, made = plan.cluster, plan.made
+    name = f"{cluster.n_gpus} {cluster.gpu}, {cluster.node().topology.name}"
+    if made is None:
+        print(f"{name}: no plan\n{plan.error}", file=sys.stderr)
+        return
+    print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
+    print(f"{name}: a dry run, all times are modelled{made.timeline.caveat}")
+    step = f"{1e3 * made.seconds:.3f} ms from one optimizer step to the next"
+    print(f"{step}, {made.mfu:.0%} MFU, {made.exposed:.0%} in communication alone")
+    for rank, peak in zip(made.ranks, made.peak_memory, strict=True):
+        print(f"rank {rank}: at most {readable(peak)} of {readable(made.timeline.spec.memory)}")
+    if not plan.fits:
+        print("That is tight: less than a tenth stays free for what is not counted.")
+    print(ASSUMED.format(host=cluster.host))
+    ranks = made.ranks if len(made.ranks) <= SHOWN else [made.ranks[made.peak_memory.index(max(made.peak_memory))]]
+    heads = [f"rank {rank}" for rank in ranks]
+    memory = [made.memory[made.ranks.index(rank)] for rank in ranks]
+    if all(memory):
+        rows = [[kind, *(readable(held[kind]) for held in memory)] for kind in memory[0]]
+        print_table([["memory when a step holds most", *heads], *rows])
+    times = [times_of(made, rank) for rank in ranks]
+    kinds = dict.fromkeys(kind for those in times for kind in those)
+    rows = [[kind, *(in_words(those.get(kind)) for those in times)] for kind in kinds]
+    print_table([["milliseconds of a step", *heads], *rows])
+    if options.trace:
+        print(f"{options.trace} opens at https://ui.perfetto.dev", file=sys.stderr)
+
+
+def in_words(time: dict[str, float] | None) -> str:
+    """Milliseconds, and how much of that is hidden behind kernels."""
+    if time is None:
+        return "-"
+    hidden = f" ({time['hidden'] / time['seconds']:.0%} hidden)" if time["hidden"] else ""
+    return f"{1e3 * time['seconds']:.3f}{hidden}"
+
+
+def print_sweep(combinations: list[dict[str, Any]], plans: list[Plan]) -> None:
+    rows = [[*combinations[0], "ms a step", "MFU", "in communication alone", "memory", "of", ""]]
+    for values, plan in zip(combinations, plans, strict=True):
+        made, said = plan.made, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
+        if made is None:
+            rows.append([*map(str, values.values()), *["-"] * 5, said])
+        else:
+            sizes = readable(max(made.peak_memory)), readable(made.timeline.spec.memory)
+            numbers = f"{1e3 * made.seconds:.3f}", f"{made.mfu:.0%}", f"{made.exposed:.0%}"
+            rows.append([*map(str, values.values()), *numbers, *sizes, said])
+    print_table(rows)
+    for plan in plans:
+        if plan.error:
+            print(f"{plan.cluster.n_gpus} {plan.cluster.gpu}: {plan.error}", file=sys.stderr)

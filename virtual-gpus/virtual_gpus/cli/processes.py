@@ -1,0 +1,114 @@
+"""Starts the ranks of a script for torchrun, each in a process of its own on this computer, and ends with them.
+
+A rank gets what torchrun would tell it. PyTorch is not imported here: the ranks do that.
+"""
+
+import argparse
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+
+from virtual_gpus.clock.specs import find_gpu
+from virtual_gpus.clock.topology import find_topology
+
+LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file descriptors, see `rank`
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+GRACE = {signal.SIGINT: 0.7, signal.SIGTERM: 30.0}  # seconds that ranks get after a signal: as much as from torchrun
+AFTER_A_FAILURE = 5.0
+NOT_THE_FIRST = 5  # exit status of a rank that failed because another one had gone
+
+
+class Stopped(BaseException):
+    """This process was sent a signal, the only argument."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the program in options.n processes; the exit status of the first that fails, or 0."""
+    name = find_topology(options.link, find_gpu(options.gpu), options.network).name
+    processes = f"{options.n} process{'es' * (options.n > 1)}"
+    say(f"{processes} on {options.n} virtual {options.gpu}, {name}: values are real, times are modelled")
+    handlers = {number: signal.signal(number, stop) for number in GRACE}
+    ranks: list[subprocess.Popen] = []
+    try:
+        start(ranks, options)
+        rank, status = wait(ranks)
+        if status:
+            end(ranks, signal.SIGTERM, AFTER_A_FAILURE)
+            how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            say(f"virtual-gpus: rank {rank} ended with {how}, so the others were ended")
+        elif options.trace:
+            say(f"{options.trace} opens at https://ui.perfetto.dev")
+        return status if status >= 0 else 128 - status
+    except Stopped as stopped:
+        (number,) = stopped.args
+        end(ranks, number, GRACE[number])
+        say(f"virtual-gpus: {processes} ended by {number.name}")
+        return 128 + number
+    finally:
+        end(ranks, signal.SIGKILL, math.inf)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def stop(number: int, frame: object) -> None:
+    raise Stopped(signal.Signals(number))
+
+
+def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
+    """Start the ranks, and enter them in the list."""
+    here, _ = os.pipe()  # nothing is written: a rank that reads sees its end when this process has ended, however
+    store = socket.create_server(("127.0.0.1", 0), backlog=max(128, options.n))
+    ours, run = [here, store.fileno()], uuid.uuid4().hex
+    flags = [option for name in ("gpu", "link", "network", "host", "trace") for option in option_of(options, name)]
+    flags += ["--gpus", str(options.n)] + ["--account"] * options.account + ["-m"] * options.module
+    command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
+    for rank in range(options.n):
+        numbers = {
+            **{"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0},
+            **{"WORLD_SIZE": options.n, "LOCAL_WORLD_SIZE": options.n, "ROLE_WORLD_SIZE": options.n},
+            **{"GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0},
+            "MASTER_PORT": store.getsockname()[1],
+        }
+        words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run, "ROLE_NAME": "default"}
+        words[LAUNCHER] = " ".join(map(str, ours))
+        usual = {"GLOO_SOCKET_IFNAME": LOOPBACK} | ({"OMP_NUM_THREADS": "1"} if options.n > 1 else {})  # as torchrun
+        env = usual | os.environ | words | {name: str(number) for name, number in numbers.items()}
+        ranks.append(subprocess.Popen(command, env=env, start_new_session=True, pass_fds=ours))
+    store.close()  # rank 0 has it
+
+
+def option_of(options: argparse.Namespace, name: str) -> list[str]:
+    value = getattr(options, name)
+    return [] if value is None else [f"--{name}", str(value)]
+
+
+def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:
+    """(the rank that failed first, its exit status); the latter is 0 if all have ended well."""
+    while True:
+        states = [rank.poll() for rank in ranks]
+        if any(states):
+            time.sleep(0.05)  # the one that the others miss ends with them
+            failed = {rank: state for rank, state in enumerate(rank.poll() for rank in ranks) if state}
+            return min(failed.items(), key=lambda item: item[1] == NOT_THE_FIRST)
+        if None not in states:
+            return 0, 0
+        time.sleep(0.01)
+
+
+def end(ranks: list[subprocess.Popen], number: signal.Signals, seconds: float) -> None:
+    """Send a signal to those that run still, and wait for them, so many `seconds` at most."""
+    deadline = time.monotonic() + seconds
+    for rank in ranks:
+        if rank.poll() is None:
+            os.killpg(rank.pid, number) if number is signal.SIGKILL else rank.send_signal(number)
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.01)
