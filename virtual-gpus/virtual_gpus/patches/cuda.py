@@ -71,6 +71,8 @@ def without_nccl():
     """The same for the operations of NCCL with many GPUs in one process."""
     for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
+    if not hasattr(C, "_nccl_version"):  # in a build without CUDA; asked for when a collective has failed
+        yield torch.cuda.nccl, "version", lambda: (2, 28, 9)
 
 
 def compile_(model=None, **options):
