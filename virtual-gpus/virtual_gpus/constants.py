@@ -5,7 +5,7 @@ whether to stop, counters, flags). Their values are tracked on the CPU, as FakeT
 as soon as anything without a value is written to them. All that stays is data-dependent: `.item()` is an UnknownScalar.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -51,7 +51,7 @@ def invalidate_constants(tensors: Iterable[Tensor]) -> None:
             tensor.untyped_storage().constant = None
 
 
-def propagate_constants(func, args: tuple, kwargs: dict, out: Any) -> None:
+def propagate_constants(func, args: Sequence, kwargs: dict, out: Any) -> None:
     """After func(*args, **kwargs) on meta tensors gave `out`: track its values if those of all inputs are known."""
     inputs, outputs = list(tensors_in((*args, *kwargs.values()))), list(tensors_in((out,)))
     if not any(map(may_be_constant, (*inputs, *outputs))):

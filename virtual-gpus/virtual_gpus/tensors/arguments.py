@@ -9,7 +9,7 @@ from torch import Tensor
 from virtual_gpus.compat import Generator
 from virtual_gpus.errors import check_devices, check_generator
 from virtual_gpus.frames import called_from_cpp_autograd
-from virtual_gpus.gpu import record_copy
+from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.meta_cache import key_part
 from virtual_gpus.ops.table import MixedDevices, Op
 from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
@@ -31,7 +31,8 @@ class Arguments:
     __slots__ = ("gpu", "inner", "inner_kwargs", "key", "misplaced")
 
     def __init__(self, op: Op, args: tuple, kwargs: dict):
-        self.gpu, self.misplaced = None, ()
+        self.gpu: VirtualGPU | None = None
+        self.misplaced: tuple[Tensor, ...] = ()
         self.inner, key = self.unwrap(args)
         if kwargs:
             values, kwargs_key = self.unwrap(kwargs.values())
