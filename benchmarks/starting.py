@@ -49,6 +49,7 @@ def main():
         empty.touch()
         for name, start, inherits, program in (
             ("python -m virtual_gpus", [*PLAIN, "-m", "virtual_gpus"], False, script),
+            ("virtual-gpus run -n 1", [*PLAIN, "-m", "virtual_gpus", "run", "-n", "1"], False, script),
             ("a process that it starts", PLAIN, True, script),
             ("a process that imports no torch", PLAIN, True, empty),
         ):
