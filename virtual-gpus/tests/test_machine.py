@@ -638,11 +638,11 @@ def test_whoever_makes_gpus_has_all_of_them_and_they_have_no_ids(monkeypatch, va
 
 def test_a_dry_run_keeps_few_shapes_at_a_time(monkeypatch):
     """A program with ever new shapes, such as batches of sentences, takes no ever growing memory."""
-    monkeypatch.setattr(meta_cache, "LIMIT", 10)
+    monkeypatch.setattr(meta_cache, "CACHE_LIMIT", 10)
     with virtual_gpus(1, backing="meta"):
         for n in (*range(50), *range(50)):
             assert (torch.empty(n, 3, device="cuda") @ torch.empty(3, 2, device="cuda")).shape == (n, 2)
-        assert len(meta_cache.KNOWN) <= 10
+        assert len(meta_cache.CACHE) <= 10
 
 
 def test_what_one_dry_run_knows_holds_for_the_next():

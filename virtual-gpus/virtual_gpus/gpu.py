@@ -13,7 +13,7 @@ from virtual_gpus.compat import Generator
 from virtual_gpus.constants import propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
 from virtual_gpus.memory.ledger import Ledger
-from virtual_gpus.meta_cache import key_of
+from virtual_gpus.meta_cache import cached_call, key_of
 from virtual_gpus.ops.device_asserts import asserted, is_assert
 
 
@@ -59,10 +59,10 @@ class VirtualGPU:
             raise machine.refuses()
         key = key or key_of(func, args, kwargs)
         try:
-            if machine.dry is None:
-                out = getattr(func, "_op", func)(*args, **kwargs)  # an OpOverload without the Python around it
+            if machine.is_meta:
+                out = cached_call(func, args, kwargs, key)
             else:
-                out = machine.dry(func, args, kwargs, key)
+                out = getattr(func, "_op", func)(*args, **kwargs)  # an OpOverload without the Python around it
         except (RuntimeError, IndexError) as error:
             better = self.explained(error, func)
             if better is not None:

@@ -18,7 +18,6 @@ from virtual_gpus.compat import parse_visible_devices
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory import history
-from virtual_gpus.meta_cache import dry
 from virtual_gpus.ops.device_asserts import device_side_assert
 from virtual_gpus.ops.table import Base
 from virtual_gpus.ranks.communicator import Communicator, RealCommunicator
@@ -64,12 +63,12 @@ class Machine:
         self.topology = find_topology(link, self.spec, network)
         self.link, self.pcie = self.topology.link, self.topology.pcie
         self.backing = find_backing(backing)
-        self.dry = dry if self.backing.type == "meta" else None  # calls operations without values
+        self.is_meta = self.backing.type == "meta"
         self.clock, self.started = Clock(host), 0.0
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
-        self.communicator_class = RealCommunicator if self.dry is None else Communicator  # a dry run has its own
+        self.communicator_class = Communicator if self.is_meta else RealCommunicator  # a dry run has its own
         self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
         self.step_memory = None  # in a dry run, what keeps account of a step's memory: see `dry_runs.step_memory`
         self.default_device = None  # what torch.set_default_tensor_type has made of it

@@ -1,8 +1,8 @@
-"""Calling operations, with values or without.
+"""A cache of results on meta tensors, for dry runs.
 
-On tensors without values (backing="meta") PyTorch works out the shapes of a result, for many operations in Python and
-slowly. A dry run calls the same operations on the same shapes again and again, and so does the next one, or another
-rank: the answer is kept for all of them.
+On tensors without values PyTorch infers the shapes of a result, for many operations in Python and slowly. A dry run
+calls the same operations on the same shapes again and again, and so does another rank: FakeTensorMode has such a cache,
+too. Keys are `key_of` the call. Time depends on the same, so the clock keeps its prices by them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,79 +15,70 @@ from virtual_gpus.clock.work import is_view
 from virtual_gpus.compat import Generator, OpOverload
 from virtual_gpus.tree import tensors_in
 
-LIMIT = 200_000  # of answers that are kept
-KNOWN = {}  # (default dtype, an operation with its shapes, as `key_of` and `dispatch.take_in` say) -> its `shape_rule`
-aten, LAST = torch.ops.aten, torch.channels_last
+Replay = Callable[[Callable, Sequence, dict], Any]  # replay(func, args, kwargs): the result of the next such call
+
+CACHE_LIMIT = 200_000  # entries
+CACHE: dict[tuple, Replay] = {}  # {(default dtype, key of a call): its replay}
+aten = torch.ops.aten
 _empty_strided = torch.empty_strided  # PyTorch's own, also while virtual GPUs are on
 
 
-def dry_call(func, args, kwargs):
-    return func(*args, **kwargs)
-
-
-def dry(func, args, kwargs, key):
-    """Call an operation on meta tensors, or do what came out for the same shapes before."""
-    key = torch.get_default_dtype(), key  # of whole numbers, a mean or a product with 0.5 has it
-    made = KNOWN.get(key)
-    if made is not None:
-        return made(func, args, kwargs)
+def cached_call(func: Callable, args: Sequence, kwargs: dict, key: tuple) -> Any:
+    """func(*args, **kwargs) on meta tensors, by what such a call gave before if that is enough."""
+    key = torch.get_default_dtype(), key  # of integers, a mean or a product with 0.5 has it
+    replay = CACHE.get(key)
+    if replay is not None:
+        return replay(func, args, kwargs)
     target = kwargs.get("out")
     before = tensor_meta_of(target) if isinstance(target, Tensor) else None
-    out = laid_out(func, args, func(*args, **kwargs))
-    if len(KNOWN) >= LIMIT:  # a program with ever new shapes
-        KNOWN.clear()
+    out = keep_channels_last(func, args, func(*args, **kwargs))
+    if len(CACHE) >= CACHE_LIMIT:  # a program with ever new shapes
+        CACHE.clear()
     fits = before is not None and out is target and tensor_meta_of(out) == before
-    KNOWN[key] = (lambda func, args, kwargs: kwargs["out"]) if fits else shape_rule(func, args, kwargs, out)
+    CACHE[key] = (lambda func, args, kwargs: kwargs["out"]) if fits else replay_of(func, args, kwargs, out)
     return out
 
 
-def laid_out(func, args, out):
-    """Convolutions give channels last if their input or weight is; without values PyTorch forgets it."""
+def keep_channels_last(func: Callable, args: Sequence, out: Any) -> Any:
+    """The result of a convolution is channels last if its input or weight is; on meta tensors PyTorch forgets it."""
     if func not in (aten.convolution.default, aten.convolution_backward.default):
         return out
     X, W = args[:2] if func is aten.convolution.default else args[1:3]
-    if X.dim() != 4 or not any(last(t) and not t.is_contiguous() for t in (X, W)):
+    last = {"memory_format": torch.channels_last}
+    if X.dim() != 4 or not any(t.is_contiguous(**last) and not t.is_contiguous() for t in (X, W)):
         return out
-    tensors = [out] if isinstance(out, Tensor) else out
-    made = [t.contiguous(memory_format=LAST) if t is not None and t.dim() == 4 else t for t in tensors]
-    return made[0] if isinstance(out, Tensor) else tuple(made)
+    if isinstance(out, Tensor):
+        return out.contiguous(**last)
+    return tuple(t.contiguous(**last) if t is not None and t.dim() == 4 else t for t in out)
 
 
-def last(tensor):
-    return tensor.is_contiguous(memory_format=LAST)
+def call(func: Callable, args: Sequence, kwargs: dict) -> Any:
+    """The replay of what can't be kept."""
+    return func(*args, **kwargs)
 
 
-def shape_rule(func, args, kwargs, out):
-    """How to get a result like `out` from the next such call: without asking PyTorch, if that is possible."""
+def replay_of(func: Callable, args: Sequence, kwargs: dict, out: Any) -> Replay:
     if not hasattr(func, "overloadpacket") or is_view(func):
-        return dry_call
+        return call
     if isinstance(func, OpOverload) and func._schema.is_mutable:
-        return mutation(func, args, out)
+        if torch.Tag.pointwise in func.tags and out is args[0]:
+            return lambda func, args, kwargs: args[0]  # without values there is nothing to write
+        foreach = out is None and func.overloadpacket.__name__.startswith("_foreach")
+        return (lambda *_: None) if foreach else call
     made = [out] if isinstance(out, Tensor) else out
     if not isinstance(made, (tuple, list)) or not all(t is None or isinstance(t, Tensor) for t in made):
-        return dry_call
-    given = set(map(storage_of, tensors_in((args, kwargs))))
-    if any(t is not None and storage_of(t) in given for t in made):
-        return dry_call  # a view that doesn't say so
-    return maker([None if t is None else tensor_meta_of(t) for t in made], type(out))
+        return call
+    inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+    if any(t is not None and t.untyped_storage()._cdata in inputs for t in made):
+        return call  # a view that doesn't say so
+    return make_empty([None if t is None else tensor_meta_of(t) for t in made], type(out))
 
 
-def mutation(func, args, out):
-    """The same for an operation that writes to an argument: without values there is nothing to write."""
-    if torch.Tag.pointwise in func.tags and out is args[0]:
-        return lambda func, args, kwargs: args[0]
-    return (lambda *_: None) if out is None and func.overloadpacket.__name__.startswith("_foreach") else dry_call
-
-
-def storage_of(tensor):
-    return tensor.untyped_storage()._cdata
-
-
-def maker(forms, kind):
-    """A function that makes meta tensors of these shapes, strides and types: one of them, or a `kind` of them."""
+def make_empty(metas: list, kind: type) -> Replay:
+    """Makes meta tensors with these shapes, strides and dtypes: one, or a tuple or list of them."""
 
     def make(*_):
-        made = [None if form is None else _empty_strided(*form[:2], dtype=form[2], device="meta") for form in forms]
+        made = [None if meta is None else _empty_strided(*meta[:2], dtype=meta[2], device="meta") for meta in metas]
         return kind(made) if kind in (tuple, list) else made[0]
 
     return make
