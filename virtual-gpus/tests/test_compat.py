@@ -9,7 +9,17 @@ import virtual_gpus
 from virtual_gpus import compat
 
 PACKAGE = Path(virtual_gpus.__file__).parent
-OTHERS = {"_replace", "_asdict", "_fields", "_getframe", "_bootstrap", "_module_locks", "_launch"}  # Python's own
+OTHERS = {
+    "_replace",
+    "_asdict",
+    "_fields",
+    "_getframe",
+    "_bootstrap",
+    "_module_locks",
+    "_launch",
+    "_exit",
+    "_actions",
+}  # Python's own
 
 
 @pytest.mark.parametrize("owner", compat.ATTRIBUTES, ids=lambda owner: owner.__name__)
