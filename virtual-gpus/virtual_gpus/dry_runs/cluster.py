@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
-from virtual_gpus.clock.specs import find_gpu
+from virtual_gpus.clock.specs import GPU, find_gpu
 from virtual_gpus.machine import Machine
 
 
 class Cluster(NamedTuple):
-    """`n_gpus` GPUs, `per_node` of them in a node; the rest as `virtual_gpus` takes it, see `dry.dry_run`."""
+    """`n_gpus` GPUs, `per_node` of them in a node; the rest as `virtual_gpus` takes it, see `dry_run.dry_run`."""
 
     n_gpus: int
     gpu: str = "H100"
@@ -17,7 +17,7 @@ class Cluster(NamedTuple):
     network: str | None = None
     host: float = 1.0
 
-    def node(self):
+    def node(self) -> Machine:
         """A Machine that stands for one of its nodes; it is off. ValueError if there can't be such a cluster."""
         per_node = self.per_node
         if per_node is None:
@@ -35,15 +35,15 @@ class Cluster(NamedTuple):
         return Machine(min(self.n_gpus, per_node), self.gpu, link, "meta", network, self.host)
 
 
-def usual_type(spec, per_node, nodes):
-    """The name of the first machine type with such GPUs, so many if there is one; None for one node without a type."""
+def usual_type(spec: GPU, per_node: int, nodes: float) -> str | None:
+    """The name of the smallest machine type with at least `per_node` such GPUs; None for one node without a type."""
     fitting = [kind for kind in MACHINES.values() if kind.link == spec.nvlink and kind.gpus >= per_node]
     if not fitting and nodes > 1:
         raise ValueError(f"no machine type has {per_node} {spec.key}: link= one of {', '.join(MACHINES)}")
     return min(fitting, key=lambda kind: kind.gpus).key if fitting else None
 
 
-def usual_network(link):
+def usual_network(link: str) -> str:
     """The name of the network that machines of a type come with."""
     if link not in MACHINES:
         raise ValueError(f"link={link!r} for several nodes: use a machine type, one of {', '.join(MACHINES)}")

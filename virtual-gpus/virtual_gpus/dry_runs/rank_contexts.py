@@ -14,7 +14,7 @@ from virtual_gpus.dry_runs.communicator import DryCommunicator
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import Rendezvous
 from virtual_gpus.machine import Machine
-from virtual_gpus.ranks.process_groups import GROUPS
+from virtual_gpus.ranks.process_groups import GROUPS, Group
 from virtual_gpus.state import RUNNING
 
 
@@ -35,7 +35,7 @@ def ranks_in_this_process(
         variables = {rank: environment_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
         os.environ.update(variables[ranks[0]])
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
-        rendezvous = Rendezvous(n_gpus, ranks, contexts.switch_to if contexts else None)
+        rendezvous = Rendezvous(n_gpus, ranks, None if contexts is None else contexts.switch_to)
         stack.callback(rendezvous.close)
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator
@@ -70,8 +70,10 @@ class RankContexts:
     """What each rank owns: a machine, process groups, and a state of the process."""
 
     def __init__(self, machines: dict[int, Machine], variables: dict[int, dict[str, str]], process: ProcessState):
-        self.machines, self.process, self.rank = machines, process, None  # rank: the one that this process is
-        self.worlds, self.groups = {rank: World() for rank in machines}, {}
+        self.machines, self.process = machines, process
+        self.rank: int | None = None  # the one that this process is
+        self.worlds = {rank: World() for rank in machines}
+        self.groups: dict[int | None, dict[str, Group]] = {}
         first = process.read()
         self.states = {rank: {**first, "environment": first["environment"] | variables[rank]} for rank in machines}
 

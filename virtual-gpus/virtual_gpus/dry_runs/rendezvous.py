@@ -30,10 +30,12 @@ class Rendezvous:
     def __init__(self, world_size: int, ranks: Sequence[int], switch_to: Callable[[int], None] | None):
         self.world_size, self.ranks = world_size, list(ranks)
         self.store = dist.HashStore()
-        self.default_groups = {}  # {rank: the process group that it found when it began}
+        self.default_groups: dict[int, dist.ProcessGroup] = {}  # that each rank found when it began
         self.scheduler = Scheduler(ranks, switch_to) if len(self.ranks) > 1 else None
-        self.works = {}  # {key of an operation: {rank: its work}}, until all have come to it
-        self.counts, self.messages, self.mailboxes = Counter(), {}, {}  # for objects
+        self.works: dict[Hashable, dict[int, Any]] = {}  # of each rank, by operation, until all have come to it
+        self.counts: Counter = Counter()  # of exchanges, by key and rank
+        self.messages: dict[Hashable, dict[int, Any]] = {}  # of each rank, by exchange
+        self.mailboxes: dict[Hashable, deque] = {}
 
     def run(self, task: Callable[[int], Any]) -> dict[int, Any]:
         """{rank: task(rank)} for all ranks that are run."""

@@ -18,10 +18,12 @@ class Scheduler:
 
     def __init__(self, ranks: Sequence[int], switch_to: Callable[[int], None]):
         self.ranks, self.switch_to = list(ranks), switch_to
-        self.running = None  # the rank that runs; None: whoever called `run`
-        self.tasks, self.results = {}, {}
-        self.waiting = {}  # {rank: (whether it can go on, what it waits for in words)}
-        self.error, self.closed = None, False
+        self.running: int | None = None  # the rank that runs; None: whoever called `run`
+        self.tasks: dict[int, Callable[[int], Any]] = {}
+        self.results: dict[int, Any] = {}
+        self.waiting: dict[int, tuple[Callable[[], Any], str]] = {}  # whether it can go on, what it waits for in words
+        self.error: BaseException | None = None
+        self.closed = False
         self.changed = threading.Condition()
         self.threads = [threading.Thread(target=self.serve, args=(rank,), daemon=True) for rank in self.ranks]
         for thread in self.threads:

@@ -57,9 +57,11 @@ class Communicator:
         self.gpu, self.members, self.name, self.row = gpu, members, name, row
         self.connect, self.work_class, self.direction = connect, work, direction
         self.gpu_name = f"GPU {gpu.number} of node {os.environ.get('GROUP_RANK', 0)}" if exclusive else None
-        self.issued, self.pending = 0, {}  # operations, by number, until the program has waited for them
+        self.issued = 0  # operations
+        self.pending: dict[int, NcclWork] = {}  # by number, until the program has waited for them
         self.lock = threading.Lock()  # several threads may wait for what is pending
-        self.free, self.broken = 0.0, None  # when its stream is free, as far as is known; why nothing works any more
+        self.free = 0.0  # when its stream is free, as far as is known
+        self.broken: BaseException | None = None  # why nothing works any more
 
     def issue(
         self,
@@ -171,7 +173,7 @@ class RealCommunicator(Communicator):
 
     def __init__(self, gpu: VirtualGPU, members: Members, *, name: str, **options):
         super().__init__(gpu, members, name=name, **options)
-        self.queue = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[NcclWork | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
         self.thread.start()
 

@@ -16,7 +16,7 @@ from virtual_gpus.ops.table import NAMESPACE_HANDLERS
 from virtual_gpus.tensors.tensor import is_virtual, wrap
 from virtual_gpus.tree import tensors_in
 
-IN_FLIGHT = {}  # {storage: result} of functional collectives that have not been waited for
+IN_FLIGHT: dict[int, Tensor] = {}  # {storage: result} of functional collectives that have not been waited for
 KERNEL = DispatchKey.CompositeExplicitAutograd
 
 

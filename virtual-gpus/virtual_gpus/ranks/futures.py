@@ -17,6 +17,8 @@ from virtual_gpus.tensors.tensor import VirtualTensor, wrap
 class AsyncTensor(VirtualTensor):
     """A result of an operation that may not be done: whatever uses it waits first, in the current stream."""
 
+    source: Any  # a Work or an Event
+
     @classmethod
     def of(cls, tensor: VirtualTensor, source) -> "AsyncTensor":
         """The values of `tensor` once source.wait() has returned."""

@@ -45,10 +45,10 @@ class GlooWork(NcclWork):
 class GlooConnection(Connection):
     """The values travel by a process group, in which PyTorch's operations find gloo."""
 
-    def __init__(self, members: Members, gpu: str | None):
-        super().__init__(members, gpu)
-        gloo, self.values = self.values, dist.ProcessGroup(dist.HashStore(), members.rank, len(members.ranks))
-        self.values._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    def connect_values(self, members: Members) -> dist.ProcessGroup:
+        group = dist.ProcessGroup(dist.HashStore(), members.rank, len(members.ranks))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, members.gloo("values"))
+        return group
 
 
 def call(group, func: OpOverload, args: tuple):

@@ -25,14 +25,12 @@ class Record(NamedTuple):
     ready: float  # seconds on its clock, when its GPU could begin
     what: str  # the operation, its type and size: the same on all ranks
 
-    def pack(self) -> Tensor:
-        """As uint8, RECORD_BYTES of them."""
+    def pack(self) -> bytearray:
         data = struct.pack("d", self.ready) + shorten(self.what.encode(), RECORD_BYTES - 8)
-        return torch.frombuffer(bytearray(data.ljust(RECORD_BYTES, b"\0")), dtype=torch.uint8)
+        return bytearray(data.ljust(RECORD_BYTES, b"\0"))
 
     @classmethod
-    def unpack(cls, record: Tensor) -> "Record":
-        data = bytes(record.tolist())
+    def unpack(cls, data: bytearray) -> "Record":
         return cls(struct.unpack("d", data[:8])[0], data[8:].rstrip(b"\0").decode(errors="replace"))
 
 
@@ -42,6 +40,11 @@ def shorten(text: bytes, size: int) -> bytes:
     return text if len(text) <= size else text[: size - len(digest) - 40] + digest + text[-40:]
 
 
+def tensor_on(data: bytearray) -> Tensor:
+    """What is written to it is written to `data`: reading a tensor's elements would take longer than sending them."""
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
 class Connection:
     """Two gloo groups of `members`, for the records and for the values.
 
@@ -49,16 +52,18 @@ class Connection:
     """
 
     def __init__(self, members: Members, gpu: str | None):
-        self.records, self.values = members.gloo("records"), members.gloo("values")
+        self.records, self.values = members.gloo("records"), self.connect_values(members)
         if gpu is not None:
             check_gpus([record.what for record in self.exchange(Record(0.0, gpu))], members.ranks)
 
+    def connect_values(self, members: Members) -> dist.ProcessGroup | dist.ProcessGroupGloo:
+        return members.gloo("values")
+
     def exchange(self, record: Record) -> list[Record]:
         """The records of all ranks, of which `record` is this one's."""
-        size = self.records.size()
-        received = torch.empty(size * RECORD_BYTES, dtype=torch.uint8)
-        self.records._allgather_base(received, record.pack()).wait()
-        return [Record.unpack(row) for row in received.view(size, RECORD_BYTES)]
+        received = bytearray(self.records.size() * RECORD_BYTES)
+        self.records._allgather_base(tensor_on(received), tensor_on(record.pack())).wait()
+        return [Record.unpack(received[i : i + RECORD_BYTES]) for i in range(0, len(received), RECORD_BYTES)]
 
 
 class PairConnection:
@@ -68,10 +73,10 @@ class PairConnection:
         self.records, self.values, self.direction = connection.records, connection.values, direction
 
     def exchange(self, record: Record) -> list[Record]:
-        this, received = self.records.rank(), torch.empty(RECORD_BYTES, dtype=torch.uint8)
+        this, received = self.records.rank(), bytearray(RECORD_BYTES)
         works = (
-            self.records.send([record.pack()], 1 - this, self.direction),
-            self.records.recv([received], 1 - this, self.direction),
+            self.records.send([tensor_on(record.pack())], 1 - this, self.direction),
+            self.records.recv([tensor_on(received)], 1 - this, self.direction),
         )
         for work in works:
             work.wait()
@@ -84,7 +89,8 @@ class Pair:
 
     def __init__(self, members: Members, name: str):
         self.members, self.name = members, name
-        self.lock, self.connection = threading.Lock(), None
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
 
     def connect(self, direction: int, gpu: str | None) -> PairConnection:
         with self.lock:

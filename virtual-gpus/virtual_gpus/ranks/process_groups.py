@@ -22,7 +22,7 @@ from virtual_gpus.tensors.tensor import VirtualTensor
 REDUCIBLE = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
 NCCL_TYPES = REDUCIBLE | {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
 CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
-GROUPS = {}  # {name of a process group: its Group}
+GROUPS: dict[str, "Group"] = {}  # {name of a process group: its Group}
 
 
 class Group:
@@ -32,9 +32,10 @@ class Group:
 
     def __init__(self, members: Members, name: str):
         self.members, self.group_name, self.name = members, name, f"group {name}"
-        self.communicators = {}  # by the index of this rank's GPU: usually one
-        self.pairs, self.channels = {}, {}  # by the numbers of two ranks in the group
-        self.coalesced = None  # the works of a block that coalesces them, while it is open
+        self.communicators: dict[int, Communicator] = {}  # by the index of this rank's GPU: usually one
+        self.pairs: dict[tuple[int, int], Pair] = {}  # by two ranks of the group
+        self.channels: dict[tuple[int, int], Communicator] = {}  # by sender and receiver
+        self.coalesced: list[NcclWork] | None = None  # the works of a block that coalesces them, while it is open
 
     def __len__(self):
         return len(self.members.ranks)
@@ -168,7 +169,7 @@ def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
     return tensors[0].gpu
 
 
-def flat(tensor: VirtualTensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """A view of all elements of the inner tensor, in the order of memory."""
     inner = tensor.inner
     formats = torch.contiguous_format, *CHANNELS_LAST.get(inner.dim(), [])
@@ -177,7 +178,7 @@ def flat(tensor: VirtualTensor) -> Tensor:
     return inner.as_strided((inner.numel(),), (1,))
 
 
-def flat_bytes(tensor: VirtualTensor) -> Tensor:
+def flat_bytes(tensor: Tensor) -> Tensor:
     return flat(tensor).view(torch.uint8)
 
 

@@ -32,11 +32,12 @@ class NcclWork(c10d.Work):
     start, end  seconds on the clock, the same on all ranks; there as soon as it is `done`
     """
 
-    def __init__(self, communicator, call: Call, launch: Launch | None, transfer: Transfer):
+    def __init__(self, communicator, call: Call, launch: Launch | None, transfer: Transfer | None):
         super().__init__()
         self.communicator, self.call, self.launch, self.transfer = communicator, call, launch, transfer
-        self.start = self.end = None
-        self.done, self.error = threading.Event(), None
+        self.start = self.end = 0.0
+        self.done = threading.Event()
+        self.error: BaseException | None = None
 
     @property
     def status(self) -> str:
