@@ -119,10 +119,10 @@ FAULTS = [
     ),
     Fault(
         "neighbors in memory are taken for the same memory",
-        "mgpu_lib/checks.py",
+        "virtual-gpus/virtual_gpus/checks.py",
         "steps = sum((size - 1) * stride",
         "steps = sum(size * stride",
-        "library/test_checks.py",
+        "virtual/test_checks.py",
     ),
     Fault(
         "the ring's exercise is passed by whole tensors",
@@ -253,8 +253,8 @@ FAULTS = [
     Fault(
         "in a dry run a group's root is taken for a rank of the program",
         "virtual-gpus/virtual_gpus/ranks/collectives.py",
-        "source = group.members.ranks[root]",
-        "source = root",
+        "options.rootRank, source = root, group.members.ranks[root]",
+        "options.rootRank, source = root, root",
         "virtual/test_dry.py",
     ),
     Fault(
