@@ -5,8 +5,16 @@ Run by torchrun; with names of checks as arguments, only those.
 
 import copy
 import sys
+from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mgpu_lib import current_machine
+from mgpu_lib.ddp import DDP
+
+sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "programs"))
 from checking import (
     Branches,
     Tied,
@@ -24,11 +32,6 @@ from checking import (
     train,
     trained_alone,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-from mgpu_lib import current_machine
-from mgpu_lib.ddp import DDP
 
 F = nn.functional
 SIZES = 1, 200, 25 * 2**20  # bytes: a bucket for each tensor, some, and one for all

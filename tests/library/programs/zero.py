@@ -12,15 +12,18 @@ import sys
 import traceback
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checking import CHECKS, Branches, check, raises
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mgpu_lib import Transformer, current_machine
 from mgpu_lib.zero import ZeRO
+
+sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "programs"))
+from checking import CHECKS, Branches, check, raises
 
 F = nn.functional
 OPTIMIZERS = (
