@@ -48,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv[:])
     monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # other tests' init_process_group has replaced it
     return tmp_path
 
 

@@ -564,6 +564,7 @@ def state():
         dist.init_process_group,
         dist.all_gather_object,
         torch.is_grad_enabled(),
+        torch.get_default_device(),
     )
 
 
@@ -578,6 +579,7 @@ def test_all_is_as_it_was(ends, several):
 
     def program():
         torch.manual_seed(5)
+        torch.set_default_device("cuda")
         rank, n = dist.get_rank(), dist.get_world_size()
         torch.cuda.set_device(rank)
         step, x, steps = linear()(), torch.zeros(9, device="cuda"), []

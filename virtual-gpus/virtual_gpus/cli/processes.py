@@ -20,6 +20,7 @@ LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file de
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = {signal.SIGINT: 0.7, signal.SIGTERM: 30.0}  # seconds that ranks get after a signal: as much as from torchrun
 AFTER_A_FAILURE = 5.0
+UNTIL_THE_FIRST = 30.0  # that another rank has failed because of
 NOT_THE_FIRST = 5  # exit status of a rank that failed because another one had gone
 
 
@@ -93,14 +94,17 @@ def option_of(options: argparse.Namespace, name: str) -> list[str]:
 
 def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:
     """(the rank that failed first, its exit status); the latter is 0 if all have ended well."""
+    deadline = math.inf
     while True:
         states = [rank.poll() for rank in ranks]
-        if any(states):
-            time.sleep(0.05)  # the one that the others miss ends with them
-            failed = {rank: state for rank, state in enumerate(rank.poll() for rank in ranks) if state}
-            return min(failed.items(), key=lambda item: item[1] == NOT_THE_FIRST)
+        failed = {rank: state for rank, state in enumerate(states) if state}
+        first = [item for item in failed.items() if item[1] != NOT_THE_FIRST]
+        if first or (failed and (None not in states or time.monotonic() > deadline)):
+            return (first or list(failed.items()))[0]
         if None not in states:
             return 0, 0
+        if failed:  # because of another rank, which has gone and will have ended in a moment
+            deadline = min(deadline, time.monotonic() + UNTIL_THE_FIRST)
         time.sleep(0.01)
 
 

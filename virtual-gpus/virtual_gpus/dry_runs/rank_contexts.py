@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -14,6 +15,7 @@ from virtual_gpus.dry_runs.communicator import DryCommunicator
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import Rendezvous
 from virtual_gpus.machine import Machine
+from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
 from virtual_gpus.state import RUNNING
 
@@ -31,6 +33,7 @@ def ranks_in_this_process(
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(ProcessState())
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # which init_process_group replaces
+        stack.callback(set_back_default_device, default_device())
         machines = {rank: stack.enter_context(make_machine()) for rank in ranks}
         variables = {rank: environment_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
         os.environ.update(variables[ranks[0]])
@@ -42,6 +45,11 @@ def ranks_in_this_process(
         if contexts is None:
             stack.callback(leave_groups)
         yield rendezvous, machines
+
+
+def set_back_default_device(before: torch.device | None) -> None:
+    if default_device() != before:  # the program has called torch.set_default_device
+        torch.set_default_device(before)
 
 
 def environment_of(rank: int, n_gpus: int, per_node: int) -> dict[str, str]:
