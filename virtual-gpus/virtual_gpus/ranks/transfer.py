@@ -34,7 +34,8 @@ class Transfer:
 
     def begin(self, pending: Iterable["Transfer"]) -> None:
         """The program calls the operation, and has not waited for those in `pending`."""
-        self.before = [other for other in pending if any(overlap(x, y) for x in self.reads for y in other.writes)]
+        undelivered = [other for other in pending if not other.ended]  # the others have written
+        self.before = [other for other in undelivered if any(overlap(x, y) for x in self.reads for y in other.writes)]
         self.sent = [x.clone() for x in self.reads]
 
     def run(self, gloo) -> None:
