@@ -1,8 +1,12 @@
 """What lint-imports doesn't read: of the virtual GPUs, pages and programs see what `virtual_gpus` offers."""
 
 import ast
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from pages import PAGES, statements
 
 import virtual_gpus
@@ -27,3 +31,11 @@ def test_pages_and_programs_import_no_deeper_than_mgpu_lib_virtual():
         for path in (ROOT / folder).glob("*.py"):
             found[path.name] = list(below(ast.parse(path.read_text(encoding="utf-8"))))
     assert {where for where, names in found.items() if names} == {"appendix-clock"}  # which shows the clock's rates
+
+
+def test_the_old_name_of_the_virtual_gpus_says_the_new_one():
+    with pytest.raises(ImportError, match="from virtual_gpus import"):
+        importlib.import_module("mgpu_lib.virtual")
+    command = [sys.executable, "-m", "mgpu_lib.virtual", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and done.stderr.endswith("python -m virtual_gpus\n") and "Traceback" not in done.stderr

@@ -112,7 +112,7 @@ def test_names_may_be_written_in_any_case(folder):
     assert (options.gpu, options.link, options.network) == ("A100-80", "DGX A100", "RoCE 100")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 can't read it")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no tomllib")
 def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
     (folder / "pyproject.toml").write_text('[tool.virtual-gpus]\ngpu = "h100"\nn = 16\nper-node = 4\nhost = 0.5\n')
     (folder / "deeper").mkdir()

@@ -366,7 +366,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads what Linux says of a process")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
 @pytest.mark.parametrize("way", [reload, lambda x: reload(x.cpu(), map_location="cuda"), queued, copy.deepcopy])
 def test_the_computers_memory_comes_back(gpus, way):
     x = torch.ones(64 * MiB, dtype=torch.uint8, device="cuda")

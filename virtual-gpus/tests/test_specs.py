@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+import torch
 
+from virtual_gpus import virtual_gpus
 from virtual_gpus.clock.specs import GPUS, LINKS, SOURCES, find_gpu, find_link
 
 every_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
@@ -32,6 +34,14 @@ def test_peaks_follow_from_cores_and_clocks_and_memory_is_what_pytorch_prints(gp
     assert 50 < gpu.power <= 1000 and 2017 <= gpu.launched <= 2026 and GPUS[gpu.key] is gpu
     assert {gpu.pcie, gpu.nvlink} <= {*LINKS, None}
     assert round(gpu.memory / 2**30, 2) == gib and box * 0.9 < gib < box
+
+
+@every_gpu
+def test_what_cuda_says_of_it_is_known(gpu):
+    with virtual_gpus(1, gpu.key):
+        found = torch.cuda.get_device_properties(0)
+    assert found.L2_cache_size > 0 and found.multi_processor_count == gpu.sm_count
+    assert (found.major, found.minor) == gpu.capability and found.shared_memory_per_multiprocessor > 0
 
 
 @every_gpu

@@ -173,15 +173,20 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", action="store_true", help=about)
 
 
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """What a program that runs with values can be told, in this process or in several."""
+    add_machine(parser)
+    add_report(parser)
+    add_program(parser)
+    parser.set_defaults(gpu="A100-80")
+
+
 def here() -> Parser:
     usage = "virtual-gpus [options] train.py [its arguments]; virtual-gpus --help shows the commands"
     parser = Parser("virtual-gpus", usage=usage, description="Run a program that starts its own processes, or none.")
     parser.add_argument("--gpus", type=whole, metavar="N", help="how many (default: 4, or torchrun's local ranks)")
     parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
-    add_machine(parser)
-    add_report(parser)
-    add_program(parser)
-    parser.set_defaults(gpu="A100-80")
+    add_running(parser)
     return parser
 
 
@@ -190,10 +195,7 @@ def run() -> Parser:
     about = "Run a script for torchrun in N processes of this computer, each with a virtual GPU."
     parser = Parser("virtual-gpus run", usage=usage, description=about)
     parser.add_argument("-n", "--gpus", dest="n", type=whole, metavar="N", help="how many processes, and GPUs")
-    add_machine(parser)
-    add_report(parser)
-    add_program(parser)
-    parser.set_defaults(gpu="A100-80")
+    add_running(parser)
     return parser
 
 
