@@ -122,7 +122,8 @@ def wanted(request, name):
 def passed(request, program):
     """The names of the checks of `program` that passed on four ranks, of those that the tests of this file want.
 
-    What stands behind a name in the same line, such as a number of ranks, belongs to it.
+    The first one that fails ends the program, so those after it are missing, too: stderr, printed here, says which it
+    was. What stands behind a name in the same line, such as a number of ranks, belongs to it.
     """
     done = torchrun(4, program, *wanted(request, "name"), check=False)
     print(done.stderr)
