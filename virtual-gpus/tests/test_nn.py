@@ -572,6 +572,43 @@ def test_rms_norm_of_two_types_is_made_of_others(gpus):
         norm(x.float().cuda())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_half_precision_with_a_result_in_float32(gpus, dtype):
+    a, b = torch.randn(8, 16).to(dtype), torch.randn(16, 4).to(dtype)
+    bias, wide = torch.randn(8, 4), {"out_dtype": torch.float32}
+    x, w, c = (t.to("cuda:1") for t in (a, b, bias))
+    exact, start = a.float() @ b.float(), gpus.elapsed()
+    for found, expected in [
+        (torch.mm(x, w, **wide), exact),
+        (torch.bmm(x[None], w[None], **wide), exact[None]),
+        (torch.addmm(c, x, w, **wide, beta=0.5, alpha=2), 0.5 * bias + 2 * exact),
+        (torch.baddbmm(c[None], x[None], w[None], **wide), (bias + exact)[None]),
+    ]:
+        assert found.device == torch.device("cuda:1") and found.dtype == torch.float32
+        torch.testing.assert_close(found.cpu(), expected)
+    names = [event.name for event in gpus.timeline.since(start) if event.gpu == 1]
+    assert [name for name in names if name.endswith("mm")] == ["mm", "bmm", "addmm", "baddbmm"]
+    for words, call in {
+        "input dtypes must be the same": lambda: torch.mm(x, w.float(), **wide),
+        "out_dtype must be the same as input dtype or fp32": lambda: torch.mm(x, w, out_dtype=torch.float64),
+        "self dtype must match either out_dtype or mat1 dtype": lambda: torch.addmm(c.double(), x, w, **wide),
+        "same device": lambda: torch.mm(x, w.cpu(), **wide),
+    }.items():
+        with pytest.raises(RuntimeError, match=words):
+            call()
+
+
+def test_a_product_takes_as_long_whatever_the_type_of_its_result():
+    times = {}
+    for out_dtype in (torch.bfloat16, torch.float32):
+        with virtual_gpus(1, gpu="H100", backing="meta") as machine:
+            x = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+            bias, start = torch.empty(8192, device="cuda", dtype=out_dtype), machine.elapsed()
+            torch.addmm(bias, x, x, out_dtype=out_dtype)
+            times[out_dtype] = machine.elapsed() - start
+    assert times[torch.float32] == pytest.approx(times[torch.bfloat16], rel=0.1)
+
+
 # Refusing, in PyTorch's words
 
 

@@ -94,6 +94,8 @@ nvidia-a100: NVIDIA A100 Tensor Core GPU (data sheet)
     https://www.nvidia.com/en-us/data-center/a100/
 nvidia-ada: NVIDIA Ada GPU Architecture (white paper)
     https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+nvidia-rtx6000-ada: NVIDIA RTX 6000 Ada Generation (data sheet)
+    https://www.nvidia.com/en-us/design-visualization/rtx-6000/
 nvidia-hopper: NVIDIA H100 Tensor Core GPU Architecture (white paper)
     https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper
 nvidia-h200: NVIDIA H200 Tensor Core GPU (data sheet)
@@ -114,6 +116,8 @@ mem-a100-40: deviceQuery on an A100-SXM4-40GB: 42298834944 bytes
     https://github.com/bottlerocket-os/bottlerocket/pull/3873
 mem-rtx4090: Out-of-memory error on an RTX 4090: total capacity 23.64 GiB
     https://github.com/ali-vilab/VGen/issues/104
+mem-rtx6000-ada: Out-of-memory error on an RTX 6000 Ada, with error correction: total capacity 44.43 GiB
+    https://github.com/DINGYANB/MTVCrafter/issues/21
 mem-h200: get_device_properties on an H200: total_memory=143156MB
     https://github.com/ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py
 openxla: OpenXLA device descriptions: device_memory_size of A100-SXM4-80GB, H100 80GB HBM3, B200
@@ -161,6 +165,11 @@ _GPUS = (
         ("RTX4090", "NVIDIA GeForce RTX 4090", 2022, (8, 9), 128, 450, None, "pcie4"),
         (25_386_352_640, 1008, 82.6, 82.6, 165.2, 165.2),
         ("nvidia-ada", "mem-rtx4090"),
+    ),
+    (
+        ("RTX6000-Ada", "NVIDIA RTX 6000 Ada Generation", 2022, (8, 9), 142, 300, None, "pcie4"),
+        (45_496 * 2**20, 960, 91.1, 182.1, 364.2, 364.2),
+        ("nvidia-rtx6000-ada", "mem-rtx6000-ada"),
     ),
     (
         ("H100", "NVIDIA H100 80GB HBM3", 2022, (9, 0), 132, 700, "nvlink4", "pcie5"),

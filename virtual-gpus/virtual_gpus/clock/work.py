@@ -88,7 +88,7 @@ def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf3
             flops=flops(func, args, kwargs, out),
             outputs=outputs[0].numel(),
             nbytes=nbytes,
-            precision=precision(inputs[0].dtype, tf32[1]),
+            precision=precision(args[1].dtype, tf32[1]),  # the first may be a bias, of another type
         )
     if name.startswith(LISTS):
         nbytes += sum(map(stored, written_in_place(func, args)))

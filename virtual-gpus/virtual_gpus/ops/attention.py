@@ -214,9 +214,7 @@ KERNELS = {FLASH: flash, EFFICIENT: efficient, CUDNN: cudnn}
 ATTENTION = {}
 for function in (*KERNELS.values(), flash_backward, efficient_backward, cudnn_backward):
     kernel, _, backward = function.__name__.partition("_")
-    operation = getattr(aten, f"_scaled_dot_product_{kernel}_attention{backward and '_backward'}").default
-    function.overloadpacket = operation.overloadpacket  # by which its FLOPs are counted
-    ATTENTION[operation] = function
+    ATTENTION[getattr(aten, f"_scaled_dot_product_{kernel}_attention{backward and '_backward'}").default] = function
 
 
 def dispatched(kind, query, key, value, bias, dropout_p, is_causal, scale):

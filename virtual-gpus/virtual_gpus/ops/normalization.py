@@ -142,5 +142,3 @@ SOFTMAX = {
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
 }
-for operation, function in (RMS_NORM | SOFTMAX).items():
-    function.overloadpacket = operation.overloadpacket  # by which the clock knows it

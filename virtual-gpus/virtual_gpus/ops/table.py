@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import OpOverload, TensorBase, dispatch_has_kernel_for_dispatch_key
-from virtual_gpus.ops import attention, native_functions, normalization
+from virtual_gpus.ops import attention, native_functions, normalization, products
 
 Base = TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
@@ -21,7 +21,15 @@ MIXES_DEVICES = {
     *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),  # for biases that there aren't, C++ makes zeros on the CPU
 }
 # {operation that CUDA has and the CPU has not, or not in this form: function of inner tensors that computes it}
-CUDA_KERNELS = attention.ATTENTION | normalization.SYNC_BATCH_NORM | normalization.RMS_NORM | normalization.SOFTMAX
+CUDA_KERNELS: dict[OpOverload, Callable] = (
+    attention.ATTENTION
+    | normalization.SYNC_BATCH_NORM
+    | normalization.RMS_NORM
+    | normalization.SOFTMAX
+    | products.PRODUCTS
+)
+for operation, function in CUDA_KERNELS.items():
+    function.overloadpacket = operation.overloadpacket  # by which the clock knows it, and its FLOPs
 
 
 class Op(NamedTuple):

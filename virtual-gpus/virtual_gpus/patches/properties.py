@@ -24,12 +24,14 @@ LIMITS = {
 # OpenXLA's device descriptions; of a T4: deviceQuery on one, gist Terminus-IMRC/5e4b7782; get_device_properties of an
 # RTX 4090 in GitHub chenlb/knowledge, cuda-install-on-windows.md, and of an H200 in ai-bot-pro/achatbot,
 # deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. Buses: "memory interface" in the white papers of Volta, Turing, Ampere,
-# Ada and Hopper. Both of the L4: fpsbench.com; of the B200: a query of one in pull request 4002 of pytorch/ao.
+# Ada and Hopper. Both of the L4: fpsbench.com; of the RTX 6000 Ada: its data sheet, and the full AD102 of Ada's white
+# paper; of the B200: a query of one in pull request 4002 of pytorch/ao.
 L2_CACHE = {
     "V100": 6,
     "T4": 4,
     "L4": 48,
     "RTX4090": 72,
+    "RTX6000-Ada": 96,
     "A100-40": 40,
     "A100-80": 40,
     "H100": 50,
@@ -41,6 +43,7 @@ BUS_WIDTH = {
     "T4": 256,
     "L4": 192,
     "RTX4090": 384,
+    "RTX6000-Ada": 384,
     "A100-40": 5120,
     "A100-80": 5120,
     "H100": 5120,
