@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from virtual_gpus.clock.timeline import Timeline
+from virtual_gpus.dry_runs.step_memory import Change, at_the_peak
 from virtual_gpus.dry_runs.steps import Boundaries, durations
 from virtual_gpus.machine import Machine
 
@@ -17,8 +18,8 @@ class Prediction(NamedTuple):
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
     totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
-    memory       what each of `ranks` held in the step when it held most, {kind: bytes}, see `step_memory`; empty where
-                 the program itself records a history of memory
+    changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`;
+                 empty where the program itself records a history of memory
     """
 
     seconds: float
@@ -26,7 +27,12 @@ class Prediction(NamedTuple):
     timeline: Timeline
     ranks: list
     totals: list
-    memory: Sequence[dict[str, int]] = ()
+    changes: Sequence[list[Change]] = ()
+
+    @property
+    def memory(self) -> list[dict[str, int]]:
+        """What each of `ranks` held in the step when it held most, {kind: bytes}; empty where that is unknown."""
+        return [at_the_peak(changes) for changes in self.changes]
 
     @property
     def communication(self):
@@ -66,10 +72,11 @@ def prediction_of(machines: dict[int, Machine], boundaries: Boundaries) -> Predi
     if seconds == 0:
         raise ValueError("the step runs nothing on a GPU, so there is nothing to time")
     peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
-    timeline = merged_timeline(machines, {rank: boundary.seconds for rank, boundary in boundaries[-2].items()})
+    start = {rank: boundary.seconds for rank, boundary in boundaries[-2].items()}
+    timeline = merged_timeline(machines, start)
     totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
-    memory = [machine.step_memory.at_the_peak() for machine in machines.values()]
-    return Prediction(seconds, peaks, timeline, list(machines), totals, memory)
+    changes = [machine.step_memory.changes(min(start.values())) for machine in machines.values()]
+    return Prediction(seconds, peaks, timeline, list(machines), totals, changes)
 
 
 def merged_timeline(machines: dict[int, Machine], start: dict[int, float]) -> Timeline:

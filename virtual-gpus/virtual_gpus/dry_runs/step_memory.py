@@ -1,8 +1,8 @@
-"""What a rank of a dry run holds, by kind, at the moment of a step when it holds most."""
+"""What a rank of a dry run holds in the course of a step, by kind."""
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,14 @@ from virtual_gpus.tensors.tensor import is_virtual
 from virtual_gpus.tree import tensors_in
 
 KINDS = "parameters", "gradients", "optimizer state", "in transit", "activations", "temporary", "other"
+
+
+class Change(NamedTuple):
+    """A block was allocated or, with less than 0 bytes, freed."""
+
+    seconds: float  # when the host did so, which may be long before the GPU's turn
+    kind: str
+    nbytes: int
 
 
 class StepMemory:
@@ -40,18 +48,21 @@ class StepMemory:
 
     def begin(self) -> None:
         """A step begins."""
-        self.before = {
-            address: nbytes for ledger in self.machine.ledgers for address, nbytes in ledger.requested.items()
-        }
-        self.log: list[tuple[int, int, str]] = []  # address, bytes (0: given back), kind unless it is owned
+        held = (block for ledger in self.machine.ledgers for block in ledger.requested.items())
+        # (when, on the host's clock; address; bytes, 0 when they are given back; kind unless it is owned)
+        self.log = [(self.now(), address, nbytes, "other") for address, nbytes in held]
+
+    def now(self) -> float:
+        host = self.machine.clock.host()
+        return max([host.now, *(host.engine or {}).values()])
 
     def record_alloc(self, address: int, nbytes: int) -> None:
         host = self.machine.clock.host()
         forward = host.recomputing or (host.engine is None and torch.is_grad_enabled())
-        self.log.append((address, nbytes, "activations" if forward else "temporary"))
+        self.log.append((self.now(), address, nbytes, "activations" if forward else "temporary"))
 
     def record_free(self, address: int, *rest: object) -> None:
-        self.log.append((address, 0, ""))
+        self.log.append((self.now(), address, 0, ""))
 
     def record_oom(self, nbytes: int, free: int) -> None:
         pass
@@ -61,34 +72,33 @@ class StepMemory:
         blocks = (getattr(tensor.untyped_storage(), "block", None) for tensor in tensors)
         self.owned[kind].update(block.address for block in blocks if block is not None)
 
-    def at_the_peak(self) -> dict[str, int]:
-        """{kind: bytes} when the GPUs held most since begin(); empty if the program records a history of its own."""
+    def changes(self, origin: float) -> list[Change]:
+        """What was held at begin(), and what has changed since; empty if the program records a history of its own.
+
+        Times count from `origin`, seconds of the machine's elapsed().
+        """
         if any(ledger.history is not self for ledger in self.machine.ledgers):
-            return {}
-        log = list(self.log)  # which goes on
-        blocks = {address: (nbytes, "other") for address, nbytes in self.before.items()}
-        sizes, changes = dict(self.before), []
-        for address, nbytes, _ in log:
-            changes.append(size_of(nbytes) if nbytes else -size_of(sizes.pop(address)))
+            return []
+        found, blocks, origin = [], {}, origin + self.machine.started
+        for time, address, nbytes, kind in list(self.log):  # which goes on
             if nbytes:
-                sizes[address] = nbytes
-        held = [0, *itertools.accumulate(changes)]
-        for address, nbytes, kind in log[: held.index(max(held))]:
-            if nbytes:
-                blocks[address] = nbytes, kind
+                kind = next((known for known in KINDS if address in self.owned[known]), kind)
+                blocks[address] = kind, round_up(nbytes, MIN_BLOCK_SIZE)
+                found.append(Change(time - origin, *blocks[address]))
             else:
-                del blocks[address]
-        found = dict.fromkeys(KINDS, 0)
-        for address, (nbytes, kind) in blocks.items():
-            found[next((known for known in KINDS if address in self.owned[known]), kind)] += round_up(
-                nbytes, MIN_BLOCK_SIZE
-            )
+                kind, size = blocks.pop(address)
+                found.append(Change(time - origin, kind, -size))
         return found
 
 
-def size_of(nbytes: int) -> int:
-    """Of a block."""
-    return round_up(nbytes, MIN_BLOCK_SIZE)
+def at_the_peak(changes: Iterable[Change]) -> dict[str, int]:
+    """{kind: bytes} when most was held; empty without changes."""
+    held, peak, most = dict.fromkeys(KINDS, 0), {}, 0
+    for _, kind, nbytes in changes:
+        held[kind] += nbytes
+        if nbytes > 0 and sum(held.values()) > most:
+            peak, most = dict(held), sum(held.values())
+    return peak
 
 
 @contextlib.contextmanager
