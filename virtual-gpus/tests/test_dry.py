@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -69,11 +70,36 @@ def test_a_thousand_ranks_take_as_long_to_run_as_eight():
     assert few.peak_memory == many.peak_memory and few.flops == many.flops
 
 
+def test_whole_gradients_of_fsdp_are_gradients():
+    """At the peak, in the backward pass, one layer's gradient is there as a whole, and its shard of those before."""
+    whole = 4 * 1024**2
+
+    def program():
+        torch.cuda.memory._record_memory_history()  # which sees the same blocks
+        net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step():
+            net(torch.empty(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    [held] = dry_run(program, 8).memory
+    assert held["parameters"] == held["optimizer state"] == 4 * whole / 8
+    assert held["gradients"] in [whole + shards * whole / 8 for shards in range(4)]
+    assert held["temporary"] < whole / 8
+
+
 def test_before_an_all_gather_fsdp_copies_one_shard():
     """Into the buffer for all of them: that was once taken to be written as a whole."""
 
     def program():
-        net = torch.distributed.fsdp.fully_shard(nn.Linear(256, 256, bias=False)).cuda()
+        net = fully_shard(nn.Linear(256, 256, bias=False)).cuda()
         return lambda: net(torch.zeros(8, 256, device="cuda")).sum().backward()
 
     made = dry_run(program, 16)

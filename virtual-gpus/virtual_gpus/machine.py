@@ -70,7 +70,7 @@ class Machine:
         self.rank, self.ranks = None, 1
         self.communicator_class = Communicator if self.is_meta else RealCommunicator  # a dry run has its own
         self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
-        self.step_memory = None  # in a dry run, what keeps account of a step's memory: see `dry_runs.step_memory`
+        self.step_memory = None  # in a dry run, its StepMemory
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False

@@ -205,9 +205,8 @@ def print_plan(plan: Plan, options: argparse.Namespace) -> None:
     ranks = made.ranks if len(made.ranks) <= SHOWN else [made.ranks[made.peak_memory.index(max(made.peak_memory))]]
     heads = [f"rank {rank}" for rank in ranks]
     memory = [made.memory[made.ranks.index(rank)] for rank in ranks]
-    if all(memory):
-        rows = [[kind, *(readable(held[kind]) for held in memory)] for kind in memory[0]]
-        print_table([["memory when a step holds most", *heads], *rows])
+    rows = [[kind, *(readable(held[kind]) for held in memory)] for kind in memory[0]]
+    print_table([["memory when a step holds most", *heads], *rows])
     times = [times_of(made, rank) for rank in ranks]
     kinds = dict.fromkeys(kind for those in times for kind in those)
     rows = [[kind, *(in_words(those.get(kind)) for those in times)] for kind in kinds]

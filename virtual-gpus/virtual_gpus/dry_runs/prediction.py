@@ -18,8 +18,7 @@ class Prediction(NamedTuple):
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
     totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
-    changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`;
-                 empty where the program itself records a history of memory
+    changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`
     """
 
     seconds: float

@@ -2,19 +2,23 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import MIN_BLOCK_SIZE, round_up
+from virtual_gpus.patches import patch
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import is_virtual
 from virtual_gpus.tree import tensors_in
 
 KINDS = "parameters", "gradients", "optimizer state", "in transit", "activations", "temporary", "other"
+FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"  # imported by the programs that need it
 
 
 class Change(NamedTuple):
@@ -26,46 +30,42 @@ class Change(NamedTuple):
 
 
 class StepMemory:
-    """Listens to the ledgers of `machine`, where a `memory.history.History` would be. `owned` has the addresses of
-    blocks that are known to be of a kind; there is only one block that ever has an address. The kinds:
+    """The Observer of all ledgers of `machine`. `owned` has the addresses of blocks that are known to be of a kind;
+    there is only one block that ever has an address. The kinds:
 
-    parameters, gradients, optimizer state   those of the optimizers that take a step
+    parameters, optimizer state   those of the optimizers that take a step
+    gradients      theirs, and those of whole parameters that FSDP2 is about to reduce-scatter
     in transit     what collectives read and write, and what was resized, as FSDP does for parameters that it gathers
     activations    what operations of a forward pass give, also when it is computed once more
     temporary      what those of a backward pass and of an optimizer give
     other          what was there before the step: buffers, frozen parameters, data
     """
 
-    entries, settings = (), None  # of a History
-
     def __init__(self, machine: Machine):
         self.machine = machine
         self.owned: dict[str, set[int]] = {kind: set() for kind in KINDS}
         machine.step_memory = self
         for ledger in machine.ledgers:
-            ledger.history = self
+            ledger.observer = self
         self.begin()
 
     def begin(self) -> None:
         """A step begins."""
         held = (block for ledger in self.machine.ledgers for block in ledger.requested.items())
-        # (when, on the host's clock; address; bytes, 0 when they are given back; kind unless it is owned)
+        # (when, on the host's clock; address; bytes, 0 when they are freed; kind unless it is owned)
         self.log = [(self.now(), address, nbytes, "other") for address, nbytes in held]
 
     def now(self) -> float:
         host = self.machine.clock.host()
         return max([host.now, *(host.engine or {}).values()])
 
-    def record_alloc(self, address: int, nbytes: int) -> None:
+    def allocated(self, address: int, nbytes: int) -> None:
         host = self.machine.clock.host()
         forward = host.recomputing or (host.engine is None and torch.is_grad_enabled())
         self.log.append((self.now(), address, nbytes, "activations" if forward else "temporary"))
 
-    def record_free(self, address: int, *rest: object) -> None:
+    def freed(self, address: int) -> None:
         self.log.append((self.now(), address, 0, ""))
-
-    def record_oom(self, nbytes: int, free: int) -> None:
-        pass
 
     def own(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """`tensors` (inner ones) are of this kind."""
@@ -73,12 +73,7 @@ class StepMemory:
         self.owned[kind].update(block.address for block in blocks if block is not None)
 
     def changes(self, origin: float) -> list[Change]:
-        """What was held at begin(), and what has changed since; empty if the program records a history of its own.
-
-        Times count from `origin`, seconds of the machine's elapsed().
-        """
-        if any(ledger.history is not self for ledger in self.machine.ledgers):
-            return []
+        """What was held at begin(), and what has changed since. Times count from `origin`, seconds of elapsed()."""
         found, blocks, origin = [], {}, origin + self.machine.started
         for time, address, nbytes, kind in list(self.log):  # which goes on
             if nbytes:
@@ -92,8 +87,9 @@ class StepMemory:
 
 
 def at_the_peak(changes: Iterable[Change]) -> dict[str, int]:
-    """{kind: bytes} when most was held; empty without changes."""
-    held, peak, most = dict.fromkeys(KINDS, 0), {}, 0
+    """{kind: bytes} when most was held."""
+    held, most = dict.fromkeys(KINDS, 0), 0
+    peak = dict(held)
     for _, kind, nbytes in changes:
         held[kind] += nbytes
         if nbytes > 0 and sum(held.values()) > most:
@@ -101,29 +97,40 @@ def at_the_peak(changes: Iterable[Change]) -> dict[str, int]:
     return peak
 
 
+def own(kind: str, tensors: Any) -> None:
+    """Tell the StepMemory of the machine, if it has one, that all `tensors` in nested lists and dicts are of a kind."""
+    memory = current() and current().step_memory
+    if memory is not None:
+        local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors_in(tensors))  # of a DTensor
+        memory.own(kind, [tensor.inner for tensor in local if is_virtual(tensor)])
+
+
 @contextlib.contextmanager
 def optimizers_are_seen() -> Iterator[None]:
-    """Inside, each optimizer that takes a step says to the StepMemory of its machine what is its own."""
+    """Inside, an optimizer that takes a step tells which tensors are its own, and FSDP2 which gradients it reduces."""
 
-    def own(kind, tensors):
-        memory = current() and current().step_memory
-        if memory is not None:
-            local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors_in(tensors))  # of a DTensor
-            memory.own(kind, [tensor.inner for tensor in local if is_virtual(tensor)])
-
-    def parameters(optimizer):
+    def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def before(optimizer: Optimizer, args, kwargs):
+    def before(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         own("gradients", [parameter.grad for parameter in parameters(optimizer)])
 
-    def after(optimizer: Optimizer, args, kwargs):
+    def after(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         own("parameters", parameters(optimizer))
         own("optimizer state", optimizer.state.values())
 
-    hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(before).remove)
+        stack.callback(register_optimizer_step_post_hook(after).remove)
+
+        def watch(module: ModuleType) -> None:
+            reduce = module.foreach_reduce
+
+            def foreach_reduce(params, unsharded_grads, *args, **kwargs):
+                own("gradients", unsharded_grads)
+                return reduce(params, unsharded_grads, *args, **kwargs)
+
+            patch(stack, module, "foreach_reduce", foreach_reduce)
+
+        stack.callback(AfterImport(FSDP2, watch).cancel)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -8,7 +8,7 @@ out twice, so they don't say how full memory is.
 """
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -24,6 +24,14 @@ ADDRESSES = 1 << 47  # that a pool has to give out: 128 TiB, one block after the
 def round_up(nbytes: int, unit: int) -> int:
     """The least multiple of `unit` that holds `nbytes`."""
     return -(-nbytes // unit) * unit
+
+
+class Observer(Protocol):
+    """What is told of each block of a Ledger as it is allocated and freed."""
+
+    def allocated(self, address: int, nbytes: int) -> None: ...
+
+    def freed(self, address: int) -> None: ...
 
 
 class Block:
@@ -89,7 +97,8 @@ class Ledger:
     capacity         bytes that the GPU has, of which this process may take a `fraction`
     requested        {address of a block: the bytes that were asked for}
     contexts         {address: (stack, stream)} of the blocks that were allocated while a history was recorded
-    history          the History that is being recorded, or None
+    history          the History that the program records (torch.cuda.memory._record_memory_history), or None
+    observer         in a dry run its StepMemory, or None
     """
 
     peak: int
@@ -106,6 +115,7 @@ class Ledger:
         self.requested: dict[int, int] = {}
         self.contexts: dict[int, tuple[tuple | None, int]] = {}
         self.history: History | None = None
+        self.observer: Observer | None = None
         self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
         self.reset_peak()
         self.reset_accumulated()
@@ -144,6 +154,8 @@ class Ledger:
             self.requested[address] = nbytes
             if self.history is not None:
                 self.history.record_alloc(address, nbytes)
+            if self.observer is not None:
+                self.observer.allocated(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
@@ -159,6 +171,8 @@ class Ledger:
                     context = self.contexts.pop(address, (None, 0))
                     if self.history is not None:
                         self.history.record_free(address, nbytes, *context)
+                if self.observer is not None:
+                    self.observer.freed(address)
 
     def reserve(self, pool: Pool) -> None:
         """Get from the driver what `pool` needs; if that is too much, unused segments are given back first."""

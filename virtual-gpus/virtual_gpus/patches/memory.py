@@ -20,10 +20,7 @@ def patches():
         ("_cuda_memorySnapshot", memory_snapshot),
         ("_cuda_record_memory_history", record_memory_history),
         ("_cuda_record_memory_history_legacy", record_memory_history_legacy),
-        (
-            "_cuda_isHistoryEnabled",
-            lambda: any(isinstance(ledger.history, history.History) for ledger in current().ledgers),
-        ),
+        ("_cuda_isHistoryEnabled", lambda: any(ledger.history for ledger in current().ledgers)),
         ("_cuda_memoryMetadataSupported", lambda: False),
         ("_cuda_getMemoryMetadata", lambda: ""),
     ):
