@@ -155,7 +155,7 @@ def test_training_leaves_virtual_gpus_on_and_other_modelled_times_alone(trained)
     figure.train()
     assert end_of(figure)["state"] == "done"
     assert mgpu.current_machine() is machine and (machine.elapsed(), len(machine.timeline)) == before
-    assert all(stream.free <= machine.clock.host().now for gpu in machine.gpus for stream in gpu.streams)
+    assert all(stream.done_at <= machine.clock.host().now for gpu in machine.gpus for stream in gpu.streams)
 
 
 def test_other_gpus_turned_on_meanwhile_end_it_with_words(trained):

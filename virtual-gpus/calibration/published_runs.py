@@ -35,7 +35,7 @@ NETWORKS = {  # how a network is described -> (machine, network)
     "400 Gb/s per node": ("p4d.24xlarge", "EFA"),
     "800 Gb/s per node": ("DGX H100", "RoCE 100"),
 }
-KINDS = MACHINES | OTHERS
+ALL_MACHINES = MACHINES | OTHERS
 OTHER_NETWORKS = {"Omni-Path": Network("Omni-Path", "RDMA", 100e9 / 8, 4, MACHINE_SOURCES["networks"])}
 SOURCES = {  # the beginnings of titles -> names in ids
     "Efficient Large-Scale Language Model Training": "Megatron-LM 2021",
@@ -109,7 +109,7 @@ def rows():
 
 
 def place(row):
-    """(Key of the data sheet, key of a machine in KINDS, key of a network); no machine if the network isn't known."""
+    """(Key of the data sheet, key of a machine in ALL_MACHINES, key of a network); no machine if the network isn't known."""
     sheet, machine = SHEETS[row["gpu"].split(" (")[0]]
     if row["n_gpus"] and row["n_gpus"] <= row["gpus_per_node"]:
         return sheet, machine, None

@@ -108,7 +108,7 @@ def most(row, few, stage, peaks):
 def dry_run(row, number):
     """(seconds, [[bytes in the passes, in the optimizer's step] of each stage]) of a step of `number` micro-batches."""
     peaks, machine = {}, row["machine"] or USUAL[row["sheet"]]
-    with patch.dict(MACHINES, published_runs.KINDS), patch.dict(NETWORKS, published_runs.OTHER_NETWORKS):
+    with patch.dict(MACHINES, published_runs.ALL_MACHINES), patch.dict(NETWORKS, published_runs.OTHER_NETWORKS):
         made = virtual_gpus.dry_run(
             large_programs.program(row, number, peaks),
             *(row["n_gpus"], row["sheet"], row["gpus_per_node"], machine, row["network key"]),

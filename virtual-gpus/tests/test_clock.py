@@ -25,7 +25,7 @@ def busy(device, n=4096):
 
 
 def free(device, stream=0):
-    return current().gpus[device.index].streams[stream].free
+    return current().gpus[device.index].streams[stream].done_at
 
 
 def events(machine, name):
@@ -77,7 +77,7 @@ def test_gpus_work_at_the_same_time_and_a_stream_in_order(dry):
 )
 def test_reading_a_value_waits_for_the_gpu(gpus, read):
     X = torch.ones(64, 64, device=gpus.devices[0])
-    gpus.gpus[0].streams[0].free = 1.0  # as if it had a second's work
+    gpus.gpus[0].streams[0].done_at = 1.0  # as if it had a second's work
     read(X)
     assert gpus.elapsed() >= 1.0
 
@@ -91,7 +91,7 @@ def test_reading_a_value_waits_for_the_gpu(gpus, read):
 )
 def test_other_calls_do_not_wait(gpus, call):
     X = torch.ones(64, 64, device=gpus.devices[0])
-    gpus.gpus[0].streams[0].free = 1.0
+    gpus.gpus[0].streams[0].done_at = 1.0
     call(X)
     assert gpus.elapsed() < 1e-3
 
@@ -178,7 +178,7 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(gpus, na
     def cost(host, wait):
         """What the host waits for, beside what lies before it in the stream, and what the copy takes."""
         torch.cuda.synchronize()
-        gpus.gpus[0].streams[0].free = busy_until = gpus.elapsed() + 1.0
+        gpus.gpus[0].streams[0].done_at = busy_until = gpus.elapsed() + 1.0
         copy(X, host, wait)
         [done] = [e for e in gpus.timeline.since(busy_until - 1.0) if e.kind == "copy"]
         return gpus.elapsed() >= busy_until, done.end - done.start
@@ -207,7 +207,7 @@ def test_the_host_waits_for_copies_of_ordinary_memory_and_not_of_pinned(gpus, na
 def test_what_comes_to_the_host_without_waiting_is_pinned(gpus, fetch):
     X = torch.ones(99, 99, device="cuda:0")
     for wait in (True, False):
-        gpus.gpus[0].streams[0].free = until = gpus.elapsed() + 1.0
+        gpus.gpus[0].streams[0].done_at = until = gpus.elapsed() + 1.0
         host = fetch(X, wait)
         assert (gpus.elapsed() >= until) == wait and (host is None or host.is_pinned() != wait)
 
@@ -228,7 +228,7 @@ def test_streams_overlap_with_copies_but_kernels_share_the_gpu(dry):
 
 def test_a_kernel_starts_although_another_stream_has_one_in_the_future(dry):
     side = torch.cuda.Stream("cuda:0")
-    side.free = 1e-3  # waits for something
+    side.done_at = 1e-3  # waits for something
     with torch.cuda.stream(side):
         torch.empty(8, device="cuda:0").zero_()
     busy(dry.devices[0])

@@ -143,7 +143,7 @@ def short_ends(row, stages):
 
 def test_runs_have_machines_and_sizes_that_fit_together():
     for row in counted_runs():
-        machine, network = published_runs.KINDS[row["machine"]], row["network key"]
+        machine, network = published_runs.ALL_MACHINES[row["machine"]], row["network key"]
         assert row["sheet"] in GPUS and machine.gpus == row["gpus_per_node"]
         assert (
             (network in NETWORKS | published_runs.OTHER_NETWORKS) if row["n_gpus"] > machine.gpus else network is None

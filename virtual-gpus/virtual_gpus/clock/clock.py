@@ -124,7 +124,7 @@ class Clock:
     def synchronize(self, gpu: "VirtualGPU", streams: Iterable[Stream], latency: float = 0.0) -> None:
         """The host waits until these `streams` of `gpu` are done, and `latency` seconds more."""
         gpu.machine.report()
-        until = max((stream.free for stream in streams), default=0.0)
+        until = max((stream.done_at for stream in streams), default=0.0)
         self.wait(gpu, max(until, self.host().time(gpu.index)) + latency)
 
     def wait_for_value(self, gpu: "VirtualGPU") -> None:
@@ -157,10 +157,12 @@ class Clock:
         streams = [current_stream_of(gpu) for gpu in gpus]
         link, ports = first.machine.topology.path(source and source.number, target and target.number)
         call = host.launch(HOST_COPY, first.index)
-        start = max(call.launched, *(stream.free for stream in streams), *(self.ports.get(port, 0.0) for port in ports))
+        start = max(
+            call.launched, *(stream.done_at for stream in streams), *(self.ports.get(port, 0.0) for port in ports)
+        )
         end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)
         for gpu, stream, port in zip(gpus, streams, ports, strict=True):
-            stream.free = self.ports[port] = end
+            stream.done_at = self.ports[port] = end
             self.log.record(
                 name=f"copy {name_of(source)} to {name_of(target)}",
                 kind="copy",
@@ -197,9 +199,9 @@ class Clock:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
         host, streams = self.host_in_use(), [current_stream_of(gpu) for gpu in gpus]
         call = host.launch(HOST_COPY * len(gpus), gpus[0].index)
-        start = max(call.launched, *(stream.free for stream in streams))
+        start = max(call.launched, *(stream.done_at for stream in streams))
         for gpu, stream in zip(gpus, streams, strict=True):
-            stream.free = start + seconds
+            stream.done_at = start + seconds
             self.log.record(
                 name=name,
                 kind="collective",

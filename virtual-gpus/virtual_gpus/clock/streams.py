@@ -47,7 +47,7 @@ class Stream:
         self.stream_id = len(self.gpu.streams)
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)
-        self.free = 0.0  # when all that was enqueued is done
+        self.done_at = 0.0  # when all that was enqueued is done
         self.recent: deque[tuple[float, float]] = deque(maxlen=256)  # (start, end) of its last kernels
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -67,11 +67,11 @@ class Stream:
 
     def enqueue(self, launched: float, seconds: float) -> tuple[float, float]:
         """A kernel that takes `seconds` is launched: when it starts and ends."""
-        start = self.free if self.free > launched else launched
+        start = self.done_at if self.done_at > launched else launched
         end = start + seconds
         if len(self.gpu.streams) > 1:
             end = self.shared_end(start, end)
-        self.free = end
+        self.done_at = end
         self.recent.append((start, end))
         return start, end
 
@@ -92,7 +92,7 @@ class Stream:
         return end
 
     def query(self) -> bool:
-        return done(self.gpu, self.free)
+        return done(self.gpu, self.done_at)
 
     def is_capturing(self) -> bool:
         return False
@@ -102,11 +102,11 @@ class Stream:
         self.gpu.clock.synchronize(self.gpu, [self])
 
     def wait_event(self, event: "CudaEvent") -> None:
-        self.free = max(self.free, event.time or 0.0)
+        self.done_at = max(self.done_at, event.time or 0.0)
 
     def wait_stream(self, stream: "Stream | None") -> None:
         if stream is not None:  # nn.parallel's scatter has no stream of its own here
-            self.free = max(self.free, stream.free)
+            self.done_at = max(self.done_at, stream.done_at)
 
     def record_event(self, event: "CudaEvent | None" = None) -> "CudaEvent":
         event = event or CudaEvent()
@@ -144,7 +144,7 @@ class CudaEvent:
     def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or current_stream()
         gpu = self.stream.gpu
-        self.time = max(self.stream.free, gpu.clock.host().time(gpu.index))
+        self.time = max(self.stream.done_at, gpu.clock.host().time(gpu.index))
 
     def query(self) -> bool:
         return self.stream is None or done(self.stream.gpu, self.time)

@@ -60,7 +60,7 @@ class Communicator:
         self.issued = 0  # operations
         self.pending: dict[int, NcclWork] = {}  # by number, until the program has waited for them
         self.lock = threading.Lock()  # several threads may wait for what is pending
-        self.free = 0.0  # when its stream is free, as far as is known
+        self.done_at = 0.0  # when its stream has done all operations, as far as is known
         self.broken: BaseException | None = None  # why nothing works any more
 
     def issue(
@@ -83,7 +83,7 @@ class Communicator:
         self.check(what)
         gpu, host = self.gpu, self.gpu.clock.host_in_use()
         launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
-        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).free), what)
+        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).done_at), what)
         self.issued += 1
         if gpu.machine.step_memory is not None:
             gpu.machine.step_memory.own("in transit", (*transfer.reads, *transfer.writes))
@@ -125,8 +125,8 @@ class Communicator:
             raise dist.DistBackendError(
                 f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{calls}"
             )
-        work.start = max([self.free, *(record.ready for record in records.values())])
-        work.end = self.free = work.start + work.call.seconds
+        work.start = max([self.done_at, *(record.ready for record in records.values())])
+        work.end = self.done_at = work.start + work.call.seconds
 
     def synchronize(self) -> None:
         """Wait for all operations."""

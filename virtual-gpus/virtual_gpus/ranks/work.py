@@ -47,7 +47,7 @@ class NcclWork(c10d.Work):
         """The GPU's current stream waits for the operation; in real time, the program does."""
         self.settle(timeout.total_seconds())
         stream = current_stream_of(self.communicator.gpu)
-        stream.free = max(stream.free, self.end)
+        stream.done_at = max(stream.done_at, self.end)
         return True
 
     def synchronize(self) -> None:
