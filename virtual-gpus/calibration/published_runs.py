@@ -109,7 +109,7 @@ def rows():
 
 
 def place(row):
-    """(Key of the data sheet, key of a machine in ALL_MACHINES, key of a network); no machine if the network isn't known."""
+    """Keys of the data sheet, of a machine in ALL_MACHINES, and of a network; no machine if the network isn't known."""
     sheet, machine = SHEETS[row["gpu"].split(" (")[0]]
     if row["n_gpus"] and row["n_gpus"] <= row["gpus_per_node"]:
         return sheet, machine, None
