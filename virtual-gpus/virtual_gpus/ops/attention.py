@@ -9,10 +9,15 @@ The kernels are called with the tensors inside of virtual ones. What the CPU's k
 products: dropout, the gradient of a mask, values wider than keys.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from virtual_gpus.compat import (
+    OpOverload,
     get_cudnn_sdp_enabled,
     get_flash_sdp_enabled,
     get_math_sdp_enabled,
@@ -25,10 +30,20 @@ aten = torch.ops.aten
 FLASH, EFFICIENT, CUDNN, MATH = (
     getattr(SDPBackend, name).value for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 )
+NAMES = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
+OPERATIONS = {kind: getattr(aten, f"_scaled_dot_product_{name}_attention").default for kind, name in NAMES.items()}
 HALF = torch.float16, torch.bfloat16
 
 
-def backend(query, key, value, mask, is_causal, gqa, capability):
+def backend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    gqa: bool,
+    capability: tuple[int, int],
+) -> int:
     """The first kernel in PyTorch's order that is switched on and takes these tensors: FLASH, EFFICIENT, CUDNN, MATH.
 
     RuntimeError if there is none. `capability` is the GPU's, `gqa`: fewer heads of keys than of queries are allowed.
@@ -100,44 +115,36 @@ def takes_mask(query, key, mask):
     return mask.dim() in (2, 4) and all(n in (1, size) for n, size in zip(mask.shape, wanted, strict=True))
 
 
-# The kernels. A kernel gives (the result, the logarithms of the sums of exponentials); `completed` adds the rest. Its
-# `seed` decides what dropout leaves out, and its backward is given the same.
+# The kernels. The names of their arguments are those in PyTorch's schemas; `seed` decides what dropout leaves out.
 
 
-def plain(query, key, value, bias, dropout_p, is_causal, scale, seed):
+def forward(*, query, key, value, dropout_p, is_causal, scale, attn_bias=None, seed=None, **_):
+    """(what attention returns, the logarithms of the sums of exponentials)"""
     if dropout_p or query.shape[-1] != value.shape[-1]:
-        return of_products(query, key, value, bias, dropout_p, is_causal, scale, seed)
-    options = {"attn_mask": bias, "scale": scale}
+        weights, log_sums = softmax_of_products(query, key, attn_bias, is_causal, scale)
+        kept = weights * dropout(weights, dropout_p, seed)
+        return (kept @ for_each_head(to_accumulate(value), query)).to(query.dtype), log_sums
+    options = {"attn_mask": attn_bias, "scale": scale}
     return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, **options)
 
 
-def plain_backward(grad, query, key, value, out, log_sums, bias, dropout_p, is_causal, scale, seed, wants_bias=False):
+def backward(grad, *, query, key, value, out, logsumexp, dropout_p, is_causal, scale, seed=None, **others):
     """The gradients of query, key, value and, if it is wanted, of the bias."""
-    if dropout_p or wants_bias or query.shape[-1] != value.shape[-1]:
-        return of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, scale, seed, wants_bias)
-    given = grad, query, key, value, out, log_sums, 0.0, is_causal
-    return *aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=bias, scale=scale), None
-
-
-def of_products(query, key, value, bias, dropout_p, is_causal, scale, seed):
-    weights, log_sums = softmax_of_products(query, key, bias, is_causal, scale)
-    kept = weights * dropout(weights, dropout_p, seed)
-    return (kept @ for_each_head(to_accumulate(value), query)).to(query.dtype), log_sums
-
-
-def of_products_backward(grad, query, key, value, bias, dropout_p, is_causal, scale, seed, wants_bias):
+    attn_bias, wants_bias = others.get("attn_bias"), others.get("grad_input_mask", [False])[-1]
+    if not dropout_p and not wants_bias and query.shape[-1] == value.shape[-1]:
+        given, options = (grad, query, key, value, out, logsumexp, 0.0, is_causal), {"scale": scale}
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=attn_bias, **options)
+        return *grads, None
     grad, scale = to_accumulate(grad), query.shape[-1] ** -0.5 if scale is None else scale
-    weights, _ = softmax_of_products(query, key, bias, is_causal, scale)
+    weights, _ = softmax_of_products(query, key, attn_bias, is_causal, scale)
     scaled = dropout(weights, dropout_p, seed)
     of_value = (weights * scaled).mT @ grad
     of_weights = (grad @ for_each_head(to_accumulate(value), query).mT) * scaled
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))  # (N, heads, queries, keys)
-    of_query, of_key = (
-        of_scores @ for_each_head(to_accumulate(key), query) * scale,
-        of_scores.mT @ to_accumulate(query) * scale,
-    )
+    of_query = of_scores @ for_each_head(to_accumulate(key), query) * scale
+    of_key = of_scores.mT @ to_accumulate(query) * scale
     of_key, of_value = [g.unflatten(1, (key.shape[1], -1)).sum(2) for g in (of_key, of_value)]
-    of_bias = of_scores.sum_to_size(bias.shape).to(bias.dtype) if wants_bias else None
+    of_bias = of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype) if wants_bias else None
     return of_query.to(query.dtype), of_key.to(query.dtype), of_value.to(query.dtype), of_bias
 
 
@@ -167,61 +174,70 @@ def for_each_head(x, query):
     return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None, seed=None):
-    if query.dtype not in HALF:
-        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    return plain(query, key, value, None, dropout_p, is_causal, scale, seed)
+def arguments(func: OpOverload, args: Sequence, kwargs: dict) -> dict[str, Any]:
+    """{name: value} of all arguments of `func`, those that have defaults included."""
+    schema = func._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
 
 
-def flash_backward(grad, query, key, value, out, log_sums, *rest, scale=None, seed=None):
-    return plain_backward(grad, query, key, value, out, log_sums, None, *rest[4:6], scale, seed)[:3]
+def forward_kernel(func: OpOverload) -> Callable:
+    """What computes `func`, one of CUDA's attention operations. `completed` adds the other outputs."""
+
+    def kernel(*args, **kwargs):
+        if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        out, log_sums = forward(**arguments(func, args, kwargs))
+        if func is OPERATIONS[EFFICIENT]:  # it writes the heads inside of tokens
+            out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        return out, log_sums
+
+    return kernel
 
 
-def efficient(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None, seed=None):
-    out, log_sums = plain(query, key, value, bias, dropout_p, is_causal, scale, seed)
-    return out.transpose(1, 2).contiguous().transpose(1, 2), log_sums  # heads inside of tokens, as CUDA's writes them
+def backward_kernel(func: OpOverload) -> Callable:
+    """What computes `func`, the backward of one of them."""
+
+    def kernel(grad, *args, **kwargs):
+        grads = backward(grad, **arguments(func, (grad, *args), kwargs))
+        return grads if "efficient" in func.name() else grads[:3]  # the others have no gradient for a bias
+
+    return kernel
 
 
-def efficient_backward(grad, query, key, value, bias, out, log_sums, *rest, is_causal=False, scale=None, seed=None):
-    dropout_p, wanted, is_causal = rest[2], rest[3], rest[4] if len(rest) > 4 else is_causal
-    given = grad, query, key, value, out, log_sums, bias, dropout_p, is_causal, scale, seed
-    return plain_backward(*given, wants_bias=wanted[3])
+FORWARD = {func: forward_kernel(func) for func in OPERATIONS.values()}
+BACKWARD = {
+    func: backward_kernel(func)
+    for func in (getattr(aten, f"_scaled_dot_product_{name}_attention_backward").default for name in NAMES.values())
+}
 
 
-def cudnn(query, key, value, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *_, scale=None, seed=None):
-    return plain(query, key, value, bias, dropout_p, is_causal, scale, seed)
-
-
-def cudnn_backward(grad, query, key, value, out, log_sums, *rest, scale=None, seed=None):
-    return plain_backward(grad, query, key, value, out, log_sums, rest[2], *rest[7:9], scale, seed)[:3]
-
-
-def completed(made, query, key, packet, seed):
-    """All results of CUDA's operation. Dropout's seed is on the CPU, and an offset, of which there is none here."""
+def completed(made: tuple, query: Tensor, key: Tensor, func: OpOverload, seed: Tensor) -> tuple:
+    """All outputs of CUDA's operation. Dropout's seed is on the CPU, and an offset, of which there is none here."""
     seeds = seed, torch.empty((), dtype=torch.int64, device="cpu")
-    if packet is aten._scaled_dot_product_efficient_attention:
+    if func is OPERATIONS[EFFICIENT]:
         return *made, *seeds
     return *made, None, None, query.shape[2], key.shape[2], *seeds, None
 
 
-def without_seeds(args):
+def without_seeds(args: Sequence) -> tuple[list, Tensor | None]:
     """(the arguments of a backward kernel without the seed and the offset, the seed)"""
-    seeds = [a for a in args if isinstance(a, torch.Tensor) and a.is_cpu and a.dtype is torch.int64]
+    seeds = [a for a in args if isinstance(a, Tensor) and a.is_cpu and a.dtype is torch.int64]
     return [None if any(a is seed for seed in seeds) else a for a in args], seeds[0] if seeds else None
 
 
-KERNELS = {FLASH: flash, EFFICIENT: efficient, CUDNN: cudnn}
-ATTENTION = {}
-for function in (*KERNELS.values(), flash_backward, efficient_backward, cudnn_backward):
-    kernel, _, backward = function.__name__.partition("_")
-    ATTENTION[getattr(aten, f"_scaled_dot_product_{kernel}_attention{backward and '_backward'}").default] = function
-
-
-def dispatched(kind, query, key, value, bias, dropout_p, is_causal, scale):
-    """What CUDA's kernel of this `kind` makes of virtual tensors, or of DTensors."""
+def dispatched(
+    kind: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention of virtual tensors, or of DTensors, by CUDA's kernel of this `kind`."""
     if kind == FLASH:
-        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-        return made[0]
+        return OPERATIONS[kind](query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, bias))
-    kernel = aten._scaled_dot_product_cudnn_attention if kind == CUDNN else aten._scaled_dot_product_efficient_attention
-    return kernel(query, key, value, bias, trained, dropout_p, is_causal, scale=scale)[0]
+    return OPERATIONS[kind](query, key, value, bias, trained, dropout_p, is_causal, scale=scale)[0]

@@ -14,7 +14,7 @@ from virtual_gpus.ops.table import Base
 from virtual_gpus.tree import tensors_in
 
 # Where PyTorch's sources for CUDA have CUDA_KERNEL_ASSERT, and its CPU kernels an error.
-KERNELS = set(
+ASSERTING = set(
     "index index_put index_put_ _index_put_impl_ index_select index_add index_add_ index_copy index_copy_ index_fill "
     "index_fill_ gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ take put put_ "
     "embedding _embedding_bag _embedding_bag_forward_only nll_loss_forward nll_loss2d_forward one_hot bernoulli "
@@ -29,7 +29,7 @@ WORDS = re.compile(  # the CPU's for what CUDA's kernels find out; what it check
 
 def is_assert(func, error):
     """Whether CUDA's kernel for `func` would have asserted where the CPU's raised `error`."""
-    return getattr(func, "overloadpacket", func).__name__ in KERNELS and WORDS.match(str(error))
+    return getattr(func, "overloadpacket", func).__name__ in ASSERTING and WORDS.match(str(error))
 
 
 def device_side_assert(what):

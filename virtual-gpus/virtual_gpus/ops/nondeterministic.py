@@ -1,11 +1,13 @@
 """What torch.use_deterministic_algorithms(True) forbids on CUDA: kernels that add in no certain order."""
 
+from collections.abc import Sequence
+
 import torch
 
-from virtual_gpus.compat import alert_not_deterministic
+from virtual_gpus.compat import OpOverload, alert_not_deterministic
 
 # {operation: what CUDA calls its kernel}: alertNotDeterministic in aten/src/ATen/native/cuda
-KERNELS = {
+NONDETERMINISTIC = {
     "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
     "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
     "_ctc_loss_backward": "ctc_loss_backward_gpu",
@@ -41,17 +43,17 @@ KERNELS = {
 }
 
 
-def check_deterministic(func, args, kwargs):
+def check_deterministic(func: OpOverload, args: Sequence, kwargs: dict) -> None:
     """Raise or warn as PyTorch does if only deterministic algorithms are allowed, and CUDA has none for `func`."""
     if torch.are_deterministic_algorithms_enabled():
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         name = func.overloadpacket.__name__
-        if is_uncertain(name.removesuffix("_"), given):
-            alert_not_deterministic(KERNELS[name])
+        if depends_on_order(name.removesuffix("_"), given):
+            alert_not_deterministic(NONDETERMINISTIC[name])
 
 
-def is_uncertain(name, given):
-    """Whether an operation with these arguments is one of those where the order of sums counts."""
+def depends_on_order(name: str, given: dict) -> bool:
+    """Whether an operation with these arguments, {name: value}, adds in an order that may differ."""
     if name in ("median", "nanmedian"):
         return "dim" in given
     if name == "bincount":

@@ -1,7 +1,12 @@
-"""The op table: what each operation of PyTorch does on virtual tensors, and what is special about it.
+"""The op table: how each operation of PyTorch is run on virtual tensors.
 
-The modules above add the handlers: `tensors.dispatch`, and `ranks` those of collectives. Which one an operation has is
-found out when it is met for the first time.
+Three things have to be told apart:
+- func      the OpOverload that comes to `__torch_dispatch__`, such as aten.add.Tensor
+- handler   what `__torch_dispatch__` calls for it, with virtual tensors. Modules above register the handlers:
+            `tensors.dispatch`, and `ranks` those of collectives
+- kernel    what computes it on inner tensors: `func` itself, or a stand-in for a kernel that only CUDA has
+
+An operation gets its handler and its Op, which says what is special about it, when it is called for the first time.
 """
 
 import functools
@@ -20,23 +25,24 @@ MIXES_DEVICES = {
     *("copy_", PACK, "_pack_padded_sequence_backward"),  # the lengths of sequences stay on the CPU
     *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),  # for biases that there aren't, C++ makes zeros on the CPU
 }
-# {operation that CUDA has and the CPU has not, or not in this form: function of inner tensors that computes it}
+# {operation that CUDA has and the CPU has not, or not in this form: the function of inner tensors that computes it}
 CUDA_KERNELS: dict[OpOverload, Callable] = (
-    attention.ATTENTION
+    attention.FORWARD
+    | attention.BACKWARD
     | normalization.SYNC_BATCH_NORM
     | normalization.RMS_NORM
     | normalization.SOFTMAX
     | products.PRODUCTS
 )
-for operation, function in CUDA_KERNELS.items():
-    function.overloadpacket = operation.overloadpacket  # by which the clock knows it, and its FLOPs
+for func, kernel in CUDA_KERNELS.items():
+    kernel.overloadpacket = func.overloadpacket  # by which the clock knows it, and its FLOPs
 
 
 class Op(NamedTuple):
     """What is special about an operation."""
 
     func: OpOverload  # as it comes to __torch_dispatch__
-    impl: Callable  # computes it on inner tensors: `func`, or what stands in for CUDA's kernel
+    kernel: Callable  # computes it on inner tensors
     mixes_devices: bool  # PyTorch lets it take tensors on several devices
     takes_cpu_scalars: bool  # for certain; of mutable operations `errors.check_devices` decides
     is_composite: bool  # CompositeExplicitAutograd: made of operations which check their devices themselves
@@ -48,14 +54,12 @@ class Op(NamedTuple):
     def of(cls, func: OpOverload) -> "Op":
         name, schema = func.overloadpacket.__name__, func._schema
         composite = func not in CUDA_KERNELS and native_functions.is_composite_explicit(func)
-        checked = (
-            schema.is_mutable or composite or name in native_functions.SCALARS or native_functions.is_checked(func)
-        )
+        checked = composite or name in native_functions.SCALARS or native_functions.is_checked(func)
         return cls(
             func=func,
-            impl=CUDA_KERNELS.get(func) or with_generator(func) or func,
+            kernel=CUDA_KERNELS.get(func) or with_generator(func) or func,
             mixes_devices=name in MIXES_DEVICES,
-            takes_cpu_scalars=not checked,
+            takes_cpu_scalars=not (checked or schema.is_mutable),
             is_composite=composite,
             is_mutable=schema.is_mutable,
             may_resize=torch.Tag.inplace_view in func.tags or not name.endswith("_"),  # resize_ and the like, and out=
@@ -72,13 +76,14 @@ class MixedDevices(Exception):
     """A composite operation has tensors on several devices; those that it is made of decide whether it may."""
 
 
-Handler = Callable[[Op, tuple, dict], Any]  # handler(op, args, kwargs) is the operation on virtual tensors
-NAMESPACE_HANDLERS: dict[str, Handler] = {}  # for all operations of a namespace, such as c10d
-HANDLERS: list[tuple[Callable[[OpOverload], bool], Handler]] = []  # (which of the others, handler); the last counts
+Handler = Callable[[Op, tuple, dict], Any]  # handler(op, args, kwargs) runs op.func on virtual tensors
+NAMESPACE_HANDLERS: dict[str, Handler] = {}  # of all operations in a namespace, such as c10d
+HANDLERS: list[tuple[Callable[[OpOverload], bool], Handler]] = []  # (is it this one's?, handler); the last that is
+OPS: dict[int, Callable[[tuple, dict], Any]] = {}  # by id, because an OpOverload's hash is a Python function
 
 
 def register_handler(applies: Callable[[OpOverload], bool]) -> Callable[[Handler], Handler]:
-    """Decorates the handler of all operations that `applies` is true of, unless a later one is, too."""
+    """Decorates the handler of all operations for which `applies(func)` is true, unless a later one's is, too."""
 
     def register(handler: Handler) -> Handler:
         HANDLERS.append((applies, handler))
@@ -91,11 +96,8 @@ def named(*names: str) -> Callable[[OpOverload], bool]:
     return lambda func: func.overloadpacket.__name__ in names
 
 
-OPS: dict[int, Callable[[tuple, dict], Any]] = {}  # by id, because an OpOverload's hash is a Python function
-
-
 def add_to_table(func: OpOverload) -> Callable[[tuple, dict], Any]:
-    """The handler of `func`, bound to its Op, is in OPS from now on."""
+    """Find the handler of `func`, bind it to its Op, and keep it in OPS."""
     handler = NAMESPACE_HANDLERS.get(func.namespace)
     handler = handler or next(handler for applies, handler in reversed(HANDLERS) if applies(func))
     OPS[id(func)] = functools.partial(handler, Op.of(func))
@@ -103,16 +105,16 @@ def add_to_table(func: OpOverload) -> Callable[[tuple, dict], Any]:
 
 
 def is_composite_implicit(func: OpOverload) -> bool:
-    """Whether it is made of others; autograd takes these apart, and in inference mode there is no autograd.
+    """Whether `func` is CompositeImplicitAutograd. Autograd takes these apart, and in inference mode there is none.
 
-    Some, as silu_backward, are so for other devices, and have a kernel of their own where CPUs and CUDA have one.
+    Some, as silu_backward, are so for other devices only: CPU and CUDA have a kernel.
     """
     has_kernel = functools.partial(dispatch_has_kernel_for_dispatch_key, func.name())
     return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and func not in CUDA_KERNELS
 
 
 def with_generator(func: OpOverload) -> Callable | None:
-    """What computes a random operation with a generator=…; None if `func` is not random."""
+    """The kernel of a random operation, which takes a generator=…; None if `func` is not random."""
     packet = func.overloadpacket
     if packet.__name__ == "native_dropout":
         return native_dropout

@@ -1,13 +1,12 @@
-"""What PyTorch's CPU kernels compute and CUDA has no kernel for: some operations, and of others some types."""
+"""What PyTorch's CPU kernels compute and CUDA has no kernel for: some operations, and of others some dtypes."""
 
 import torch
-
-from virtual_gpus.compat import DispatchKey, DispatchKeySet
+from torch import Tensor
 
 BOOL, BYTES, BRAINS, HALVES = (torch.bool,), (torch.uint8,), (torch.bfloat16,), (torch.float16,)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-# (operations, types of their first argument, what CUDA calls its kernel); aten/src/ATen/native/cuda
-KERNELS = [
+# (operations, dtypes of their first argument, what CUDA calls its kernel); aten/src/ATen/native/cuda
+NOT_IMPLEMENTED = [
     ("mm addmm addmm_ addbmm addbmm_", WHOLE, "addmm_cuda"),
     ("mv addmv addmv_", WHOLE, "addmv_impl_cuda"),
     ("bmm baddbmm baddbmm_ _trilinear", WHOLE, "baddbmm_cuda"),
@@ -30,25 +29,20 @@ KERNELS = [
 ]
 # The same, and what is said where it isn't the macro AT_DISPATCH that says it; cudnn/Descriptors.cpp, SummaryOps.cu
 REFUSALS = [
-    *((names, dtypes, f"\"{kernel}\" not implemented for '{{}}'") for names, dtypes, kernel in KERNELS),
+    *((names, dtypes, f"\"{kernel}\" not implemented for '{{}}'") for names, dtypes, kernel in NOT_IMPLEMENTED),
     ("convolution", WHOLE, "getCudnnDataTypeFromScalarType() not supported for {}"),
     ("histc", HALVES, "{}Tensor is not supported"),
 ]
-TYPES = {}  # {operation: {type: what is said}}
+DTYPE_ERRORS: dict[str, dict[torch.dtype, str]] = {}  # {operation: {dtype: what is said}}
 for names, dtypes, text in REFUSALS:
     for name in names.split():
-        TYPES.setdefault(name, {}).update(dict.fromkeys(dtypes, text))
-OPERATIONS = set("histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors".split())
+        DTYPE_ERRORS.setdefault(name, {}).update(dict.fromkeys(dtypes, text))
+CPU_ONLY = set("histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors".split())
 
 
-def check_type(name, x):
-    """Raise what CUDA says if its kernel for the operation `name` doesn't take the type of `x`."""
-    text = TYPES[name].get(x.dtype)
+def check_dtype(name: str, x: Tensor) -> None:
+    """Raise what CUDA says if its kernel for the operation `name` doesn't take the dtype of `x`."""
+    text = DTYPE_ERRORS[name].get(x.dtype)
     if text is not None:
         kind = x.type().rpartition(".")[2].removesuffix("Tensor")
         raise (NotImplementedError if "not implemented" in text else RuntimeError)(text.format(kind))
-
-
-def without_kernel(func, args, kwargs):
-    """Call an operation that CUDA doesn't have on CUDA: PyTorch says so."""
-    return func.redispatch(DispatchKeySet(DispatchKey.CUDA), *args, **kwargs)

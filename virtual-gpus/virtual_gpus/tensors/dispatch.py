@@ -1,4 +1,4 @@
-"""The handlers of operations on virtual tensors. Of those that fit an operation, the last one here counts.
+"""The handlers of operations on virtual tensors: `run`, and of what needs more. The last one that applies counts.
 
 A handler is called as handler(op, args, kwargs). Most unwrap the arguments, do something, and `run` the operation.
 """
@@ -8,155 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import (
-    DispatchKey,
-    ForceDispatchKeyGuard,
-    Generator,
-    dispatch_tls_local_exclude_set,
-    dispatch_tls_local_include_set,
-)
+from virtual_gpus.compat import DispatchKey, DispatchKeySet, Generator
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_mask
 from virtual_gpus.gpu import VirtualGPU, record_copy
-from virtual_gpus.ops.attention import ATTENTION, completed, without_seeds
-from virtual_gpus.ops.nondeterministic import KERNELS as NONDETERMINISTIC
-from virtual_gpus.ops.nondeterministic import check_deterministic
+from virtual_gpus.ops import attention
+from virtual_gpus.ops.nondeterministic import NONDETERMINISTIC, check_deterministic
 from virtual_gpus.ops.table import PACK, Base, Op, is_composite_implicit, named, register_handler, with_generator
-from virtual_gpus.ops.unsupported import OPERATIONS, TYPES, check_type, without_kernel
+from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
 from virtual_gpus.tensors.arguments import Arguments
 from virtual_gpus.tensors.copies import copy_into, transfer
-from virtual_gpus.tensors.tensor import VirtualTensor, wrap
+from virtual_gpus.tensors.tensor import VirtualTensor, enable_dispatch_keys, wrap
 from virtual_gpus.tree import tensors_in
 
 
 @register_handler(lambda func: True)
-def call(op, args, kwargs):
-    return run(op, Arguments(op, args, kwargs), args, kwargs)
+def run(op: Op, args: tuple, kwargs: dict, given: Arguments | None = None) -> Any:
+    """Run `op` on the inner tensors, `given` if they are unwrapped already, and wrap what it returns.
 
-
-@register_handler(lambda func: func.is_view)
-def view(op, args, kwargs):
-    """In inference mode, too, a view of a normal tensor is a normal tensor."""
-    if torch.is_inference_mode_enabled() and isinstance(args[0], Tensor) and not args[0].is_inference():
-        with torch.inference_mode(False):
-            return call(op, args, kwargs)
-    return call(op, args, kwargs)
-
-
-@register_handler(named("copy_"))
-def copy(op, args, kwargs):
-    return copy_into(*args, **kwargs)
-
-
-@register_handler(named("_foreach_copy_"))
-def copy_each(op, args, kwargs):
-    """Tensor by tensor if several devices are involved."""
-    targets, sources, *options = args
-    if len({getattr(tensor, "gpu", None) for tensor in (*targets, *sources)}) == 1:
-        return call(op, args, kwargs)
-    for target, source in zip(targets, sources, strict=True):
-        copy_into(target, source, *options, **kwargs)
-
-
-@register_handler(named(*"index_put index_put_ _index_put_impl_ index_fill index_fill_ fill fill_".split()))
-def with_value(op, args, kwargs):
-    """The value may be a scalar tensor on any device. (aten/src/ATen/native/TensorAdvancedIndexing.cpp)"""
-    value = args[2] if len(args) > 3 and type(args[3]) is bool else args[-1]  # index_put_ has another one behind it
-    if isinstance(value, VirtualTensor) and not value.dim():
-        home = getattr(args[0], "gpu", None)
-        if value.gpu is not home:
-            return op.func(*(transfer(a, home) if a is value else a for a in args), **kwargs)
-    return call(op, args, kwargs)
-
-
-@register_handler(named("masked_fill", "masked_fill_"))
-def masked_fill(op, args, kwargs):
-    check_mask(*args)
-    return with_value(op, args, kwargs)
-
-
-@register_handler(named("_local_scalar_dense"))
-def item(op, args, kwargs):
-    """The operation under x.item(): a number travels to the host."""
-    value = constant_of(args[0].inner) if args[0].inner.is_meta else None
-    number = call(op, args, kwargs) if value is None else value.item()
-    record_copy(args[0].element_size(), args[0].gpu, None)
-    return number
-
-
-@register_handler(named(PACK))
-def pack_padded_sequence(op, args, kwargs):
-    """The second result, the sizes of the batches, stays on the CPU."""
-    given = Arguments(op, args, kwargs)
-    data, batch_sizes = given.gpu.run(op.impl, given.inner, given.inner_kwargs, given.key)
-    return wrap(data, given.gpu), batch_sizes
-
-
-@register_handler(named(*TYPES))
-def check_dtype(op, args, kwargs):
-    """Operations whose kernels on CUDA take fewer types than the CPU's."""
-    given = Arguments(op, args, kwargs)
-    check_type(op.func.overloadpacket.__name__, given.inner[0])
-    return run(op, given, args, kwargs)
-
-
-@register_handler(named(*OPERATIONS))
-def unsupported(op, args, kwargs):
-    """Operations that CUDA doesn't have."""
-    given = Arguments(op, args, kwargs)
-    return without_kernel(op.func, given.inner, given.inner_kwargs)
-
-
-@register_handler(named(*NONDETERMINISTIC))
-def nondeterministic(op, args, kwargs):
-    check_deterministic(op.func, args, kwargs)
-    return (check_dtype if op.func.overloadpacket.__name__ in TYPES else call)(op, args, kwargs)
-
-
-@register_handler(lambda func: func in ATTENTION and "backward" not in func.name())
-def attention(op, args, kwargs):
-    """One of CUDA's attention kernels. Its dropout is a function of a seed, which the GPU's generator gives."""
-    given, seed = Arguments(op, args, kwargs), torch.empty((), dtype=torch.int64, device="cpu")
-    position = next(i for i, argument in enumerate(op.func._schema.arguments) if argument.name == "dropout_p")
-    if (args[position] if position < len(args) else kwargs.get("dropout_p", 0.0)) > 0:
-        seed = Base.random_(seed, generator=given.gpu.generator)
-        given.inner_kwargs = given.inner_kwargs | {"seed": seed}
-    return completed(run(op, given, args, kwargs), *args[:2], op.func.overloadpacket, seed)
-
-
-@register_handler(lambda func: func in ATTENTION and "backward" in func.name())
-def attention_backward(op, args, kwargs):
-    args, seed = without_seeds(args)
-    given = Arguments(op, args, kwargs)
-    given.inner_kwargs = given.inner_kwargs | {"seed": seed}
-    return run(op, given, args, kwargs)
-
-
-@register_handler(lambda func: with_generator(func) is not None)
-def random(op, args, kwargs):
-    """Random numbers come from the GPU's generator, unless the program gives one."""
-    given = Arguments(op, args, kwargs)
-    if not any(isinstance(value, Generator) for value in (*given.inner, *given.inner_kwargs.values())):
-        given.inner_kwargs["generator"] = given.gpu.generator
-    return run(op, given, args, kwargs)
-
-
-@register_handler(is_composite_implicit)
-def decompose(op, args, kwargs):
-    return op.func.decompose(*args, **kwargs)
-
-
-# Running an operation
-
-
-def run(op: Op, given: Arguments, args: tuple, kwargs: dict) -> Any:
-    """Run `op` on the inner tensors and wrap its result; tensors that it wrote to are the same objects again."""
+    Tensors that it wrote to are the same objects again.
+    """
+    if given is None:
+        given = Arguments(op, args, kwargs)
     inner, gpu = given.inner, given.gpu
     if inner and isinstance(inner[0], Tensor) and inner[0].is_complex():
-        with enable_conjugate_keys():
-            out = gpu.run(op.impl, inner, given.inner_kwargs, given.key)
+        with enable_dispatch_keys(DispatchKey.Conjugate, DispatchKey.Negative):  # C++ resolves lazy conjugation
+            out = gpu.run(op.kernel, inner, given.inner_kwargs, given.key)
     else:
-        out = gpu.run(op.impl, inner, given.inner_kwargs, given.key)
+        out = gpu.run(op.kernel, inner, given.inner_kwargs, given.key)
     if not op.is_mutable:
         return wrap(out, gpu) if type(out) is Tensor else wrap_all(out, gpu)
     if args and out is inner[0]:  # the most frequent case, and the only tensor that was written to
@@ -169,6 +48,114 @@ def run(op: Op, given: Arguments, args: tuple, kwargs: dict) -> Any:
     for tensor in wrappers.values():
         update_meta(tensor)
     return wrap_all(out, gpu, wrappers)
+
+
+@register_handler(lambda func: func.is_view)
+def view(op, args, kwargs):
+    """In inference mode, too, a view of a normal tensor is a normal tensor."""
+    if torch.is_inference_mode_enabled() and isinstance(args[0], Tensor) and not args[0].is_inference():
+        with torch.inference_mode(False):
+            return run(op, args, kwargs)
+    return run(op, args, kwargs)
+
+
+@register_handler(named("copy_"))
+def copy(op, args, kwargs):
+    return copy_into(*args, **kwargs)
+
+
+@register_handler(named("_foreach_copy_"))
+def copy_each(op, args, kwargs):
+    """Tensor by tensor if several devices are involved."""
+    targets, sources, *options = args
+    if len({getattr(tensor, "gpu", None) for tensor in (*targets, *sources)}) == 1:
+        return run(op, args, kwargs)
+    for target, source in zip(targets, sources, strict=True):
+        copy_into(target, source, *options, **kwargs)
+
+
+@register_handler(named(*"index_put index_put_ _index_put_impl_ index_fill index_fill_ fill fill_".split()))
+def with_value(op, args, kwargs):
+    """The value may be a scalar tensor on any device. (aten/src/ATen/native/TensorAdvancedIndexing.cpp)"""
+    value = args[2] if len(args) > 3 and type(args[3]) is bool else args[-1]  # index_put_ has another one behind it
+    if isinstance(value, VirtualTensor) and not value.dim():
+        home = getattr(args[0], "gpu", None)
+        if value.gpu is not home:
+            return op.func(*(transfer(a, home) if a is value else a for a in args), **kwargs)
+    return run(op, args, kwargs)
+
+
+@register_handler(named("masked_fill", "masked_fill_"))
+def masked_fill(op, args, kwargs):
+    check_mask(*args)
+    return with_value(op, args, kwargs)
+
+
+@register_handler(named("_local_scalar_dense"))
+def item(op, args, kwargs):
+    """The operation under x.item(): a number travels to the host."""
+    value = constant_of(args[0].inner) if args[0].inner.is_meta else None
+    number = run(op, args, kwargs) if value is None else value.item()
+    record_copy(args[0].element_size(), args[0].gpu, None)
+    return number
+
+
+@register_handler(named(PACK))
+def pack_padded_sequence(op, args, kwargs):
+    """The second result, the sizes of the batches, stays on the CPU."""
+    given = Arguments(op, args, kwargs)
+    data, batch_sizes = given.gpu.run(op.kernel, given.inner, given.inner_kwargs, given.key)
+    return wrap(data, given.gpu), batch_sizes
+
+
+@register_handler(named(*DTYPE_ERRORS, *NONDETERMINISTIC))
+def check_kernel(op, args, kwargs):
+    """Operations whose kernels on CUDA take fewer dtypes than the CPU's, or are not deterministic."""
+    name = op.func.overloadpacket.__name__
+    if name in NONDETERMINISTIC:
+        check_deterministic(op.func, args, kwargs)
+    given = Arguments(op, args, kwargs)
+    if name in DTYPE_ERRORS:
+        check_dtype(name, given.inner[0])
+    return run(op, args, kwargs, given)
+
+
+@register_handler(named(*CPU_ONLY))
+def unsupported(op, args, kwargs):
+    given = Arguments(op, args, kwargs)
+    return op.func.redispatch(DispatchKeySet(DispatchKey.CUDA), *given.inner, **given.inner_kwargs)  # PyTorch says so
+
+
+@register_handler(attention.FORWARD.__contains__)
+def attention_forward(op, args, kwargs):
+    """One of CUDA's attention kernels. Its dropout is a function of a seed, which the GPU's generator gives."""
+    given, seed = Arguments(op, args, kwargs), torch.empty((), dtype=torch.int64, device="cpu")
+    if attention.arguments(op.func, args, kwargs)["dropout_p"] > 0:
+        seed = Base.random_(seed, generator=given.gpu.generator)
+        given.inner_kwargs = given.inner_kwargs | {"seed": seed}
+    return attention.completed(run(op, args, kwargs, given), *args[:2], op.func, seed)
+
+
+@register_handler(attention.BACKWARD.__contains__)
+def attention_backward(op, args, kwargs):
+    args, seed = attention.without_seeds(args)
+    given = Arguments(op, args, kwargs)
+    given.inner_kwargs = given.inner_kwargs | {"seed": seed}
+    return run(op, args, kwargs, given)
+
+
+@register_handler(lambda func: with_generator(func) is not None)
+def random(op, args, kwargs):
+    """Random numbers come from the GPU's generator, unless the program gives one."""
+    given = Arguments(op, args, kwargs)
+    if not any(isinstance(value, Generator) for value in (*given.inner, *given.inner_kwargs.values())):
+        given.inner_kwargs["generator"] = given.gpu.generator
+    return run(op, args, kwargs, given)
+
+
+@register_handler(is_composite_implicit)
+def decompose(op, args, kwargs):
+    return op.func.decompose(*args, **kwargs)
 
 
 def wrap_all(out: Any, gpu: VirtualGPU, wrappers: dict[int, VirtualTensor] | None = None) -> Any:
@@ -197,11 +184,3 @@ def update_meta(tensor: VirtualTensor) -> None:
     resized = wrap(tensor.inner, tensor.gpu)
     Base.data.__set__(tensor, resized)
     tensor.tensor_meta = resized.tensor_meta
-
-
-def enable_conjugate_keys():
-    """Inside, C++ resolves lazy conjugation, as it does outside of __torch_dispatch__."""
-    excluded = dispatch_tls_local_exclude_set()
-    for key in (DispatchKey.Conjugate, DispatchKey.Negative):
-        excluded = excluded.remove(key)
-    return ForceDispatchKeyGuard(dispatch_tls_local_include_set(), excluded)

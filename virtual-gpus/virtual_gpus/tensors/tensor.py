@@ -7,6 +7,7 @@ tensors, and wraps the result.
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from virtual_gpus.compat import (
     torch_utils,
 )
 from virtual_gpus.constants import constant_of, unknown_scalars
-from virtual_gpus.errors import misplaced_gradient, no_addresses, no_values, not_numpy
+from virtual_gpus.errors import misplaced_gradient, no_addresses, no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.ops.table import OPS, Base, MixedDevices, add_to_table
@@ -45,8 +46,18 @@ from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 
 DisableTorchDispatch = DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
-CPU_KERNELS = DispatchKeySet(DispatchKey.CPU)
 STRIDED, CPU = torch.strided, torch.device("cpu")
+
+
+def through_dispatch(method: Callable) -> Callable:
+    """`method` of a tensor, whose operations come to __torch_dispatch__ also where C++ has excluded the Python key:
+    torch.Tensor([x]) does, and calls x.__float__()."""
+
+    def call(self):
+        with enable_dispatch_keys(DispatchKey.Python, DispatchKey.PythonTLSSnapshot):  # that one before PyTorch 2.15
+            return method(self)
+
+    return call
 
 
 class VirtualTensor(Tensor):
@@ -69,7 +80,7 @@ class VirtualTensor(Tensor):
         try:
             return (OPS.get(id(func)) or add_to_table(func))(args, kwargs or {})
         except MixedDevices:  # of an operation that PyTorch composes of others: those check their devices
-            return func.redispatch(CPU_KERNELS, *args, **kwargs or {})
+            return func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **kwargs or {})
 
     @property
     def __dict__(self):
@@ -115,17 +126,7 @@ class VirtualTensor(Tensor):
         number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.rendezvous is not None)
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
-    def __float__(self):
-        with enable_python_key():
-            return Base.__float__(self)
-
-    def __int__(self):
-        with enable_python_key():
-            return Base.__int__(self)
-
-    def __index__(self):
-        with enable_python_key():
-            return Base.__index__(self)
+    __float__, __int__, __index__ = map(through_dispatch, (Base.__float__, Base.__int__, Base.__index__))
 
     def tolist(self):
         if self.gpu.machine.rendezvous is None or constant_of(self.inner) is not None:
@@ -136,10 +137,13 @@ class VirtualTensor(Tensor):
     def numpy(self, *, force=False):
         if force:
             return self.detach().cpu().numpy()
-        raise not_numpy(self.device)
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
+        )
 
     def __array__(self, dtype=None):
-        raise not_numpy(self.device)
+        return self.numpy()
 
     def pin_memory(self, device=None):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
@@ -275,13 +279,12 @@ def is_advanced(index: Any) -> bool:
     return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
 
 
-def enable_python_key():
-    """Inside, operations come through __torch_dispatch__ also where C++ has excluded the Python key: torch.Tensor([x])
-    does, and calls x.__float__()."""
-    included, excluded = dispatch_tls_local_include_set(), dispatch_tls_local_exclude_set()
-    for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):  # the second before PyTorch 2.15
+def enable_dispatch_keys(*keys: DispatchKey) -> ForceDispatchKeyGuard:
+    """Inside, C++ dispatches by these keys, too, which it has excluded on its way here."""
+    excluded = dispatch_tls_local_exclude_set()
+    for key in keys:
         excluded = excluded.remove(key)
-    return ForceDispatchKeyGuard(included, excluded)
+    return ForceDispatchKeyGuard(dispatch_tls_local_include_set(), excluded)
 
 
 def is_virtual(value: Any) -> bool:
