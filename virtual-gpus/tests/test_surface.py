@@ -356,11 +356,14 @@ def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
         assert x.T.contiguous().shape == (3, 2)
 
 
-def test_what_only_cuda_has_is_refused_in_words(gpus):
-    """And not in those of the CPU, on which the values are computed."""
-    with pytest.raises(NotImplementedError, match="one of CUDA's own operations") as error:
-        torch.ops.aten._fused_dropout(torch.ones(2, device="cuda:1"), 0.5)
+def test_what_only_cuda_has_is_refused_unless_the_program_has_a_kernel(gpus):
+    x, dropout = torch.ones(2, device="cuda:1"), torch.ops.aten._fused_dropout
+    with pytest.raises(NotImplementedError, match=r'@torch.library.impl\("aten::_fused_dropout", "CPU"\)') as error:
+        dropout(x, 0.5)
     assert "'CPU' backend" not in str(error.value)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_fused_dropout", lambda x, p, generator=None: (p * x, x), "CPU")
+        assert dropout(x, 0.5)[0].device == GPU1 and dropout(x, 0.5)[0].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:virtual GPUs don't compile")

@@ -2,32 +2,34 @@
 
 import warnings
 import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from virtual_gpus.compat import Generator, OpOverload
 from virtual_gpus.frames import program_line
 from virtual_gpus.ops.native_functions import is_iterated, is_structured, takes_scalar
 from virtual_gpus.state import current
 from virtual_gpus.tree import tensors_in
 
+if TYPE_CHECKING:
+    from virtual_gpus.gpu import VirtualGPU
+    from virtual_gpus.machine import Machine
+
 GENERATORS = weakref.WeakValueDictionary()  # generators of virtual GPUs, by address: C++ hands out new Python objects
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-# Where PyTorch's kernels on GPUs have other names than the operations that virtual tensors see.
-KERNELS = {
-    "convolution": "_cudnn_convolution",
-    "stack": "cat",
-}
+CUDA_NAMES = {"convolution": "_cudnn_convolution", "stack": "cat"}  # of kernels that aren't called as the operation
 NO_NUMBER = {  # aten/src/ATen/native/PointwiseOps.cpp
     "self": "CPU Scalar support for self argument is not supported when calling addcmul on CUDA tensors.",
     "tensor1": "CPU Scalar support for tensor1 argument is not supported when calling addcmul on CUDA tensors. "
     "However, CPU Scalar support for tensor2 is supported, please swap your tensor1 and tensor2 terms.",
 }
-ARGUMENTS = {
-    ("convolution", "input"): "self",
-}
 
 
-def no_values(what):
+def no_values(what: str) -> RuntimeError:
+    """`what` needs values, and these are meta tensors."""
     if current() is not None and current().rendezvous is not None:
         return RuntimeError(
             f"a dry run has shapes and no values: {what} needs some, at {program_line()}. Leave it out of the step; a "
@@ -39,46 +41,37 @@ def no_values(what):
     )
 
 
-def bad_fork():
+def bad_fork() -> RuntimeError:
     return RuntimeError(
         "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
         "use the 'spawn' start method"
     )
 
 
-def no_addresses():
+def no_addresses() -> RuntimeError:
     return RuntimeError(
         "a virtual GPU has no addresses: its tensors can't be handed over as raw pointers "
         "(DLPack, __cuda_array_interface__). Copy to the CPU first."
     )
 
 
-def cuda_only(func):
+def no_cpu_kernel(func: OpOverload) -> NotImplementedError:
     return NotImplementedError(
-        f"{func} is one of CUDA's own operations, and virtual GPUs don't have it. Call what PyTorch documents instead "
-        "(F.scaled_dot_product_attention, F.dropout and so on), which chooses such an operation by itself, or use a "
-        "real GPU."
+        f"{func} has no kernel for the CPU, by whose kernels virtual GPUs compute. If PyTorch documents a function "
+        "that chooses such operations by itself, as F.scaled_dot_product_attention and F.dropout do, call that. Or "
+        f'give it a kernel in your program, a function of CPU tensors: @torch.library.impl("{func.name()}", "CPU"). '
+        "Or use a real GPU."
     )
 
 
-def not_compiled(name):
+def not_compiled(name: str) -> NotImplementedError:
     return NotImplementedError(
         f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors "
         "(for attention, F.scaled_dot_product_attention with a mask), or a real GPU."
     )
 
 
-def no_data():
-    return NotImplementedError("Cannot copy out of meta tensor; no data!")
-
-
-def not_numpy(device):
-    return TypeError(
-        f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
-    )
-
-
-def check_waiting(machine):
+def check_waiting(machine: "Machine") -> None:
     """What torch.cuda.set_sync_debug_mode asked for, where the host waits. (c10/cuda/CUDAFunctions.cpp)"""
     if machine.sync_debug == 2:
         raise RuntimeError("called a synchronizing CUDA operation")
@@ -86,18 +79,22 @@ def check_waiting(machine):
         warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
 
 
-def misplaced_gradient(given, wanted):
+def check_gradient(grad: Tensor | None, tensor: Tensor) -> None:
     """What p.grad = … says. (torch/csrc/autograd/python_variable.cpp)"""
-    what, pair = "with device type", (given.type, wanted.type)
-    if given.type == wanted.type:
-        what, pair = "located on device with index", (given.index, wanted.index)
-    return (
+    if grad is None or grad.device == tensor.device:
+        return
+    what, pair = "with device type", (grad.device.type, tensor.device.type)
+    if pair[0] == pair[1]:
+        what, pair = "located on device with index", (grad.device.index, tensor.device.index)
+    raise RuntimeError(
         f"attempting to assign a gradient {what} '{pair[0]}' to a tensor {what} '{pair[1]}'. Please ensure that the "
         "gradient and the tensor are on the same device"
     )
 
 
-def check_devices(func, args, kwargs, gpu, misplaced):
+def check_devices(
+    func: OpOverload, args: tuple, kwargs: dict, gpu: "VirtualGPU", misplaced: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """Raise PyTorch's own error for `misplaced` tensors, which are not on `gpu`, unless the operation takes them.
 
     Returns those that it copies to `gpu`: it hands over scalars with the call, and copies indices.
@@ -105,51 +102,59 @@ def check_devices(func, args, kwargs, gpu, misplaced):
     misplaced = [tensor for tensor in misplaced if not is_scalar_operand(func, args, kwargs, tensor)]
     if not misplaced:
         return []
-    name = func.overloadpacket.__name__
+    name, by_argument = func.overloadpacket.__name__, list(tensors_by_argument(func, args, kwargs))
     if name in INDEXING:
         check_indices(args[0], args[1], args[2:3])
         return misplaced
     if name == "block_diag":
         raise RuntimeError(scattered_blocks(*args))
     if is_iterated(func):
-        argument = next(n for n, tensor in named(func, args, kwargs) if tensor is misplaced[0])
-        if name in ("addcmul", "addcmul_") and argument in NO_NUMBER and is_number(misplaced[0]):
+        argument = next(argument for argument, tensor in by_argument if tensor is misplaced[0])
+        if name in ("addcmul", "addcmul_") and argument in NO_NUMBER and is_cpu_scalar(misplaced[0]):
             raise RuntimeError(NO_NUMBER[argument])
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{gpu.device} and {misplaced[0].device}!"
-        )
-    (_, first), *others = named(func, args, kwargs)
-    argument, other = next((n, t) for n, t in others if t.device != first.device)
-    if name == "convolution" and "cpu" in (first.device.type, other.device.type) and not is_one_image(*args[:2]):
-        raise RuntimeError(different_types(*args[:3]))
+        raise two_devices(gpu.device, misplaced[0].device)
+    (_, first), *others = by_argument
+    argument, other = next((argument, tensor) for argument, tensor in others if tensor.device != first.device)
+    if name == "convolution" and "cpu" in (first.device.type, other.device.type):
+        X, weight = args[:2]
+        # of one image on the CPU: oneDNN leaves it to the kernels that CUDA has, too
+        if not (X.is_cpu and len(X) == 1 and X.dim() < 5 and not weight.is_cpu):
+            raise RuntimeError(different_types(*args[:3]))
+    if name == "convolution" and argument == "input":
+        argument = "self"
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but got {ARGUMENTS.get((name, argument), argument)} is on "
-        f"{other.device}, different from other tensors on {first.device} (when checking argument in method "
-        f"{wrapper(func, args)})"
+        f"Expected all tensors to be on the same device, but got {argument} is on {other.device}, different from other "
+        f"tensors on {first.device} (when checking argument in method {wrapper(func, args)})"
     )
 
 
-def named(func, args, kwargs):
+def two_devices(first: torch.device, second: torch.device) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    )
+
+
+def tensors_by_argument(func: OpOverload, args: tuple, kwargs: dict) -> Iterator[tuple[str, Tensor]]:
     """(the argument's name, tensor) for all tensors that an operation is given."""
-    given = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]
-    return [(argument, tensor) for argument, value in given for tensor in tensors_in([value])]
+    for name, value in (*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()):
+        for tensor in tensors_in([value]):
+            yield name, tensor
 
 
-def is_number(tensor):
+def is_cpu_scalar(tensor: Tensor) -> bool:
     return not tensor.dim() and tensor.device.type == "cpu"
 
 
-def is_scalar_operand(func, args, kwargs, tensor):
+def is_scalar_operand(func: OpOverload, args: tuple, kwargs: dict, tensor: Tensor) -> bool:
     """Whether `tensor` is a scalar on the CPU that this operation takes; it never writes a GPU's result into one."""
-    if not is_number(tensor):
+    if not is_cpu_scalar(tensor):
         return False
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    places = [argument for argument, given in named(func, args, kwargs) if given is tensor]
+    places = [argument for argument, given in tensors_by_argument(func, args, kwargs) if given is tensor]
     return all(takes_scalar(func, argument) and argument not in written for argument in places)
 
 
-def check_indices(indexed, indices, values):
+def check_indices(indexed: Tensor, indices: Sequence, values: Sequence[Tensor]) -> None:
     """Indices may lie on the CPU, or where the indexed tensor lies; values only there."""
     if any(t.device.type != "cpu" and t.device != indexed.device for t in tensors_in(indices)):
         raise RuntimeError(
@@ -157,15 +162,12 @@ def check_indices(indexed, indices, values):
         )
     for value in values:
         if value.device != indexed.device and (value.dim() or value.device.type != "cpu"):
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{indexed.device} and {value.device}!"
-            )
+            raise two_devices(indexed.device, value.device)
 
 
-def check_mask(tensor, mask, value):
+def check_mask(tensor: Tensor, mask: Tensor, value: Any) -> None:
     """What masked_fill says. (aten/src/ATen/native/cuda/Indexing.cu, masked_fill__cuda)"""
-    if tensor.device.type == "cpu" and isinstance(value, torch.Tensor) and value.device.type != "cpu":
+    if tensor.device.type == "cpu" and isinstance(value, Tensor) and value.device.type != "cpu":
         raise RuntimeError("masked_fill_: Expected inputs to be on same device")
     if tensor.device != mask.device:
         raise RuntimeError(
@@ -174,25 +176,20 @@ def check_mask(tensor, mask, value):
         )
 
 
-def wrapper(func, args):
+def wrapper(func: OpOverload, args: tuple) -> str:
     """The function around CUDA's kernel, as PyTorch names it where it checks devices."""
     name, overload = func.overloadpacket.__name__, func._overloadname.replace("default", "")
     if name == "convolution" and args[0].is_cpu:
         return "wrapper_CUDA_slow_conv_transpose2d" if args[6] else "wrapper_CUDA___slow_conv2d_forward"
-    if name in KERNELS:
-        return f"wrapper_CUDA_{KERNELS[name]}"
+    if name in CUDA_NAMES:
+        return f"wrapper_CUDA_{CUDA_NAMES[name]}"
     if is_structured(func):
         return f"wrapper_CUDA_{name}" + (overload and f"_{overload}")
     writes = any(a.is_out for a in func._schema.arguments)
     return f"wrapper_CUDA_{overload}_{name}" + ("_out" if writes else "")
 
 
-def is_one_image(X, weight):
-    """Whether a convolution is of one image on the CPU, which oneDNN leaves to the kernels that CUDA has, too."""
-    return X.is_cpu and len(X) == 1 and X.dim() < 5 and not weight.is_cpu
-
-
-def scattered_blocks(blocks):
+def scattered_blocks(blocks: Sequence[Tensor]) -> str:
     """What block_diag says. (aten/src/ATen/native/TensorShape.cpp)"""
     i, device = next((i, block.device) for i, block in enumerate(blocks) if block.device != blocks[0].device)
     return (
@@ -201,14 +198,14 @@ def scattered_blocks(blocks):
     )
 
 
-def different_types(X, weight, bias):
+def different_types(X: Tensor, weight: Tensor, bias: Tensor | None) -> str:
     """What convolution says about its input and its weights, one of them on the CPU."""
     name, other = ("weight", weight) if weight.type() != X.type() else ("bias", bias)
     onednn = " or input should be a MKLDNN tensor and weight is a dense tensor" if X.is_cpu and len(X) > 1 else ""
     return f"Input type ({X.type()}) and {name} type ({other.type()}) should be the same{onednn}"
 
 
-def check_recurrent(X, hidden, weights):
+def check_recurrent(X: Tensor, hidden: Any, weights: Sequence[Tensor]) -> None:
     """What LSTM, GRU and RNN say, unless all is where the input is. (aten/src/ATen/native/RNN.h, check_attributes)"""
     for name, tensors in (("hidden", tensors_in([hidden])), ("parameter", weights)):
         for tensor in tensors:
@@ -219,7 +216,7 @@ def check_recurrent(X, hidden, weights):
                 )
 
 
-def check_lengths(lengths):
+def check_lengths(lengths: Tensor) -> None:
     """The lengths of sequences must be on the CPU; the words are those of PyTorch's PackedSequence.cpp."""
     if lengths.device.type != "cpu":
         kind = lengths.type().rpartition(".")[2].removesuffix("Tensor")
@@ -229,7 +226,7 @@ def check_lengths(lengths):
         )
 
 
-def check_query(query, key, value):
+def check_query(query: Tensor, key: Tensor, value: Tensor) -> None:
     """What attention says to three devices (transformers/attention.cpp, validate_sdpa_input); types come first."""
     if query.dtype == key.dtype == value.dtype and not query.device == key.device == value.device:
         raise RuntimeError(
@@ -238,7 +235,7 @@ def check_query(query, key, value):
         )
 
 
-def check_generator(generator, gpu):
+def check_generator(generator: Generator, gpu: "VirtualGPU | None") -> None:
     """PyTorch's error unless `generator` belongs to `gpu` (None: the CPU)."""
     owner = getattr(GENERATORS.get(generator._cdata), "gpu", None)
     if owner is not gpu:

@@ -6,11 +6,12 @@ import secrets
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
 @contextlib.contextmanager
-def replacing(path):
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Where to write what shall become the file `path`: `with replacing(path) as new: new.write_text(...)`.
 
     A file that is there is replaced in one step at the end, and keeps its permissions; when writing fails, or the
@@ -29,7 +30,7 @@ def replacing(path):
 
 
 @contextlib.contextmanager
-def locked(path, seconds=60.0):
+def locked(path: str | os.PathLike, seconds: float = 60.0) -> Iterator[None]:
     """Inside, no other process is that asks for the same `path`: to read the file, and to replace it by what follows.
 
     TimeoutError if another keeps it for so many `seconds`. One that dies gives it back.
@@ -38,7 +39,7 @@ def locked(path, seconds=60.0):
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
     while True:
-        with open(beside, "w", opener=without_links) as lock:
+        with open(beside, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)) as lock:
             if taken(lock, beside):
                 try:
                     yield
@@ -48,10 +49,6 @@ def locked(path, seconds=60.0):
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has kept {beside} for {seconds:.0f} s")
         time.sleep(0.01)
-
-
-def without_links(path, flags):
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def taken(lock, beside):
@@ -65,7 +62,7 @@ def taken(lock, beside):
         return False
 
 
-def private_folder(name):
+def private_folder(name: str) -> Path:
     """The folder `name`-<user> among the computer's temporary files, which this user alone can enter; PermissionError
     if something else lies there."""
     path = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")

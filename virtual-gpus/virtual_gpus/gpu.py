@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,10 +11,13 @@ from virtual_gpus.clock.clock import name_of
 from virtual_gpus.clock.streams import CurrentStream, Stream, current_stream_of
 from virtual_gpus.compat import Generator
 from virtual_gpus.constants import propagate_constants
-from virtual_gpus.errors import GENERATORS, check_waiting, cuda_only, no_values
+from virtual_gpus.errors import GENERATORS, check_waiting, no_cpu_kernel, no_values
 from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.meta_cache import cached_call, key_of
 from virtual_gpus.ops.device_asserts import asserted, is_assert
+
+if TYPE_CHECKING:
+    from virtual_gpus.machine import Machine
 
 
 class VirtualGPU:
@@ -26,7 +29,7 @@ class VirtualGPU:
 
     spec, backing, clock = (property(attrgetter(f"machine.{name}")) for name in ("spec", "backing", "clock"))
 
-    def __init__(self, number, machine):
+    def __init__(self, number: int, machine: "Machine"):
         self.number, self.machine = number, machine
         self.ledger = Ledger(number, machine.spec.memory)
         self.number_as(number)
@@ -36,24 +39,28 @@ class VirtualGPU:
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
 
-    def number_as(self, index):
+    def number_as(self, index: int) -> None:
         """Have the program know it as cuda:`index`."""
         self.index = self.ledger.index = index
         self.device = torch.device("cuda", index)
         self.name = str(self.device)
 
-    def microseconds(self):
-        """What this thread's clock says since the machine was started, as a whole number."""
+    def microseconds(self) -> int:
+        """This thread's modelled time since the machine was started."""
         host = self.clock.host()
         host = self.clock.shared if host.paused else host  # one that is paused has no time of its own
         return round(1e6 * (host.time(self.index) - self.machine.started))
 
-    def stream_number(self):
+    def stream_number(self) -> int:
         """The number of this thread's current stream."""
         return current_stream_of(self).stream_id
 
     def run(self, func: Callable, args: Sequence, kwargs: dict, key: tuple | None = None) -> Any:
-        """func(*args, **kwargs) on inner tensors, and on the clock. `key` is meta_cache.key_of(func, args, kwargs)."""
+        """func(*args, **kwargs) on inner tensors, and on the clock.
+
+        func: an operation, a kernel of ops.table.CUDA_KERNELS, or a function that makes a tensor. key: see
+        meta_cache.key_of; of a kernel it is that of its operation.
+        """
         machine = self.machine
         if machine.refuses is not None:
             raise machine.refuses()
@@ -75,12 +82,12 @@ class VirtualGPU:
             propagate_constants(func, args, kwargs, out)
         return out
 
-    def explained(self, error, func):
+    def explained(self, error: Exception, func: Callable) -> Exception | None:
         """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(getattr(func, "overloadpacket", func.__name__)))
-        if isinstance(error, NotImplementedError) and "Could not run 'aten::" in str(error):
-            return cuda_only(func)
+        if isinstance(error, NotImplementedError) and "Could not run '" in str(error):
+            return no_cpu_kernel(func)
         if str(error) == "ZeroDivisionError":
             return RuntimeError(
                 "ZeroDivisionError: whole numbers were divided by zero. A real GPU says nothing, and gives an "
@@ -98,7 +105,7 @@ class VirtualGPU:
 class VirtualGenerator(Generator):
     """torch.Generator(device='cuda:i')."""
 
-    def __new__(cls, *, gpu):
+    def __new__(cls, *, gpu: VirtualGPU):
         kind = "cpu" if gpu.backing.type == "meta" else gpu.backing
         self = super().__new__(cls, kind)
         self.gpu = gpu
@@ -114,7 +121,7 @@ class VirtualGenerator(Generator):
         return generator_on, (self.device, self.get_state())
 
 
-def generator_on(device, state):
+def generator_on(device: torch.device, state: torch.Tensor) -> torch.Generator:
     return torch.Generator(device).set_state(state)
 
 

@@ -5,6 +5,8 @@ import itertools
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -18,11 +20,12 @@ from virtual_gpus.compat import parse_visible_devices
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory import history
+from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.ops.device_asserts import device_side_assert
 from virtual_gpus.ops.table import Base
 from virtual_gpus.ranks.communicator import Communicator, RealCommunicator
 from virtual_gpus.state import RUNNING, current
-from virtual_gpus.tensors import dispatch  # noqa: F401  (dispatch: operations find their way to it)
+from virtual_gpus.tensors import dispatch  # noqa: F401  (which registers the handlers of operations)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
@@ -53,7 +56,15 @@ class Machine:
     rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
     """
 
-    def __init__(self, n, gpu="A100-80", link=None, backing="cpu", network=None, host=1.0):
+    def __init__(
+        self,
+        n: int,
+        gpu: str = "A100-80",
+        link: str | None = None,
+        backing: str | torch.device = "cpu",
+        network: str | None = None,
+        host: float = 1.0,
+    ):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
@@ -68,18 +79,20 @@ class Machine:
         self.traffic = Counter()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
-        self.communicator_class = Communicator if self.is_meta else RealCommunicator  # a dry run has its own
-        self.rendezvous = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
-        self.step_memory = None  # in a dry run, its StepMemory
+        self.communicator_class: Callable[..., Communicator] = Communicator if self.is_meta else RealCommunicator
+        self.rendezvous: Any = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
+        self.step_memory: Any = None  # in a dry run, its StepMemory
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False
         self.visible, self.settled = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
-        self.asserted = None  # what a kernel has found wrong, see `asserts`, and the host may not know yet
-        self.refuses = None  # what makes the error of every further use: of a fork, or after such an assert
+        self.asserted: str | None = None  # what a kernel has found wrong, which the host may not know yet
+        # makes the error of every further use, after that or in a fork
+        self.refuses: Callable[[], Exception] | None = None
         self.sync_debug = 0  # torch.cuda.set_sync_debug_mode: 1 warns where the host waits, 2 is an error there
-        self.installed, self.seen = [], []
+        self.installed: list[VirtualGPU] = []
+        self.seen: list[VirtualGPU] = []  # those of `installed` that the program sees
         self.grow(n)
 
     def __setattr__(self, name, value):
@@ -92,32 +105,35 @@ class Machine:
         return f"<{len(self.installed)} virtual {self.spec.key}, {self.topology.name}, {on}>"
 
     @property
-    def gpus(self):
+    def gpus(self) -> list[VirtualGPU]:
         """The GPUs that a program sees, cuda:0 first: what CUDA_VISIBLE_DEVICES says counts until CUDA has started."""
         if self.found and not self.settled:
             self.visible = os.environ.get(VISIBLE)
-            shown = range(len(self.installed)) if self.visible is None else visible(len(self.installed))
-            self.seen = [self.installed[number] for number in shown]
+            numbers = range(len(self.installed)) if self.visible is None else parse_visible_devices()
+            if any(isinstance(number, str) for number in numbers):
+                raise RuntimeError(f"{VISIBLE}={self.visible!r}: virtual GPUs have numbers and no IDs; write 0,1, say")
+            there = itertools.takewhile(lambda number: number < len(self.installed), numbers)  # as CUDA, up to the
+            self.seen = [self.installed[number] for number in there]  # first that there isn't
             for index, gpu in enumerate(self.seen):
                 gpu.number_as(index)
         return self.seen
 
-    def settle(self):
+    def settle(self) -> list[VirtualGPU]:
         """CUDA starts, and reads CUDA_VISIBLE_DEVICES: the GPUs that the program sees from now on."""
         seen, self.settled = self.gpus, True
         return seen
 
     @property
-    def devices(self):
+    def devices(self) -> list[torch.device]:
         """The torch.devices of its GPUs, cuda:0 first."""
         return [gpu.device for gpu in self.gpus]
 
     @property
-    def ledgers(self):
+    def ledgers(self) -> list[Ledger]:
         """What each of its GPUs holds (`memory.Ledger`): bytes `allocated`, their `peak`, `capacity`, ..."""
         return [gpu.ledger for gpu in self.gpus]
 
-    def grow(self, n):
+    def grow(self, n: int) -> None:
         """Have at least `n` GPUs; what lies on those there are stays where it is. ValueError if there is no room."""
         self.topology.check(n)
         new = [VirtualGPU(i, self) for i in range(len(self.installed), n)]
@@ -127,7 +143,7 @@ class Machine:
         if self.visible is None:
             self.seen = list(self.installed)
 
-    def gpu(self, index):
+    def gpu(self, index: int) -> VirtualGPU:
         """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
         if not self.used:
             self.use()
@@ -140,25 +156,25 @@ class Machine:
             raise self.refuses()
         return self.seen[index]
 
-    def use(self):
+    def use(self) -> None:
         """The program asks for a GPU. RuntimeError if it sees none."""
         if not self.settle():
             raise RuntimeError(f"No CUDA GPUs are available{self.hidden()}")
         self.used = True
 
-    def hidden(self):
-        """In words, why the program doesn't see all GPUs; nothing if it does."""
+    def hidden(self) -> str:
+        """In words, why the program doesn't see all GPUs; empty if it does."""
         if len(self.seen) == len(self.installed):
             return ""
         return f"\n{VISIBLE}={self.visible!r} shows {len(self.seen)} of {len(self.installed)}."
 
-    def report(self):
-        """What the host hears when it waits for a GPU: torch.AcceleratorError after an assert, from now on always."""
+    def report(self) -> None:
+        """The host waits for a GPU: torch.AcceleratorError, now and at every further use, if a kernel has asserted."""
         if self.asserted is not None:
             self.refuses = functools.partial(device_side_assert, self.asserted)
             raise self.refuses()
 
-    def bytes_moved(self, source=None, target=None):
+    def bytes_moved(self, source: Any = None, target: Any = None) -> int:
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
         wanted = [None if d is None else str(d) for d in (source, target)]
         return sum(
@@ -167,7 +183,7 @@ class Machine:
             if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
         )
 
-    def elapsed(self):
+    def elapsed(self) -> float:
         """Seconds on this thread's modelled clock since the machine was started.
 
         The GPUs may still be at work: torch.cuda.synchronize(device) waits for one of them.
@@ -175,19 +191,19 @@ class Machine:
         return self.clock.host().now - self.started
 
     @property
-    def timeline(self):
+    def timeline(self) -> Timeline:
         """What happened since the machine was started: a Timeline, in seconds of `elapsed()`."""
         log = self.clock.log
         dropped = log.dropped, log.dropped_until - self.started
         return Timeline(log.since(self.started), self.spec, self.link, self.clock.reproducible, *dropped)
 
     @property
-    def totals(self):
+    def totals(self) -> list[Totals]:
         """What each of its GPUs has done since then, in all: a list of `events.Totals`."""
         timeline, dropped = self.timeline, self.clock.log.totals
         return [dropped.get(gpu.index, Totals()) + timeline.totals(gpu.index) for gpu in self.gpus]
 
-    def loading(self, batches, seconds, workers=0):
+    def loading(self, batches: Iterable, seconds: float, workers: int = 0) -> Iterator:
         """Iterate over `batches`, each of which costs the host `seconds` of modelled time to prepare.
 
         With workers=0 this thread prepares them, when they are asked for. More workers prepare them beside it, at most
@@ -197,7 +213,7 @@ class Machine:
             raise ValueError(f"loading(seconds={seconds}, workers={workers}): neither can be negative")
         return self.clock.load(batches, seconds, workers)
 
-    def start(self):
+    def start(self) -> "Machine":
         """Turn the GPUs on, and return the machine. Machines nest: the one started last answers."""
         if self in RUNNING:
             raise RuntimeError(f"{self} is on already; stop() it first")
@@ -208,7 +224,7 @@ class Machine:
         RUNNING.append(self)
         return self
 
-    def stop(self):
+    def stop(self) -> None:
         """Turn the GPUs off: PyTorch is as it was before start(). Does nothing if they are off.
 
         A recorded history of memory is forgotten.
@@ -231,15 +247,7 @@ class Machine:
             current().stop()
 
 
-def visible(n):
-    """The numbers of those of `n` GPUs that CUDA_VISIBLE_DEVICES shows: it ends at the first one that there isn't."""
-    numbers = parse_visible_devices()
-    if any(isinstance(number, str) for number in numbers):
-        raise RuntimeError(f"{VISIBLE}={os.environ[VISIBLE]!r}: virtual GPUs have numbers and no IDs; write 0,1, say")
-    return list(itertools.takewhile(lambda number: number < n, numbers))
-
-
-def mark_fork():
+def mark_fork() -> None:
     for machine in RUNNING:
         machine.forked = machine.used
         machine.refuses = bad_fork if machine.used else None
@@ -249,7 +257,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=mark_fork)
 
 
-def find_backing(name):
+def find_backing(name: str | torch.device) -> torch.device:
     try:
         backing = torch.device(name)
         if backing.type in ("cpu", "meta"):

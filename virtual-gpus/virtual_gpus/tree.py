@@ -1,9 +1,12 @@
 """Tensors in nested lists, tuples and dicts."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from torch import Tensor
 
 
-def tensors_in(values):
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """All tensors in nested lists, tuples and dicts, in order."""
     for value in values:
         if isinstance(value, Tensor):

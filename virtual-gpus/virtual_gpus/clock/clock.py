@@ -155,7 +155,8 @@ class Clock:
         gpus = [gpu for gpu in (source, target) if gpu is not None]
         first, peer = gpus[0], len(gpus) == 2
         streams = [current_stream_of(gpu) for gpu in gpus]
-        link, ports = first.machine.topology.path(source and source.number, target and target.number)
+        numbers = (None if gpu is None else gpu.number for gpu in (source, target))
+        link, ports = first.machine.topology.path(*numbers)
         call = host.launch(HOST_COPY, first.index)
         start = max(
             call.launched, *(stream.done_at for stream in streams), *(self.ports.get(port, 0.0) for port in ports)

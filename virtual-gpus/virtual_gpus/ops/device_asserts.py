@@ -6,12 +6,18 @@ any more. Until then the kernel's result is zeros here. With CUDA_LAUNCH_BLOCKIN
 
 import os
 import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from virtual_gpus.compat import OpOverload
 from virtual_gpus.frames import program_line
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tree import tensors_in
+
+if TYPE_CHECKING:
+    from virtual_gpus.machine import Machine
 
 # Where PyTorch's sources for CUDA have CUDA_KERNEL_ASSERT, and its CPU kernels an error.
 ASSERTING = set(
@@ -27,13 +33,13 @@ WORDS = re.compile(  # the CPU's for what CUDA's kernels find out; what it check
 )
 
 
-def is_assert(func, error):
+def is_assert(func: OpOverload | Callable, error: Exception) -> bool:
     """Whether CUDA's kernel for `func` would have asserted where the CPU's raised `error`."""
-    return getattr(func, "overloadpacket", func).__name__ in ASSERTING and WORDS.match(str(error))
+    return getattr(func, "overloadpacket", func).__name__ in ASSERTING and WORDS.match(str(error)) is not None
 
 
-def device_side_assert(what):
-    """CUDA's words, and ours."""
+def device_side_assert(what: str) -> torch.AcceleratorError:
+    """CUDA's words, and `what` it was in ours."""
     return torch.AcceleratorError(
         "CUDA error: device-side assert triggered\n"
         "Search for `cudaErrorAssert' in "
@@ -45,8 +51,8 @@ def device_side_assert(what):
     )
 
 
-def asserted(machine, func, args, kwargs, error):
-    """Note it, and return a result of the right shape; raise at once if the host waits for every kernel."""
+def asserted(machine: "Machine", func: OpOverload | Callable, args: Sequence, kwargs: dict, error: Exception) -> Any:
+    """Note it, and return zeros of the right shapes; raise at once if the host waits for every kernel."""
     name = getattr(func, "overloadpacket", func).__name__
     machine.asserted = f"{name} at {program_line()}, {str(error).splitlines()[0].rstrip('.')}"
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
@@ -62,7 +68,7 @@ def asserted(machine, func, args, kwargs, error):
     return zeros[0] if isinstance(made, torch.Tensor) else tuple(zeros)
 
 
-def on_meta(value):
+def on_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Base.to(value, "meta")
     return type(value)(map(on_meta, value)) if isinstance(value, (list, tuple)) else value

@@ -9,13 +9,16 @@ Values in half precision are computed in float32, as in aten/src/ATen/native/cud
 layer_norm_kernel.cu. Each counts on the clock as the one kernel that it is on CUDA.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 aten = torch.ops.aten
 
 
-def to_accumulate(x):
-    """In the type that CUDA accumulates in (at::acc_type)."""
+def to_accumulate(x: Tensor) -> Tensor:
+    """`x` in the dtype that CUDA accumulates in (at::acc_type)."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -89,7 +92,7 @@ SYNC_BATCH_NORM = {
 # nn.RMSNorm over the last dimensions
 
 
-def fused_rms_norm(x, shape, weight, eps):
+def fused_rms_norm(x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
     """(`x`, divided by the root of its mean square over the last dimensions, `shape`; 1 / that root)."""
     wide = to_accumulate(x)
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
@@ -98,7 +101,9 @@ def fused_rms_norm(x, shape, weight, eps):
     return out.to(x.dtype), scale
 
 
-def fused_rms_norm_backward(grad, x, shape, scale, weight, wanted):
+def fused_rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: list[int], scale: Tensor, weight: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of `x` and of `weight`, those that are `wanted`."""
     wide, normal = to_accumulate(grad), to_accumulate(x) * scale
     slope = wide if weight is None else wide * weight

@@ -1,6 +1,11 @@
 """Storages of tensors on a virtual GPU: they can be compared, measured and resized, and not read."""
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from virtual_gpus.gpu import VirtualGPU
 
 
 class VirtualStorage:
@@ -8,7 +13,7 @@ class VirtualStorage:
 
     is_cuda = True
 
-    def __init__(self, inner: torch.UntypedStorage, gpu):
+    def __init__(self, inner: torch.UntypedStorage, gpu: "VirtualGPU"):
         self.inner, self.gpu, self.device = inner, gpu, gpu.device
 
     def __eq__(self, other):
@@ -42,7 +47,7 @@ class VirtualStorage:
 class VirtualTypedStorage:
     """x._typed_storage(), by which FSDP frees and reallocates memory: sizes are counted in elements."""
 
-    def __init__(self, untyped, itemsize):
+    def __init__(self, untyped: VirtualStorage, itemsize: int):
         self.untyped, self.itemsize = untyped, itemsize
 
     def _size(self):

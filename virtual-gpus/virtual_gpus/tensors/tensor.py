@@ -30,7 +30,7 @@ from virtual_gpus.compat import (
     torch_utils,
 )
 from virtual_gpus.constants import constant_of, unknown_scalars
-from virtual_gpus.errors import misplaced_gradient, no_addresses, no_values
+from virtual_gpus.errors import check_gradient, no_addresses, no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.ops.table import OPS, Base, MixedDevices, add_to_table
@@ -204,8 +204,7 @@ class VirtualTensor(Tensor):
 
     @grad.setter
     def grad(self, value):
-        if value is not None and value.device != self.device:
-            raise RuntimeError(misplaced_gradient(value.device, self.device))
+        check_gradient(value, self)
         Base.grad.__set__(self, value)
 
     @grad.deleter
