@@ -99,7 +99,7 @@ def at_the_peak(changes: Iterable[Change]) -> dict[str, int]:
 
 def own(kind: str, tensors: Any) -> None:
     """Tell the StepMemory of the machine, if it has one, that all `tensors` in nested lists and dicts are of a kind."""
-    memory = current() and current().step_memory
+    memory = current().step_memory if current() else None
     if memory is not None:
         local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors_in(tensors))  # of a DTensor
         memory.own(kind, [tensor.inner for tensor in local if is_virtual(tensor)])
