@@ -301,7 +301,7 @@ FAULTS = [
     ),
     Fault(
         "what is loaded comes to the current GPU",
-        "virtual-gpus/virtual_gpus/patches/checkpoint.py",
+        "virtual-gpus/virtual_gpus/patches/serialization.py",
         "gpu, held = find(location), storage",
         'gpu, held = find("cuda"), storage',
         "virtual/test_tensors.py virtual/test_files.py virtual/test_surface.py",

@@ -1,12 +1,14 @@
 """The private names of PyTorch's that the package uses are all in `compat`, and this PyTorch has them."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
 
 import virtual_gpus
 from virtual_gpus import compat
+from virtual_gpus.patches.patch import PATCHES
 
 PACKAGE = Path(virtual_gpus.__file__).parent
 OTHERS = {
@@ -16,7 +18,7 @@ OTHERS = {
     "_getframe",
     "_bootstrap",
     "_module_locks",
-    "_launch",
+    "_Popen",
     "_exit",
     "_actions",
 }  # Python's own
@@ -25,6 +27,15 @@ OTHERS = {
 @pytest.mark.parametrize("owner", compat.ATTRIBUTES, ids=lambda owner: owner.__name__)
 def test_this_pytorch_has_the_attributes(owner):  # the names themselves, if `compat` could be imported
     assert [name for name in compat.ATTRIBUTES[owner].split() if not hasattr(owner, name)] == []
+
+
+def test_this_pytorch_has_what_patches_call():
+    wraps = [
+        patch
+        for patch in PATCHES
+        if inspect.isfunction(patch[2]) and "original" in inspect.signature(patch[2]).parameters
+    ]
+    assert [(owner, name) for owner, name, _ in wraps if not hasattr(owner, name)] == []
 
 
 def test_no_other_module_uses_a_private_name():

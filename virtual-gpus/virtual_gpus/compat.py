@@ -1,7 +1,7 @@
 """What the package needs of PyTorch and PyTorch doesn't promise: every private name, in one place, and what PyTorch
 from 2.10 to 2.14 does in another way. With a new release this is what to look at.
 
-All names are in 2.10 already. Those that `patches/` replaces stand there, as text: it looks them up on their owner.
+All names are in 2.10 already. Those that `patches/` replaces stand there: a patch has the name of what it replaces.
 """
 
 import threading
@@ -67,16 +67,9 @@ make_wrapper_subclass = Tensor._make_wrapper_subclass  # how a virtual tensor is
 functionalize_unsafe_set = torch._functionalize_unsafe_set  # for C++, which compares storages to see what is a view
 swap_tensor_impl = C._swap_tensor_impl  # torch.utils.swap_tensors refuses tensors that a graph holds
 tensor_str, add_suffixes = torch._tensor_str._tensor_str, torch._tensor_str._add_suffixes  # repr of the values inside
-parse_to = C_nn._parse_to  # the arguments of Tensor.to
-set_default_tensor_type = C._set_default_tensor_type
-module_apply, module_call_impl = nn.Module._apply, nn.Module._call_impl  # the latter to know it on the stack
-engine_run_backward = torch.autograd._engine_run_backward
+module_call_impl = nn.Module._call_impl  # to know it on the stack
 is_legacy_batchedtensor = C._functorch.is_legacy_batchedtensor  # gradients of is_grads_batched=True
 recomputation_hook = torch.utils.checkpoint._recomputation_hook
-binary_cross_entropy, pad_sequence = C_nn.binary_cross_entropy, C_nn.pad_sequence
-pack_padded_sequence, pad_packed_sequence = VF._pack_padded_sequence, VF._pad_packed_sequence
-nested_tensor_from_mask_left_aligned = torch._nested_tensor_from_mask_left_aligned  # nn.TransformerEncoder's
-maybe_opt_step = torch.amp.GradScaler._maybe_opt_step
 get_fp32_precision = C._get_fp32_precision_getter  # whether TF32 is allowed, by the older or the newer switches
 get_sdp_priority_order = C._get_sdp_priority_order  # which kernels attention may take, and which it likes best
 get_flash_sdp_enabled, get_cudnn_sdp_enabled = C._get_flash_sdp_enabled, C._get_cudnn_sdp_enabled
@@ -84,14 +77,11 @@ get_math_sdp_enabled, get_mem_efficient_sdp_enabled = C._get_math_sdp_enabled, C
 
 # Files, TorchScript, data loaders
 
-rebuild_tensor, rebuild_tensor_v3 = torch_utils._rebuild_tensor, torch_utils._rebuild_tensor_v3
 rebuild_from_type_v2 = torch._tensor._rebuild_from_type_v2  # tensors of subclasses
 new_dtypes = torch.storage._new_dtypes  # those that no typed storage has
 package_registry = torch.serialization._package_registry  # who is asked where a storage lies
 get_allowed_globals = torch._weights_only_unpickler._get_allowed_globals  # caches functions that are replaced
-find_builtin, get_builtin_table = jit_builtins._find_builtin, jit_builtins._get_builtin_table
-try_compile_fn = jit_recursive.try_compile_fn
-validate_map_location = jit_serialization.validate_map_location
+get_builtin_table = jit_builtins._get_builtin_table  # made once, of PyTorch's own functions
 default_collate_fn_map = torch.utils.data._utils.collate.default_collate_fn_map
 
 # torch.cuda
@@ -103,15 +93,12 @@ check_bf16_tensor_supported = torch.cuda._check_bf16_tensor_supported  # caches 
 
 # torch.nn.parallel and torch.distributed
 
-replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
 World = distributed_c10d._World  # the process groups of this process: a dry run has some for each rank
 set_thread_isolation_mode = c10d._set_thread_isolation_mode  # the same for their names, in C++
 resolve_process_group = c10d._resolve_process_group
 get_default_store = distributed_c10d._get_default_store
 GlooOptions = dist.ProcessGroupGloo._Options  # threads and network interfaces
-collect_all = C._collect_all  # torch.futures.collect_all
-broadcast_coalesced, register_comm_hook = dist._broadcast_coalesced, dist._register_comm_hook  # of DDP
-verify_params_across_processes = dist._verify_params_across_processes
+register_comm_hook = dist._register_comm_hook  # of DDP
 
 # Attributes that are read on objects and modules: {whose: names}
 

@@ -1,115 +1,100 @@
-"""Replacing what PyTorch answers, and putting it back."""
+"""Replacing what PyTorch answers, and putting it back: unittest.mock.patch, for a whole process.
+
+Each module says what it replaces by `patch.replaces` and its like.
+"""
 
 import contextlib
 import functools
 import sys
 import types
+from collections.abc import Iterator
+from typing import Any
 
-from torch import Tensor
-
-from virtual_gpus.compat import check_bf16_tensor_supported
+from virtual_gpus.compat import check_bf16_tensor_supported, get_allowed_globals
 from virtual_gpus.import_hook import AfterImport
-from virtual_gpus.patches import (
+from virtual_gpus.patches import (  # noqa: F401  (each enters its own in PATCHES)
     autocast,
-    checkpoint,
     comm,
     cuda,
     distributed,
     dtensor,
     factories,
-    functional,
     functions,
     gradients,
     legacy,
     memory,
-    methods,
     modules,
     objects,
+    older,
     recomputation,
     script,
+    serialization,
     sharing,
-    staging,
 )
+from virtual_gpus.patches.patch import AFTER_IMPORT, PATCHES, replacement
 
 PACKAGE = __package__.rpartition(".")[0]
-REPLACING = (
-    factories,
-    functions,
-    methods,
-    modules,
-    gradients,
-    cuda,
-    memory,
-    distributed,
-    objects,
-    recomputation,
-    legacy,
-    autocast,
-    comm,
-    checkpoint,
-    script,
-    sharing,
-)
+CACHES = check_bf16_tensor_supported, get_allowed_globals  # of the GPUs that were there, of functions that are replaced
 _patches = contextlib.ExitStack()
 
 
-def install():
-    """Put the replacements that the other modules name in place."""
+def install() -> None:
+    """Put all patches in place."""
     with contextlib.ExitStack() as stack:  # undone if one of them fails
-        replacements = {}
+        replaced = {}  # {id: (original, replacement)}; the original is kept, so that nothing else gets its id
         stack.callback(script.ORIGINALS.clear)
-        for module in REPLACING:
-            for owner, name, value in module.patches():
-                original = getattr(owner, name, None)
-                if isinstance(value, types.FunctionType):
-                    value.__name__ = name  # by which PyTorch finds it, to replace it once more
-                    value = methods.Method(original, value) if owner is Tensor else value
-                if callable(original):
-                    replacements[id(original)] = original, value  # kept, so that nothing else gets its id
-                    script.ORIGINALS[id(value)] = value, original
-                patch(stack, owner, name, value)
-        for module, name, value in imported_before(replacements):
-            patch(stack, module, name, value)
-        for module in (dtensor, functional, staging):
-            stack.callback(AfterImport(module.MODULE, functools.partial(patch_imported, module)).cancel)
+        for owner, name, value in PATCHES:
+            original, value = replace(stack, owner, name, value)
+            if callable(original):
+                replaced[id(original)] = original, value
+                script.ORIGINALS[id(value)] = value, original
+        for module, name, value in imported_before(replaced):
+            put(stack, module, name, value)
+        for name, patches in AFTER_IMPORT.items():
+            stack.callback(AfterImport(name, functools.partial(replace_all, patches)).cancel)
         autocast.register_autocast(stack)
-        checkpoint.register_checkpoints(stack)
-        sharing.register_collate(stack)
-        distributed.register_backends(stack)
-        forget = check_bf16_tensor_supported.cache_clear  # asked of the GPUs that were there
-        forget()
-        stack.callback(forget)
+        serialization.register_locations(stack)
+        for cached in CACHES:
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
         _patches.push(stack.pop_all())
 
 
-def patch_imported(patches, module):
-    """What the module `patches` names is put in place when a program has imported PyTorch's `module`."""
-    for owner, name, value in patches.patches(module):
-        patch(_patches, owner, name, value)
+def replace_all(patches, module):
+    """For a module that a program has imported: put in place what patches(module) yields."""
+    for patch in patches(module):
+        replace(_patches, *patch)
 
 
-def imported_before(replacements):
-    """(module, name, replacement) for what modules imported from PyTorch before, as in `from torch import zeros`.
+def replace(stack, owner, name, value):
+    """Put a patch in place, until `stack` undoes it: what was there, and what is there now."""
+    original = None if isinstance(owner, dict) else getattr(owner, name, None)
+    value = replacement(original, owner, name, value)
+    put(stack, owner, name, value)
+    return original, value
 
-    `replacements` is {id of the original: (original, replacement)}. PyTorch's own modules keep theirs, and so does
-    this package.
+
+def put(stack, owner, name, value):
+    """Set an attribute, or an entry of a dict; `stack` puts back what was there, or nothing if nothing was."""
+    is_dict = isinstance(owner, dict)
+    there = owner if is_dict else vars(owner)
+    assign, delete = (dict.__setitem__, dict.__delitem__) if is_dict else (setattr, delattr)
+    stack.callback(*((assign, owner, name, there[name]) if name in there else (delete, owner, name)))
+    assign(owner, name, value)
+
+
+def imported_before(replaced: dict[int, tuple[Any, Any]]) -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """(module, name, replacement) for what modules have imported from PyTorch, as in `from torch import zeros`.
+
+    PyTorch's own modules keep theirs, and so does this package.
     """
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", "")
         if isinstance(module, types.ModuleType) and not name.startswith(("torch", PACKAGE)):
             for key, value in list(vars(module).items()):
-                if id(value) in replacements:
-                    yield module, key, replacements[id(value)][1]
+                if id(value) in replaced:
+                    yield module, key, replaced[id(value)][1]
 
 
-def patch(stack, owner, name, value):
-    """Set an attribute of a module or class; `stack` puts back what was there, or nothing if nothing was."""
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, value)
-
-
-def remove():
+def remove() -> None:
     _patches.close()

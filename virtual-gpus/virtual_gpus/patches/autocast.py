@@ -9,8 +9,7 @@ import warnings
 import torch
 
 from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
-from virtual_gpus.compat import binary_cross_entropy as _binary_cross_entropy
-from virtual_gpus.compat import maybe_opt_step as _maybe_opt_step
+from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import VirtualTensor
 
@@ -36,21 +35,14 @@ safe to autocast."""
 KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield torch.amp.autocast_mode, "is_autocast_available", lambda device: device == "cuda" or _is_available(device)
-    yield torch.amp.autocast, "__enter__", enter
-    yield torch.amp.autocast, "__exit__", leave
-    yield C_nn, "binary_cross_entropy", binary_cross_entropy
-    yield torch.amp.GradScaler, "_maybe_opt_step", maybe_opt_step
+@replaces(torch.amp.autocast_mode)
+def is_autocast_available(original, device):
+    return device == "cuda" or original(device)
 
 
-_is_available = torch.amp.autocast_mode.is_autocast_available
-_enter, _exit = torch.amp.autocast.__enter__, torch.amp.autocast.__exit__
-
-
-def enter(self):
-    _enter(self)
+@replaces(torch.amp.autocast, "__enter__")
+def enter(original, self):
+    original(self)
     if self.device == "cuda":
         self.cpu_before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         torch.set_autocast_enabled("cpu", self._enabled)
@@ -58,28 +50,31 @@ def enter(self):
     return self
 
 
-def leave(self, *exc):
+@replaces(torch.amp.autocast, "__exit__")
+def leave(original, self, *exc):
     if self.device == "cuda":
         enabled, dtype = self.cpu_before
         torch.set_autocast_enabled("cpu", enabled)
         torch.set_autocast_dtype("cpu", dtype)
-    return _exit(self, *exc)
+    return original(self, *exc)
 
 
-def maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
-    """GradScaler's. It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
+@replaces(torch.amp.GradScaler)
+def _maybe_opt_step(original, self, optimizer, optimizer_state, *args, **kwargs):
+    """It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
     if current().rendezvous is None:
-        return _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs)
+        return original(self, optimizer, optimizer_state, *args, **kwargs)
     for found in optimizer_state["found_inf_per_device"].values():
         found.item()  # for which the host waits
     return optimizer.step(*args, **kwargs)
 
 
-def binary_cross_entropy(input, *args):
+@replaces(C_nn)
+def binary_cross_entropy(original, input, *args):
     """Under F.binary_cross_entropy."""
     if isinstance(input, VirtualTensor) and torch.is_autocast_enabled("cuda"):
         raise RuntimeError(BANNED)
-    return _binary_cross_entropy(input, *args)
+    return original(input, *args)
 
 
 def register_autocast(stack):
@@ -148,3 +143,11 @@ def eligible(value):
 def cast(value, dtype):
     """An argument as it is when autocast has done with it."""
     return value.to(dtype) if eligible(value) else value
+
+
+def cast_all(arguments):
+    """The same for `arguments`, lists of tensors among them, of a function that autocast lowers."""
+    if not torch.is_autocast_enabled("cuda"):
+        return arguments
+    dtype = torch.get_autocast_dtype("cuda")
+    return [type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype) for a in arguments]

@@ -15,34 +15,10 @@ from torch.nn.parameter import UninitializedTensorMixin
 from virtual_gpus.clock import costs, nccl
 from virtual_gpus.clock.host import ReplicaThread
 from virtual_gpus.clock.rates import REPLICATE, UNPACK
-from virtual_gpus.compat import C, canonicalize_dim, get_device_index, parallel_functions, replicate_for_data_parallel
+from virtual_gpus.compat import C, canonicalize_dim, get_device_index, parallel_functions
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.copies import copy_into, transfer
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    for name, function in replaced().items():
-        yield C, name, function
-    for function in (reduce_add, reduce_add_coalesced):
-        yield comm, function.__name__, function
-        yield cuda_comm, function.__name__, function
-    yield parallel_functions, "_get_stream", lambda device: None  # copies run in order, in no background stream
-    yield parallel_functions, "torch", Torch()
-    yield sys.modules["torch.nn.parallel.parallel_apply"], "threading", Threading()
-    yield torch.nn.Module, "_replicate_for_data_parallel", replicate_module
-
-
-def replaced():
-    return {
-        "_broadcast": broadcast,
-        "_broadcast_out": broadcast_out,
-        "_broadcast_coalesced": broadcast_coalesced,
-        "_scatter": scatter,
-        "_scatter_out": scatter_out,
-        "_gather": gather,
-        "_gather_out": gather_out,
-    }
 
 
 class Torch:
@@ -63,9 +39,15 @@ class Threading:
         return ReplicaThread(current().clock.host(), target, args)
 
 
-def replicate_module(self):
+# Copies run in order, in no background stream.
+patch(parallel_functions, {"_get_stream": lambda device: None, "torch": Torch()})
+patch(sys.modules["torch.nn.parallel.parallel_apply"], {"threading": Threading()})
+
+
+@replaces(torch.nn.Module)
+def _replicate_for_data_parallel(original, self):
     current().clock.host().advance(REPLICATE, None)
-    return replicate_for_data_parallel(self)
+    return original(self)
 
 
 def gpu_named(device):
@@ -87,14 +69,16 @@ def check_on_gpus(tensors, what, where):
             )
 
 
-def broadcast(tensor, devices):
+@replaces(C)
+def _broadcast(tensor, devices):
     for device in devices:
         if device < 0:
             raise RuntimeError(f"Expected non-negative device index, but got {device}")
     return [copy_to(tensor, gpu_named(device)) for device in devices]
 
 
-def broadcast_out(tensor, out_tensors):
+@replaces(C)
+def _broadcast_out(tensor, out_tensors):
     check_on_gpus(out_tensors, "output", "output tensor")
     for i, out in enumerate(out_tensors):
         if out.shape != tensor.shape:
@@ -106,7 +90,8 @@ def broadcast_out(tensor, out_tensors):
     return out_tensors
 
 
-def broadcast_coalesced(tensors, devices, buffer_size):
+@replaces(C)
+def _broadcast_coalesced(tensors, devices, buffer_size):
     if any(isinstance(t, UninitializedTensorMixin) for t in tensors):  # as nn.parallel.replicate would find out later
         raise RuntimeError(
             "Modules with uninitialized parameters can't be used with `DataParallel`. "
@@ -129,6 +114,8 @@ def check_summands(inputs):
             raise ValueError(f"input {i} has invalid size: got {got}, but expected {expected}")
 
 
+@replaces(comm)
+@replaces(cuda_comm)
 def reduce_add(inputs, destination=None):
     check_summands(inputs)
     gpu = gpu_named(destination)
@@ -144,6 +131,8 @@ def reduce_add(inputs, destination=None):
     return total
 
 
+@replaces(comm)
+@replaces(cuda_comm)
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     for summands in zip(*inputs, strict=True):
         check_summands(summands)
@@ -163,7 +152,8 @@ def book(name, tensors, gpus):
         )
 
 
-def scatter(tensor, devices, chunk_sizes, dim, streams):
+@replaces(C)
+def _scatter(tensor, devices, chunk_sizes, dim, streams):
     if not devices:
         raise RuntimeError("Expected at least one device to scatter to")
     if chunk_sizes is not None and len(chunk_sizes) != len(devices):
@@ -185,7 +175,8 @@ def check_streams(streams, devices):
             )
 
 
-def scatter_out(tensor, out_tensors, dim, streams):
+@replaces(C)
+def _scatter_out(tensor, out_tensors, dim, streams):
     if not out_tensors:
         raise RuntimeError("Expected at least one output tensor to scatter to")
     check_on_gpus(out_tensors, "output", "output tensor")
@@ -213,7 +204,8 @@ def resized(tensor, dim, size):
     return [*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]
 
 
-def gather(tensors, dim, destination):
+@replaces(C)
+def _gather(tensors, dim, destination):
     gpu, shape = gpu_named(destination), gathered_shape(tensors, dim)
     last = all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
     layout = torch.channels_last if last else torch.contiguous_format
@@ -221,7 +213,8 @@ def gather(tensors, dim, destination):
     return put_together(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=layout), dim)
 
 
-def gather_out(tensors, out_tensor, dim):
+@replaces(C)
+def _gather_out(tensors, out_tensor, dim):
     shape = gathered_shape(tensors, dim)
     if list(out_tensor.shape) != shape:
         raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out_tensor.shape)}")

@@ -12,15 +12,14 @@ import warnings
 import torch
 
 from virtual_gpus.clock import streams
-from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, get_device_index, nvml_based_avail
+from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, nvml_based_avail
 from virtual_gpus.errors import bad_fork, no_addresses, not_compiled
+from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
 from virtual_gpus.tensors.tensor import VirtualTensor
 
-
-def ledger(index):
-    return current().gpu(index).ledger
+# What can't be imitated
 
 
 def not_imitated(what):
@@ -30,51 +29,28 @@ def not_imitated(what):
     return refuse
 
 
-NOT_IMITATED = (
-    "make_graphed_callables caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split()
-)
-CLASSES_NOT_IMITATED = "CUDAGraph graph MemPool ExternalStream".split()
+for (
+    name
+) in "make_graphed_callables caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split():
+    patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
+for name in "CUDAGraph graph MemPool ExternalStream".split():  # they stay classes, for annotations and isinstance
+    patch(torch.cuda, {name: type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})})
+for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
+    patch(torch.cuda.nccl, {name: not_imitated(f"NCCL (torch.cuda.nccl.{name})")})
+if not hasattr(C, "_nccl_version"):  # in a build without CUDA; asked for when a collective has failed
+    patch(torch.cuda.nccl, {"version": lambda: (2, 28, 9)})
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    for owner, names in ((torch.cuda, cuda_names), (C, c_names)):
-        for name, value in names().items():
-            yield owner, name, value
-    yield torch.cuda.random, "device_count", device_count
-    yield torch, "Stream", streams.AnyStream
-    yield torch, "Event", streams.AnyEvent
-    for name in NOT_IMITATED:
-        yield torch.cuda, name, not_imitated(f"torch.cuda.{name}")
-    for name in CLASSES_NOT_IMITATED:  # classes stay classes, for annotations and isinstance
-        yield torch.cuda, name, type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})
-    for owner, name in ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.utils.dlpack, "from_dlpack")):
-        yield owner, name, dlpack(getattr(owner, name))
-    for name, function in (("range_push", range_push), ("range_pop", range_pop), ("mark", lambda message: None)):
-        yield torch.cuda.nvtx, name, function
-    yield torch, "compile", compile_
-    if eval_frame := sys.modules.get("torch._dynamo.eval_frame"):  # functions compiled before run as they are, too
-        yield eval_frame, "_stance", eval_frame.DynamoStance("force_eager")
-    yield HigherOrderOperator, "dispatch", dispatch_higher_order
-    yield torch.autograd.profiler.profile, "__init__", profile
-    yield torch.profiler.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU}
-    yield torch.backends.cudnn, "is_acceptable", lambda tensor: False
-    # What PyTorch makes to see the shape of a result would start CUDA, as there are GPUs; none of them is CUDA's.
-    yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
-    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
-        module = sys.modules[name]
-        yield module, "_foreach_supported_types", [*module._foreach_supported_types, VirtualTensor]
-    yield from without_nccl()
+@replaces(torch, "to_dlpack")
+@replaces(torch.utils.dlpack, "to_dlpack from_dlpack")
+def dlpack(original, tensor, *args, **kwargs):
+    """DLPack hands over raw pointers: for tensors on the CPU only."""
+    if isinstance(tensor, VirtualTensor):
+        raise no_addresses()
+    return original(tensor, *args, **kwargs)
 
 
-def without_nccl():
-    """The same for the operations of NCCL with many GPUs in one process."""
-    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
-        yield torch.cuda.nccl, name, not_imitated(f"NCCL (torch.cuda.nccl.{name})")
-    if not hasattr(C, "_nccl_version"):  # in a build without CUDA; asked for when a collective has failed
-        yield torch.cuda.nccl, "version", lambda: (2, 28, 9)
-
-
+@replaces(torch, "compile")
 def compile_(model=None, **options):
     """torch.compile, also as a decorator: the function as it is, which computes the same."""
     if model is None:
@@ -86,133 +62,40 @@ def compile_(model=None, **options):
     return model
 
 
-def dispatch_higher_order(self, key, /, *args, **kwargs):
+@after_import("torch._dynamo.eval_frame")
+def run_eagerly(module):
+    """Functions that were compiled before run as they are, too."""
+    yield module, "_stance", module.DynamoStance("force_eager")
+
+
+@replaces(HigherOrderOperator)
+def dispatch(original, self, key, /, *args, **kwargs):
     """Operators that take a function, as flex_attention does, are made by compiling it."""
     try:
-        return _dispatch_higher_order(self, key, *args, **kwargs)
+        return original(self, key, *args, **kwargs)
     except NotImplementedError as error:
         if "no rule registered" in str(error) and VirtualTensor.__name__ in str(error):
             raise not_compiled(self._name) from None
         raise
 
 
-def profile(self, *args, use_device=None, **kwargs):
+@replaces(torch.autograd.profiler.profile, "__init__")
+def profile(original, self, *args, use_device=None, **kwargs):
     """Under torch.profiler.profile: the host's part of it."""
     if use_device is not None:
         warnings.warn(
             "the profiler sees what the host does for virtual GPUs; what they do, and when, is in their timeline",
-            stacklevel=3,
+            stacklevel=4,
         )
-    _profile(self, *args, use_device=None, **kwargs)
+    original(self, *args, use_device=None, **kwargs)
 
 
-def dlpack(original):
-    """DLPack hands over raw pointers: for tensors on the CPU only."""
+patch(torch.profiler.profiler, {"supported_activities": lambda: {torch.profiler.ProfilerActivity.CPU}})
+patch(torch.backends.cudnn, {"is_acceptable": lambda tensor: False})
+# What PyTorch makes to see the shape of a result would start CUDA, as there are GPUs; none of them is CUDA's.
+patch(FakeTensorMode, {"avoid_device_init": property(lambda self: True)})
 
-    def hand_over(tensor, *args, **kwargs):
-        if isinstance(tensor, VirtualTensor):
-            raise no_addresses()
-        return original(tensor, *args, **kwargs)
-
-    return hand_over
-
-
-def cuda_names():
-    return {
-        "is_available": is_available,
-        "device_count": device_count,
-        "_initialized": True,
-        "_tls": types.SimpleNamespace(is_initializing=True),  # so that PyTorch's own Python doesn't look for a driver
-        "is_initialized": lambda: current().used and not current().forked,
-        "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
-        "_is_in_bad_fork": lambda: current().forked,
-        "_lazy_init": no_driver,
-        "_exchange_device": select,
-        "_maybe_exchange_device": select,
-        "_get_device_properties": get_properties,
-        "get_device_properties": get_device_properties,
-        "default_generators": Generators(),
-        "cudart": Runtime,
-        "_check_stray_context": lambda index: None,
-        "Stream": streams.Stream,
-        "Event": streams.CudaEvent,
-        "stream": streams.stream_context,
-        "current_stream": streams.current_stream,
-        "default_stream": streams.default_stream,
-        "set_stream": streams.set_stream,
-        "is_current_stream_capturing": lambda: False,
-    }
-
-
-def c_names():
-    # Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.
-    return {
-        "_cuda_getDevice": current_index,
-        "_cuda_setDevice": select,
-        "_cuda_exchangeDevice": select,
-        "_cuda_maybeExchangeDevice": select,
-        "_cuda_setStream": choose_stream,
-        "_cuda_sleep": sleep,
-        "_cuda_set_sync_debug_mode": lambda mode: setattr(current(), "sync_debug", mode),
-        "_cuda_get_sync_debug_mode": lambda: current().sync_debug,
-        "_cuda_synchronize": lambda: synchronize(current_index()),
-        "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
-        "_cuda_memoryStats": lambda index: ledger(index).stats(),
-        "_cuda_resetPeakMemoryStats": lambda index: ledger(index).reset_peak(),
-        "_cuda_resetAccumulatedMemoryStats": lambda index: ledger(index).reset_accumulated(),
-        "_cuda_emptyCache": empty_cache,
-        "_cuda_setMemoryFraction": set_memory_fraction,
-        "_cuda_getMemoryFraction": lambda index: ledger(index).fraction,
-        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_get_accelerator": lambda *args: torch.device("cuda"),
-        "_accelerator_getDeviceIndex": current_index,
-        "_accelerator_setDeviceIndex": select,
-        "_accelerator_exchangeDevice": select,
-        "_accelerator_maybeExchangeDevice": select,
-        "_accelerator_synchronizeDevice": synchronize,
-        "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_getDeviceStats": lambda index: ledger(index).stats(),
-        "_accelerator_resetPeakStats": lambda index: ledger(index).reset_peak(),
-        "_accelerator_resetAccumulatedStats": lambda index: ledger(index).reset_accumulated(),
-        "_accelerator_getMemoryInfo": memory_info,
-        "_accelerator_emptyCache": empty_cache,
-        "_accelerator_getStream": streams.current_stream,
-        "_accelerator_setStream": streams.set_stream,
-        "_group_tensors_by_device_and_dtype": group_tensors,
-    }
-
-
-def range_push(message):
-    """torch.cuda.nvtx.range_push: what follows is the phase `message` on the timeline."""
-    ranges = current().clock.host().ranges
-    ranges.append(message)
-    return len(ranges) - 1
-
-
-def range_pop():
-    ranges = current().clock.host().ranges
-    depth = len(ranges) - 1  # of the range that ends; NVTX, too, says something negative if there is none
-    del ranges[-1:]
-    return depth
-
-
-def choose_stream(stream_id, device_index, device_type):
-    """Under torch.cuda.set_stream."""
-    streams.set_stream(current().gpu(device_index).streams[stream_id])
-
-
-def sleep(cycles):
-    """torch.cuda._sleep: a kernel that does nothing for so many cycles of the GPU's clock."""
-    gpu = current().gpu(current_index())
-    gpu.clock.launch(gpu, "sleep", cycles / gpu.spec.frequency)
-
-
-def synchronize(index):
-    """The host waits for all streams of GPU `index`, and of no other."""
-    gpu = current().gpu(index)
-    for communicator in gpu.communicators:
-        communicator.synchronize()
-    gpu.clock.synchronize(gpu, [*gpu.streams, *gpu.communicators])
+# The GPUs and their properties
 
 
 def no_driver():
@@ -227,25 +110,22 @@ def no_driver():
     current().use()
 
 
+@replaces(torch.cuda)
 def is_available():
     """Asking starts CUDA, unless PYTORCH_NVML_BASED_CUDA_CHECK=1."""
     return bool(current().gpus if nvml_based_avail() else current().settle())
 
 
+@replaces(torch.cuda)
+@replaces(torch.cuda.random)
 def device_count():
     return len(current().gpus)
 
 
-def get_properties(index):
+@replaces(torch.cuda)
+def _get_device_properties(index):
     gpu = current().gpu(index)
     return properties_of(gpu.spec, index, gpu.number)
-
-
-def get_device_properties(device=None):
-    index = get_device_index(device, optional=True)
-    if index < 0 or index >= torch.cuda.device_count():
-        raise AssertionError("Invalid device id")
-    return get_properties(index)
 
 
 class Generators:
@@ -258,30 +138,149 @@ class Generators:
         return len(current().gpus)
 
 
-class Runtime:
-    """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
+patch(
+    torch.cuda,
+    {
+        "_initialized": True,
+        "_tls": types.SimpleNamespace(is_initializing=True),  # so that PyTorch's own Python doesn't look for a driver
+        "is_initialized": lambda: current().used and not current().forked,
+        "get_arch_list": lambda: ["sm_{}{}".format(*current().spec.capability)],
+        "_is_in_bad_fork": lambda: current().forked,
+        "_lazy_init": no_driver,
+        "_exchange_device": select,
+        "_maybe_exchange_device": select,
+        "default_generators": Generators(),
+        "_check_stray_context": lambda index: None,
+    },
+)
+# Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.
+patch(
+    C,
+    {
+        "_cuda_getDevice": current_index,
+        "_cuda_setDevice": select,
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
+        "_cuda_set_sync_debug_mode": lambda mode: setattr(current(), "sync_debug", mode),
+        "_cuda_get_sync_debug_mode": lambda: current().sync_debug,
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_get_accelerator": lambda *args: torch.device("cuda"),
+        "_accelerator_getDeviceIndex": current_index,
+        "_accelerator_setDeviceIndex": select,
+        "_accelerator_exchangeDevice": select,
+        "_accelerator_maybeExchangeDevice": select,
+    },
+)
 
-    def cudaMemGetInfo(self, index=None):
-        return memory_info(current_index() if index is None else index)
+# Streams
 
 
-def memory_info(index):
+@replaces(C)
+def _cuda_setStream(stream_id, device_index, device_type):
+    streams.set_stream(current().gpu(device_index).streams[stream_id])
+
+
+@replaces(C)
+def _cuda_sleep(cycles):
+    """A kernel that does nothing for so many cycles of the GPU's clock."""
+    gpu = current().gpu(current_index())
+    gpu.clock.launch(gpu, "sleep", cycles / gpu.spec.frequency)
+
+
+def synchronize(index):
+    """The host waits for all streams of GPU `index`, and of no other."""
+    gpu = current().gpu(index)
+    for communicator in gpu.communicators:
+        communicator.synchronize()
+    gpu.clock.synchronize(gpu, [*gpu.streams, *gpu.communicators])
+
+
+@replaces(torch.cuda.nvtx)
+def range_push(message):
+    """What follows is the phase `message` on the timeline."""
+    ranges = current().clock.host().ranges
+    ranges.append(message)
+    return len(ranges) - 1
+
+
+@replaces(torch.cuda.nvtx)
+def range_pop():
+    ranges = current().clock.host().ranges
+    depth = len(ranges) - 1  # of the range that ends; NVTX, too, says something negative if there is none
+    del ranges[-1:]
+    return depth
+
+
+patch(torch.cuda.nvtx, {"mark": lambda message: None})
+patch(torch, {"Stream": streams.AnyStream, "Event": streams.AnyEvent})
+patch(
+    torch.cuda,
+    {
+        "Stream": streams.Stream,
+        "Event": streams.CudaEvent,
+        "stream": streams.stream_context,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
+        "is_current_stream_capturing": lambda: False,
+    },
+)
+patch(
+    C,
+    {
+        "_cuda_synchronize": lambda: synchronize(current_index()),
+        "_accelerator_synchronizeDevice": synchronize,
+        "_accelerator_getStream": streams.current_stream,
+        "_accelerator_setStream": streams.set_stream,
+    },
+)
+
+# Memory
+
+
+def ledger(index):
+    return current().gpu(index).ledger
+
+
+@replaces(C)
+def _accelerator_getMemoryInfo(index):
     """Free bytes, and all."""
     held = ledger(index)
     return held.capacity - held.reserved, held.capacity
 
 
+@replaces(torch.cuda, "cudart")
+class Runtime:
+    """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
+
+    def cudaMemGetInfo(self, index=None):
+        return _accelerator_getMemoryInfo(current_index() if index is None else index)
+
+
+@replaces(C, "_cuda_emptyCache _accelerator_emptyCache")
 def empty_cache():
     for gpu in current().gpus:
         gpu.ledger.empty_cache()
 
 
-def set_memory_fraction(fraction, index):
+@replaces(C)
+def _cuda_setMemoryFraction(fraction, index):
     ledger(index).fraction = fraction
 
 
-def group_tensors(tensorlistlist, with_indices=False):
-    """Tensors by device and dtype, in order; C++ would find all of them on the CPU."""
+patch(C, {"_cuda_getMemoryFraction": lambda index: ledger(index).fraction})
+patch(C, {"_accelerator_isAllocatorInitialized": lambda: True})
+patch(C, dict.fromkeys(("_cuda_memoryStats", "_accelerator_getDeviceStats"), lambda index: ledger(index).stats()))
+for name in "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats".split():
+    patch(C, {name: lambda index: ledger(index).reset_peak()})
+for name in "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats".split():
+    patch(C, {name: lambda index: ledger(index).reset_accumulated()})
+
+# The optimizers' foreach kernels
+
+
+@replaces(C)
+def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
+    """In order; C++ would find all of them on the CPU."""
     groups = {}
     for i, first in enumerate(tensorlistlist[0]):
         lists, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in tensorlistlist], []))
@@ -302,5 +301,6 @@ def check_same_place(first, tensor):
         )
 
 
-_profile = torch.autograd.profiler.profile.__init__
-_dispatch_higher_order = HigherOrderOperator.dispatch
+for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+    types_of_tensors = [*sys.modules[name]._foreach_supported_types, VirtualTensor]
+    patch(sys.modules[name], {"_foreach_supported_types": types_of_tensors})

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from virtual_gpus import compat
-from virtual_gpus.compat import C, broadcast_coalesced, c10d, register_comm_hook, verify_params_across_processes
-from virtual_gpus.compat import collect_all as _collect_all
+from virtual_gpus.compat import C, c10d, register_comm_hook
 from virtual_gpus.patches import older
+from virtual_gpus.patches.patch import PATCHES, patch, replaces
 from virtual_gpus.ranks import collectives  # noqa: F401  (the operations of c10d find their way to it)
 from virtual_gpus.ranks.functional import allocations_beside
 from virtual_gpus.ranks.futures import Future
@@ -25,47 +25,7 @@ from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
-_barrier, _start, _end = ProcessGroup.barrier, ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
-_init, _rendezvous = dist.init_process_group, distributed_c10d.rendezvous
-_Reducer, _destroy = dist.Reducer, dist.destroy_process_group
-
 LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield distributed_c10d, "rendezvous", rendezvous
-    for owner in (dist, distributed_c10d):
-        yield owner, "is_nccl_available", lambda: True
-        yield owner, "init_process_group", init_process_group
-        yield owner, "destroy_process_group", destroy_process_group
-    if compat.HAS_PLUGINS and not hasattr(
-        distributed_c10d, "ProcessGroupNCCL"
-    ):  # without CUDA, and PyTorch asks for it
-        yield distributed_c10d, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {})
-    yield ProcessGroup, "barrier", host_barrier
-    yield ProcessGroup, "split_group", split_group
-    yield ProcessGroup, "_start_coalescing", start_coalescing
-    yield ProcessGroup, "_end_coalescing", end_coalescing
-    yield C, "_collect_all", collect_all
-    yield c10d.FakeProcessGroup, "perform_nocolor_split", lambda self, device: None  # who is not in a new group
-    yield dist, "Reducer", Reducer
-    yield dist, "_register_builtin_comm_hook", register_builtin_hook
-    yield dist, "_verify_params_across_processes", verify
-    yield dist, "_broadcast_coalesced", broadcast_in_cpp
-    yield from older.patches(create, create_gloo)
-
-
-def register_backends(stack):
-    """Set what PyTorch asks for a backend; others that a program registers meanwhile stay."""
-    nccl, gloo = (Backend._BackendPlugin(made, extended_api=True) for made in (create, create_gloo))
-    plugins = dict.fromkeys(("NCCL", "NCCL2", "NCCL-LEGACY", "NCCL-LAZY"), nccl) | {"GLOO": gloo}
-    for name, plugin in plugins.items():
-        if name in Backend._plugins:
-            stack.callback(Backend._plugins.__setitem__, name, Backend._plugins[name])
-        else:
-            stack.callback(Backend._plugins.pop, name)
-        Backend._plugins[name] = plugin
 
 
 def create(options, backend_options):
@@ -93,29 +53,45 @@ def create_gloo(options, backend_options):
     return compat.create_gloo(options, backend_options)
 
 
-def rendezvous(url, rank=-1, world_size=-1, **options):
+nccl, gloo = (Backend._BackendPlugin(function, extended_api=True) for function in (create, create_gloo))
+patch(Backend._plugins, {"NCCL": nccl, "NCCL2": nccl, "NCCL-LEGACY": nccl, "NCCL-LAZY": nccl, "GLOO": gloo})
+for owner in (dist, distributed_c10d):
+    patch(owner, {"is_nccl_available": lambda: True})
+if compat.HAS_PLUGINS and not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # without CUDA, and PyTorch asks for it
+    patch(distributed_c10d, {"ProcessGroupNCCL": type("ProcessGroupNCCL", (), {})})
+# What who is not in a new group calls.
+patch(c10d.FakeProcessGroup, {"perform_nocolor_split": lambda self, device: None})
+PATCHES.extend(older.patches(create, create_gloo))
+
+
+@replaces(distributed_c10d)
+def rendezvous(original, url, rank=-1, world_size=-1, **options):
     """Under init_process_group. The ranks of a dry run find each other in this process, whatever the `url`."""
     if current().rendezvous is None:
-        return _rendezvous(url, rank, world_size, **options)
+        return original(url, rank, world_size, **options)
     known = os.environ["RANK"] if rank < 0 else rank, os.environ["WORLD_SIZE"] if world_size < 0 else world_size
     return iter([(current().rendezvous.store, *map(int, known))])
 
 
-def init_process_group(*args, **kwargs):
-    """torch.distributed's. In a dry run there is one already, for programs that need it: this one takes its place."""
+@replaces(dist)
+@replaces(distributed_c10d)
+def init_process_group(original, *args, **kwargs):
+    """In a dry run there is one already, for programs that need it: this one takes its place."""
     groups = {} if current().rendezvous is None else current().rendezvous.default_groups
     if dist.is_initialized() and groups.pop(current().rank, None) is not None:
-        destroy_process_group()
-    _init(*args, **kwargs)
+        dist.destroy_process_group()
+    original(*args, **kwargs)
 
 
-def destroy_process_group(group=None):
-    """torch.distributed's. What was begun is done first, as NCCL does it."""
+@replaces(dist)
+@replaces(distributed_c10d)
+def destroy_process_group(original, group=None):
+    """What was begun is done first, as NCCL does it."""
     name = None if group is None or group == dist.GroupMember.WORLD else group.group_name
     for ended in list(GROUPS) if name is None else [name]:
         if ended in GROUPS:
             GROUPS.pop(ended).close()
-    _destroy(group)
+    original(group)
 
 
 @atexit.register
@@ -131,14 +107,15 @@ def nccl_group(group):
     return None if isinstance(made, GlooGroup) else made
 
 
-def host_barrier(self, opts=None, **options):
-    """ProcessGroup.barrier: with NCCL an operation of all GPUs, and the host waits for it."""
+@replaces(ProcessGroup)
+def barrier(original, self, opts=None, **options):
+    """With NCCL an operation of all GPUs, and the host waits for it."""
     opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
     if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
         rendezvous.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
     if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
-        return _barrier(self, opts, **options)
+        return original(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()
     flag = torch.zeros(1, device=torch.device("cuda", index))
     work = torch.ops.c10d.barrier(flag, self.boxed(), [index])
@@ -149,8 +126,9 @@ def host_barrier(self, opts=None, **options):
     return work
 
 
+@replaces(ProcessGroup)
 def split_group(self, new_ranks, timeout=None, **options):
-    """ProcessGroup.split_group, under torch.distributed's: `new_ranks` are numbers in this group."""
+    """Under torch.distributed's: `new_ranks` are numbers in this group."""
     made, whole = older.split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
         members = whole.members.subset(list(new_ranks)).under(made.group_name)
@@ -159,30 +137,34 @@ def split_group(self, new_ranks, timeout=None, **options):
     return made
 
 
-def start_coalescing(self, device):
+@replaces(ProcessGroup)
+def _start_coalescing(original, self, device):
     if nccl_group(self) is None:
-        return _start(self, device)
+        return original(self, device)
     nccl_group(self).coalesced = []
 
 
-def end_coalescing(self, device):
+@replaces(ProcessGroup)
+def _end_coalescing(original, self, device):
     """One work for all that the block was given."""
     group = nccl_group(self)
     if group is None:
-        return _end(self, device)
+        return original(self, device)
     works, group.coalesced = group.coalesced, None
     return Works(works)
 
 
-def collect_all(futures):
+@replaces(C)
+def _collect_all(original, futures):
     """Under torch.futures.collect_all and wait_all: C++ would take NCCL's for done, as they are complete at once."""
     for future in futures:
         if isinstance(future, Future):
             future.source.wait()
-    return _collect_all(futures)
+    return original(futures)
 
 
-def register_builtin_hook(reducer, kind):
+@replaces(dist)
+def _register_builtin_comm_hook(reducer, kind):
     """The hooks that DistributedDataParallel has in C++: the same in Python."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # only here, because it takes its time
 
@@ -207,7 +189,8 @@ class Works(c10d.Work):
         return all([work.is_completed() for work in self.works])
 
 
-class Reducer(_Reducer):
+@replaces(dist)
+class Reducer(dist.Reducer):
     """What DistributedDataParallel leaves to C++: its buckets lie on the GPU."""
 
     def __init__(self, parameters, *args, **kwargs):
@@ -243,14 +226,16 @@ class Reducer(_Reducer):
         super()._set_forward_pass_work_handle(work, *args)
 
 
-def broadcast_in_cpp(*args):
+@replaces(dist)
+def _broadcast_coalesced(original, *args):
     with current().clock.in_cpp():
-        return broadcast_coalesced(*args)
+        return original(*args)
 
 
-def verify(group, tensors, *args):
+@replaces(dist)
+def _verify_params_across_processes(original, group, tensors, *args):
     """Whether all ranks have the same parameters; in a dry run there is one rank."""
     if any(inner_of(tensor).is_meta for tensor in tensors):
         return None
     with allocations_beside(tensors):
-        return verify_params_across_processes(group, tensors, *args)
+        return original(group, tensors, *args)

@@ -1,4 +1,7 @@
-"""DTensor: a tensor whose parts lie on the GPUs of many processes. To this one it is where its own part is."""
+"""DTensor, whose parts lie on the GPUs of many processes, and AsyncCollectiveTensor, of functional collectives.
+
+To this process they are where the tensor is that it has in them.
+"""
 
 import contextlib
 import sys
@@ -6,28 +9,58 @@ import sys
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import make_wrapper_subclass
 from virtual_gpus.ops.attention import EFFICIENT, MATH, backend, dispatched
 from virtual_gpus.ops.table import Base
 from virtual_gpus.patches.factories import WRAPPERS
-from virtual_gpus.patches.functions import SHARED_OUT
-from virtual_gpus.patches.methods import Method
+from virtual_gpus.patches.functions import SHARDED_ATTENTION
+from virtual_gpus.patches.patch import Method, after_import
 from virtual_gpus.state import current, current_index
+from virtual_gpus.tensors.tensor import VirtualTensor
 
-MODULE = "torch.distributed.tensor"  # imported by the programs that need it: it takes its time
+MODULE = "torch.distributed.tensor"
 
 
-def patches(module):
-    """(owner, name, replacement), for patches.install, as soon as the module has been imported."""
-    DTensor = module.DTensor
+def patches_of_wrapper(cls, inner):
+    """Patches for a class whose tensors have another one as their attribute `inner`."""
     for name in ("device", "is_cuda", "is_cpu"):
-        yield DTensor, name, property(lambda self, name=name: getattr(self._local_tensor, name))
-    yield DTensor, "get_device", lambda self: self._local_tensor.get_device()
+        yield cls, name, property(lambda self, name=name: getattr(getattr(self, inner), name))
+    yield cls, "get_device", lambda self: getattr(self, inner).get_device()
+
+
+@after_import(MODULE)
+def patch_dtensor(module):
+    DTensor, tracker = module.DTensor, module._random.OffsetBasedRNGTracker
+    yield from patches_of_wrapper(DTensor, "_local_tensor")
     yield DTensor, "item", item
     for name, value in vars(Tensor).items():
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
-    WRAPPERS[DTensor], SHARED_OUT[DTensor] = make_of_parts, attention_of_parts
-    yield module._random, "OffsetBasedRNGTracker", tracker(module._random.OffsetBasedRNGTracker)
+    yield tracker, "_distribute_region", distribute_region
+    WRAPPERS[DTensor], SHARDED_ATTENTION[DTensor] = make_of_parts, attention_of_parts
+
+
+@after_import("torch.distributed._functional_collectives")
+def patch_functional_collectives(module):
+    def new(original, cls, elem):
+        """To C++, too, it is where what is inside seems to be."""
+        if not isinstance(elem, VirtualTensor):
+            return original(cls, elem)
+        sizes = {"strides": elem.stride(), "storage_offset": elem.storage_offset(), "dtype": elem.dtype}
+        made = make_wrapper_subclass(cls, elem.shape, **sizes, requires_grad=elem.requires_grad)
+        made.elem, made.completed = elem, False
+        return made
+
+    AsyncCollectiveTensor = module.AsyncCollectiveTensor
+    yield AsyncCollectiveTensor, "__new__", new
+    yield from patches_of_wrapper(AsyncCollectiveTensor, "elem")
+    yield AsyncCollectiveTensor, "item", lambda self: self.trigger_wait().item()  # in a dry run, one that is unknown
+    for name in ("to", "cuda", "cpu"):  # of one that has been waited for
+        yield (
+            AsyncCollectiveTensor,
+            name,
+            lambda self, *args, name=name, **kwargs: getattr(self.clone(), name)(*args, **kwargs),
+        )
 
 
 def item(self):
@@ -61,27 +94,22 @@ def attention_of_parts(query, key, value, mask, is_causal, scale):
     return dispatched(EFFICIENT if kind == MATH else kind, query, key, value, mask, 0.0, is_causal, scale)
 
 
-def tracker(original):
-    """PyTorch's tracker of random numbers, for generators whose state is not one of Philox, with an offset to set."""
-
-    class Tracker(original):
-        @contextlib.contextmanager
-        def _distribute_region(self, spec, generator=None):
-            """Inside, ranks with the same part of a DTensor draw the same numbers, and others draw others. Afterwards
-            the generators of all are where they would be had each drawn one number."""
-            if not self.distribute_region_enabled:
-                yield
-                return
-            generator = generator or current().gpu(current_index()).generator
-            seed = int(Base.random_(Tensor(1).long(), generator=generator))
-            after = generator.get_state()
-            generator.manual_seed((seed + hash(part_of(spec))) % 2**63)
-            try:
-                yield
-            finally:
-                generator.set_state(after)
-
-    return Tracker
+@contextlib.contextmanager
+def distribute_region(self, spec, generator=None):
+    """For generators whose state is not one of Philox, with an offset to set: inside, ranks with the same part of a
+    DTensor draw the same numbers, and others draw others. Afterwards the generators of all are where they would be had
+    each drawn one number."""
+    if not self.distribute_region_enabled:
+        yield
+        return
+    generator = generator or current().gpu(current_index()).generator
+    seed = int(Base.random_(Tensor(1).long(), generator=generator))
+    after = generator.get_state()
+    generator.manual_seed((seed + hash(part_of(spec))) % 2**63)
+    try:
+        yield
+    finally:
+        generator.set_state(after)
 
 
 def part_of(spec):

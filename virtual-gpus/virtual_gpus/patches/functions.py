@@ -3,7 +3,6 @@
 It would make others there, or complain in the name of a kernel that runs on the CPU.
 """
 
-import functools
 import warnings
 from math import inf
 
@@ -11,160 +10,106 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from virtual_gpus.compat import (
-    VF,
-    AutoDispatchBelowAutograd,
-    C_nn,
-    ExcludeDispatchKeyGuard,
-    nested_tensor_from_mask_left_aligned,
-)
-from virtual_gpus.compat import pack_padded_sequence as _pack_padded_sequence
-from virtual_gpus.compat import pad_packed_sequence as _pad_packed_sequence
-from virtual_gpus.compat import pad_sequence as _pad_sequence
+from virtual_gpus.compat import VF, AutoDispatchBelowAutograd, C_nn, ExcludeDispatchKeyGuard
 from virtual_gpus.errors import check_lengths, check_query, check_recurrent
 from virtual_gpus.ops import attention as kernels
 from virtual_gpus.ops.normalization import fused_rms_norm, fused_rms_norm_backward
 from virtual_gpus.patches.autocast import KEYS as AUTOCAST
-from virtual_gpus.patches.autocast import cast
+from virtual_gpus.patches.autocast import cast, cast_all
+from virtual_gpus.patches.patch import replaces
 from virtual_gpus.tensors.tensor import DisableTorchDispatch, VirtualTensor, inner_of, wrap
 
-# The originals, taken before anything is patched.
-_dropout, _attention, _ctc_loss = F.dropout, F.scaled_dot_product_attention, torch.ctc_loss
-_rms_norm, aten = torch.rms_norm, torch.ops.aten
+aten = torch.ops.aten
 SCATTERED = (  # cuDNN copies such weights together at each call
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
     "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."
 )
-SHARED_OUT = {}  # {class of tensors that are shared out among processes: their attention}
+SHARDED_ATTENTION = {}  # {class of tensors whose parts are on the GPUs of many processes: their attention}
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield F, "dropout", dropout
-    yield F, "scaled_dot_product_attention", attention
-    yield torch, "rms_norm", rms_norm
-    yield VF, "_pack_padded_sequence", pack_padded_sequence
-    yield VF, "_pad_packed_sequence", pad_packed_sequence
-    yield C_nn, "pad_sequence", pad_sequence
-    yield torch, "_nested_tensor_from_mask_left_aligned", left_aligned
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        yield VF, name, recurrent(getattr(VF, name))
-    for name in ("lstm_cell", "gru_cell"):  # their weights are lowered, and kept, by autocast itself
-        yield VF, name, lowered(getattr(VF, name), 2)
-    yield torch, "ctc_loss", ctc_loss
-    for owner, name in ((F, "one_hot"), (torch, "vander"), (torch.linalg, "matrix_rank")):
-        yield owner, name, of_inner(getattr(owner, name))
-    for owner in (torch, Tensor):
-        for name in ("quantile", "nanquantile"):
-            yield owner, name, quantile(getattr(owner, name))
-        yield owner, "tensor_split", tensor_split(owner.tensor_split)
+@replaces(F, "one_hot")
+@replaces(torch, "vander")
+@replaces(torch.linalg, "matrix_rank")
+def on_inner(original, x, *args, **kwargs):
+    """Functions whose result has no gradient, or none that PyTorch could compute: called on the inner tensors."""
+    if not isinstance(x, VirtualTensor):
+        return original(x, *args, **kwargs)
+    inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
+    with DisableTorchDispatch():
+        return wrap(x.gpu.run(original, *inner), x.gpu)
 
 
-def of_inner(original):
-    """`original`, called on the inner tensors: its result has no gradient, or none that PyTorch could compute."""
-
-    @functools.wraps(original)
-    def call(x, *args, **kwargs):
-        if not isinstance(x, VirtualTensor):
-            return original(x, *args, **kwargs)
-        inner = [inner_of(a) for a in (x, *args)], {k: inner_of(v) for k, v in kwargs.items()}
-        with DisableTorchDispatch():
-            return wrap(x.gpu.run(original, *inner), x.gpu)
-
-    return call
+@replaces(VF, "lstm gru rnn_tanh rnn_relu")
+def recurrent(original, input, *args):
+    """Called as the modules call them: (input, hidden, weights, whether there are biases, …), for packed sequences
+    (input, lengths, hidden, weights, …)."""
+    hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
+    check_recurrent(input, hidden, weights)
+    if isinstance(input, VirtualTensor) and not all(isinstance(w, nn.Parameter) for w in weights):
+        warnings.warn(SCATTERED, stacklevel=3)  # those of a replica, or computed anew; parameters lie together
+    return original(*cast_all((input, *args)))
 
 
-def recurrent(original):
-    """torch._VF.lstm and its like, called as the modules call them: (input, hidden, weights, whether there are biases,
-    …), for packed sequences (input, lengths, hidden, weights, …)."""
-    lower = lowered(original)
-
-    @functools.wraps(original)
-    def call(input, *args):
-        hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
-        check_recurrent(input, hidden, weights)
-        if isinstance(input, VirtualTensor) and not all(isinstance(w, nn.Parameter) for w in weights):
-            warnings.warn(SCATTERED, stacklevel=2)  # those of a replica, or computed anew; parameters lie together
-        return lower(input, *args)
-
-    return call
+@replaces(VF, "lstm_cell gru_cell")
+def cell(original, input, hidden, *weights):
+    return original(*cast_all((input, hidden)), *weights)  # autocast itself lowers, and keeps, the weights
 
 
-def lowered(original, first=None):
-    """`original` with half-precision arguments, or the `first` of them, where CUDA's autocast is on."""
-
-    @functools.wraps(original)
-    def call(*args):
-        if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            lower = [
-                type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype)
-                for a in args[:first]
-            ]
-            args = *lower, *args[len(lower) :]
-        return original(*args)
-
-    return call
+@replaces(torch, "quantile nanquantile")
+@replaces(Tensor, "quantile nanquantile")
+def quantile(original, x, q, *args, **kwargs):
+    """The number `q` becomes a tensor here, and not in C++."""
+    if isinstance(x, VirtualTensor) and not isinstance(q, Tensor):
+        q = x.new_full((), q)
+    return original(x, q, *args, **kwargs)
 
 
-def quantile(original):
-    """torch.quantile and its like: the number `q` becomes a tensor here, and not in C++."""
-
-    @functools.wraps(original)
-    def call(x, q, *args, **kwargs):
-        if isinstance(x, VirtualTensor) and not isinstance(q, Tensor):
-            q = x.new_full((), q)
-        return original(x, q, *args, **kwargs)
-
-    return call
+@replaces(torch)
+@replaces(Tensor)
+def tensor_split(original, x, where=None, *args, **kwargs):
+    """Where to split has to be known on the CPU. (native/TensorShape.cpp)"""
+    where = kwargs.pop("tensor_indices_or_sections", where)
+    if isinstance(where, VirtualTensor):
+        raise RuntimeError(f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}")
+    return original(x, *(() if where is None else (where,)), *args, **kwargs)
 
 
-def tensor_split(original):
-    """torch.tensor_split: where to split has to be known on the CPU. (native/TensorShape.cpp)"""
-
-    @functools.wraps(original)
-    def call(x, where=None, *args, **kwargs):
-        where = kwargs.pop("tensor_indices_or_sections", where)
-        if isinstance(where, VirtualTensor):
-            raise RuntimeError(
-                f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}"
-            )
-        return original(x, *(() if where is None else (where,)), *args, **kwargs)
-
-    return call
-
-
-def ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
-    """torch.ctc_loss: the lengths may be numbers, or lie anywhere, as the targets may."""
+@replaces(torch)
+def ctc_loss(original, log_probs, targets, input_lengths, target_lengths, *args, **kwargs):
+    """The lengths may be numbers, or lie anywhere, as the targets may."""
     device = log_probs.device
     targets = targets.to(device)
     if isinstance(log_probs, VirtualTensor):
         input_lengths, target_lengths = (torch.as_tensor(n, device=device) for n in (input_lengths, target_lengths))
-    return _ctc_loss(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
+    return original(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
 
 
-def dropout(input, p=0.5, training=True, inplace=False):
+@replaces(F)
+def dropout(original, input, p=0.5, training=True, inplace=False):
     """As CUDA does it: the mask that is kept for backward takes one byte an element, not four."""
     if isinstance(input, VirtualTensor) and training and 0 < p < 1 and not inplace:
         return torch.native_dropout(input, p, training)[0]
-    return _dropout(input, p, training, inplace)
+    return original(input, p, training, inplace)
 
 
-def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """F.scaled_dot_product_attention, by the kernel that CUDA would choose (see `virtual_gpus.ops.attention`)."""
+@replaces(F)
+def scaled_dot_product_attention(
+    original, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """By the kernel that CUDA would choose (see `virtual_gpus.ops.attention`)."""
     check_query(query, key, value)
-    if type(query) in SHARED_OUT and not dropout_p and not enable_gqa:
-        return SHARED_OUT[type(query)](query, key, value, attn_mask, is_causal, scale)
+    if type(query) in SHARDED_ATTENTION and not dropout_p and not enable_gqa:
+        return SHARDED_ATTENTION[type(query)](query, key, value, attn_mask, is_causal, scale)
     options = {"scale": scale, "enable_gqa": enable_gqa}
     if not isinstance(query, VirtualTensor):
-        return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value, attn_mask = (cast(t, dtype) for t in (query, key, value, attn_mask))
     with ExcludeDispatchKeyGuard(AUTOCAST):
         fits = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
         if not fits or (attn_mask is not None and is_causal):
-            return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+            return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -184,15 +129,16 @@ def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
     return math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=gqa)[0]
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """torch.rms_norm, under F.rms_norm: one kernel unless the types differ, where CUDA's is made of others, too."""
+@replaces(torch)
+def rms_norm(original, input, normalized_shape, weight=None, eps=None):
+    """Under F.rms_norm: one kernel unless the types differ, where CUDA's is made of others, too."""
     if torch.is_autocast_enabled("cuda"):
         input, weight = cast(input, torch.float32), cast(weight, torch.float32)
     alike = weight is None or weight.dtype == input.dtype
     virtual = any(isinstance(t, VirtualTensor) for t in (input, weight))
     if virtual and alike and input.numel() and input.is_floating_point():
         return RMSNorm.apply(input, list(normalized_shape), weight, eps)
-    return _rms_norm(input, normalized_shape, weight, eps)
+    return original(input, normalized_shape, weight, eps)
 
 
 class RMSNorm(torch.autograd.Function):
@@ -217,16 +163,18 @@ class RMSNorm(torch.autograd.Function):
         return of_x, None, of_weight, None
 
 
-def pack_padded_sequence(input, lengths, batch_first):
+@replaces(VF)
+def _pack_padded_sequence(original, input, lengths, batch_first):
     """Under nn.utils.rnn.pack_padded_sequence; C++ would take lengths on a GPU for lengths on the CPU."""
     check_lengths(lengths)
-    return _pack_padded_sequence(input, lengths, batch_first)
+    return original(input, lengths, batch_first)
 
 
-def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
+@replaces(C_nn)
+def pad_sequence(original, sequences, batch_first=False, padding_value=0.0, padding_side="right"):
     """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
     if not any(isinstance(s, VirtualTensor) for s in sequences):
-        return _pad_sequence(sequences, batch_first, padding_value, padding_side)
+        return original(sequences, batch_first, padding_value, padding_side)
     sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
     longest = max(len(s) for s in sequences)
 
@@ -237,15 +185,17 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
     return torch.stack([padded(s) for s in sequences], dim=0 if batch_first else 1)
 
 
-def left_aligned(t, mask):
+@replaces(torch)
+def _nested_tensor_from_mask_left_aligned(original, t, mask):
     """No: then nn.TransformerEncoder does without nested tensors, which virtual GPUs can't hold."""
-    return not isinstance(t, VirtualTensor) and nested_tensor_from_mask_left_aligned(t, mask)
+    return not isinstance(t, VirtualTensor) and original(t, mask)
 
 
-def pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length):
+@replaces(VF)
+def _pad_packed_sequence(original, data, batch_sizes, batch_first, padding_value, total_length):
     """Under nn.utils.rnn.pad_packed_sequence; C++ would make the padded tensor on the CPU."""
     if not isinstance(data, VirtualTensor):
-        return _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length)
+        return original(data, batch_sizes, batch_first, padding_value, total_length)
     rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
     padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
     for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):

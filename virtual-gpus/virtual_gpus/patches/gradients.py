@@ -12,21 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
-from virtual_gpus.compat import engine_run_backward, is_legacy_batchedtensor
+from virtual_gpus.compat import is_legacy_batchedtensor
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import gradient_on
-
-# The originals, taken before anything is patched.
-_register_hook = Tensor.register_hook
-_apply, _apply_backward = vars(Function)["apply"], BackwardCFunction.apply
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield torch.autograd, "_engine_run_backward", start_backward
-    yield Function, "apply", classmethod(apply)
-    yield BackwardCFunction, "apply", apply_backward
-    yield Tensor, "register_hook", register_hook
 
 
 def its_gpu(value):
@@ -51,12 +40,13 @@ def on_device(grad, device, index, who=""):
     return grad.to(device)
 
 
-def start_backward(outputs, grads, *args, **kwargs):
+@replaces(torch.autograd)
+def _engine_run_backward(original, outputs, grads, *args, **kwargs):
     """Autograd's engine, under Tensor.backward and torch.autograd.grad, with a thread for each GPU on the clock."""
     grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
     with current().clock.backward():
         try:
-            found = engine_run_backward(outputs, grads, *args, **kwargs)
+            found = original(outputs, grads, *args, **kwargs)
         except RuntimeError as error:
             if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, outputs)):
                 error.args = (str(error).replace("[torch.", "[torch.cuda."),)
@@ -80,12 +70,17 @@ def apply(cls, *args, **kwargs):
     return out
 
 
-def apply_backward(ctx, *grads):
+_apply = vars(Function)["apply"]
+patch(Function, {"apply": classmethod(apply)})
+
+
+@replaces(BackwardCFunction, "apply")
+def apply_backward(original, ctx, *grads):
     """The backward pass of a torch.autograd.Function."""
     if not hasattr(ctx, "ends"):
-        return _apply_backward(ctx, *grads)
+        return original(ctx, *grads)
     devices, gpus = ctx.ends
-    made = _apply_backward(ctx, *map(gradient_on, grads, gpus))
+    made = original(ctx, *map(gradient_on, grads, gpus))
     made = made if isinstance(made, tuple) else (made,)
     who = f"Function {type(ctx).__name__} returned an "
     found, index = [], 0
@@ -95,12 +90,9 @@ def apply_backward(ctx, *grads):
     return (*found, *made[len(devices) :])
 
 
-def register_hook(self, hook):
-    """Tensor.register_hook."""
-    tensor, gpu = (
-        weakref.ref(self),
-        its_gpu(self),
-    )  # a tensor may have moved, or be gone, when its gradient comes
+@replaces(Tensor)
+def register_hook(original, self, hook):
+    tensor, gpu = weakref.ref(self), its_gpu(self)  # it may have moved, or be gone, when its gradient comes
 
     @functools.wraps(hook)
     def checking(grad):
@@ -111,4 +103,4 @@ def register_hook(self, hook):
             raise RuntimeError(f"hook '{name}' has changed the type of value (was {grad.type()} got {new.type()})")
         return grad if new is None else new
 
-    return _register_hook(self, checking)
+    return original(self, checking)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import C
-from virtual_gpus.compat import set_default_tensor_type as _set_default_tensor_type
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 
 LEGACY = "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()
@@ -42,19 +42,16 @@ def legacy_type(module, name):
     return LegacyType(name, (), names)
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    for module in (torch, torch.cuda):
-        for name in LEGACY:
-            yield module, f"{name}Tensor", legacy_type(module, f"{name}Tensor")
-    yield C, "_set_default_tensor_type", set_default_tensor_type
+for module in (torch, torch.cuda):
+    patch(module, {f"{name}Tensor": legacy_type(module, f"{name}Tensor") for name in LEGACY})
 
 
-def set_default_tensor_type(kind):
+@replaces(C)
+def _set_default_tensor_type(original, kind):
     """Under torch.set_default_tensor_type."""
-    if isinstance(kind, LegacyType) and kind.is_cuda:
+    on_gpu = isinstance(kind, LegacyType) and kind.is_cuda
+    if on_gpu:
         torch.set_default_dtype(kind.dtype)
-        current().default_device = "cuda"
     else:
-        _set_default_tensor_type(getattr(kind, "on_the_cpu", kind))
-        current().default_device = None
+        original(getattr(kind, "on_the_cpu", kind))
+    current().default_device = "cuda" if on_gpu else None

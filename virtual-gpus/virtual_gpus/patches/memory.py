@@ -2,6 +2,7 @@
 
 from virtual_gpus.compat import C
 from virtual_gpus.memory import history
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 
 REFUSED = {
@@ -10,21 +11,6 @@ REFUSED = {
     "_cuda_setMemoryMetadata": "metadata of memory",
     "_cuda_attach_out_of_memory_observer": "an observer of out-of-memory errors",
 }
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    for name, what in REFUSED.items():
-        yield C, name, refusing(what)
-    for name, value in (
-        ("_cuda_memorySnapshot", memory_snapshot),
-        ("_cuda_record_memory_history", record_memory_history),
-        ("_cuda_record_memory_history_legacy", record_memory_history_legacy),
-        ("_cuda_isHistoryEnabled", lambda: any(ledger.history for ledger in current().ledgers)),
-        ("_cuda_memoryMetadataSupported", lambda: False),
-        ("_cuda_getMemoryMetadata", lambda: ""),
-    ):
-        yield C, name, value
 
 
 def refusing(what):
@@ -41,7 +27,18 @@ def not_imitated(what):
     )
 
 
-def memory_snapshot(pool=None):
+for name, what in REFUSED.items():
+    patch(C, {name: refusing(what)})
+patch(C, {"_cuda_memoryMetadataSupported": lambda: False, "_cuda_getMemoryMetadata": lambda: ""})
+
+
+@replaces(C)
+def _cuda_isHistoryEnabled():
+    return any(ledger.history for ledger in current().ledgers)
+
+
+@replaces(C)
+def _cuda_memorySnapshot(pool=None):
     """Under torch.cuda.memory_snapshot. `pool`: (0, 0), perhaps with whether to include traces; None: with them."""
     first, second, traces = (*(pool or (0, 0)), True)[:3]
     if (first, second) != (0, 0):
@@ -49,6 +46,7 @@ def memory_snapshot(pool=None):
     return history.snapshot(current().ledgers, traces)
 
 
+@replaces(C, "_cuda_record_memory_history")
 def record_memory_history(
     enabled,
     context,
@@ -75,7 +73,8 @@ def record_memory_history(
         history.record(current().gpus, settings if enabled else None, clear_history)
 
 
-def record_memory_history_legacy(enabled, context, max_entries, trace_context, cpp_context=False, *more):
+@replaces(C)
+def _cuda_record_memory_history_legacy(enabled, context, max_entries, trace_context, cpp_context=False, *more):
     """The same for calls as they were before 2023, with enabled=True or False."""
     level = "alloc" if trace_context else "state" if context else None
     record_memory_history("all" if enabled else None, level, "python", max_entries, *more)

@@ -1,4 +1,4 @@
-"""What nn.Module does differently with parameters on a virtual GPU."""
+"""Modules with parameters on a virtual GPU, and the class of a tensor there."""
 
 import threading
 
@@ -6,28 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from virtual_gpus.compat import module_apply
+from virtual_gpus.compat import DisableTorchFunctionSubclass
+from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import find
 from virtual_gpus.tensors.copies import transfer
 from virtual_gpus.tensors.identity import move_in_place, swap_impl
-from virtual_gpus.tensors.tensor import Base, VirtualTensor, set_data
+from virtual_gpus.tensors.subclasses import virtual_class
+from virtual_gpus.tensors.tensor import Base, VirtualTensor, cpu_class, set_data
 
-# The originals, taken before anything is patched.
-_swap_tensors = torch.utils.swap_tensors
-_swaps_parameters = torch.__future__.get_swap_module_params_on_conversion
-_materialize = UninitializedTensorMixin.materialize
-
-_moving = threading.local()
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield Tensor, "data", property(Base.data.__get__, assign_data)
-    yield UninitializedTensorMixin, "materialize", materialize
-    yield UninitializedTensorMixin, "device", property(device_of_lazy)
-    yield torch.nn.Module, "_apply", apply_to_module
-    yield torch.__future__, "get_swap_module_params_on_conversion", swaps_parameters
-    yield torch.utils, "swap_tensors", swap_tensors
+_moving = threading.local()  # .swap: whether the module that this thread is moving has its parameters swapped
 
 
 def assign_data(self, value):
@@ -43,37 +30,75 @@ def device_of_lazy(self):
     return vars(self).get("device_to_be") or Base.device.__get__(self)
 
 
-def materialize(self, shape, device=None, dtype=None):
+patch(Tensor, {"data": property(Base.data.__get__, assign_data)})
+patch(UninitializedTensorMixin, {"device": property(device_of_lazy)})
+
+
+@replaces(UninitializedTensorMixin)
+def materialize(original, self, shape, device=None, dtype=None):
     device = device or vars(self).pop("device_to_be", None)
     gpu = find(device)
-    _materialize(self, shape, device if gpu is None else "cpu", dtype)
+    original(self, shape, device if gpu is None else "cpu", dtype)
     if gpu is not None:
         set_data(self, transfer(self.detach(), gpu))
 
 
-def apply_to_module(self, fn, recurse=True):
+@replaces(torch.nn.Module)
+def _apply(original, self, fn, recurse=True):
     """module.to(…): parameters are swapped in place, so that they keep their identity; lazy ones can't be yet."""
     before = getattr(_moving, "swap", None)
     _moving.swap = not any(isinstance(p, UninitializedTensorMixin) for p in self._parameters.values())
     try:
-        return module_apply(self, fn, recurse)
+        return original(self, fn, recurse)
     finally:
         _moving.swap = before
 
 
-def swaps_parameters():
-    """torch.__future__.get_swap_module_params_on_conversion: in a thread that is moving a module, what that needs."""
+@replaces(torch.__future__)
+def get_swap_module_params_on_conversion(original):
+    """In a thread that is moving a module, what that needs."""
     swap = getattr(_moving, "swap", None)
-    return _swaps_parameters() if swap is None else swap
+    return original() if swap is None else swap
 
 
-def swap_tensors(a, b):
-    """torch.utils.swap_tensors. A module that stays on its device only gets other data, and graphs stay good."""
-    if getattr(_moving, "swap", None) and a.device == b.device:
+@replaces(torch.utils)
+def swap_tensors(original, a, b):
+    """A module that stays on its device only gets other data, and graphs stay good."""
+    moving = getattr(_moving, "swap", None)
+    if moving and a.device == b.device:
         a.data = b.data
-    elif getattr(_moving, "swap", None) and (isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor)):
-        move_in_place(a, b)
     elif isinstance(a, VirtualTensor) or isinstance(b, VirtualTensor):
-        swap_impl(a, b)
+        (move_in_place if moving else swap_impl)(a, b)
     else:
-        _swap_tensors(a, b)
+        original(a, b)
+
+
+def as_subclass(self, cls):
+    """Tensor.as_subclass: the same values, as a tensor of class `cls`."""
+    cls = cpu_class(cls)
+    if not isinstance(self, VirtualTensor):
+        return Base.as_subclass(self, cls)
+    with DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias.default(self)
+    made.__class__ = virtual_class(cls)
+    return made
+
+
+# PyTorch's asks no __torch_function__: that would put the class back.
+patch(Tensor, {"as_subclass": Method(Tensor.as_subclass, as_subclass, asks=False)})
+
+
+def make_subclass(cls, data, requires_grad=False, **kwargs):
+    """Under Parameter(…): detached, as a tensor of class `cls`; a lazy one says where it will be."""
+    if not isinstance(data, VirtualTensor):
+        return Base._make_subclass(cls, data, requires_grad, **kwargs)
+    if issubclass(cls, UninitializedTensorMixin):
+        lazy = Base._make_subclass(cls, torch.empty(0, dtype=data.dtype, device="cpu"), requires_grad)
+        lazy.device_to_be = data.device
+        return lazy
+    made = data.detach()
+    made.__class__ = virtual_class(cpu_class(cls))
+    return made.requires_grad_(requires_grad)
+
+
+patch(Tensor, {"_make_subclass": staticmethod(make_subclass)})

@@ -1,53 +1,48 @@
-"""Python objects that the ranks of a dry run send each other. They have no values to send, and no time is taken for it:
-what a program says in this way, it says before its first step, or to write a checkpoint. They travel pickled, because
-each rank has classes of its own (see `process_state.ProcessState`)."""
+"""Python objects that the ranks of a dry run send each other.
+
+They have values, which tensors of a dry run lack, and take no time: programs send objects before the first step, or to
+write a checkpoint. They travel pickled, because each rank has classes of its own (see `process_state.ProcessState`).
+"""
 
 import pickle
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from virtual_gpus.patches.patch import patch
 from virtual_gpus.state import current
 
-_ORIGINALS = {
-    name: getattr(dist, name)
-    for name in (
-        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-        *("send_object_list", "recv_object_list"),
-    )
-}
 
+def in_dry_runs(function):
+    """Decorates what takes the place of torch.distributed's function of that name, in dry runs."""
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    for name, original in _ORIGINALS.items():
-        replacement = in_a_dry_run(globals()[name], original)
-        for owner in (dist, distributed_c10d):
-            yield owner, name, replacement
-
-
-def in_a_dry_run(function, original):
-    def call(*args, **kwargs):
+    def call(original, *args, **kwargs):
         return (original if current().rendezvous is None else function)(*args, **kwargs)
 
-    return call
+    for owner in (dist, distributed_c10d):
+        patch(owner, {function.__name__: call})
+    return function
 
 
+@in_dry_runs
 def all_gather_object(object_list, obj, group=None, weights_only=False):
     object_list[:] = exchanged(obj, group)
 
 
+@in_dry_runs
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None, weights_only=False):
     objects = exchanged(obj, group)
     if dist.get_rank(group) == number_of(dst, group_dst, group):
         object_gather_list[:] = objects
 
 
+@in_dry_runs
 def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None, weights_only=False):
     source = number_of(src, group_src, group)
     object_list[:] = from_rank(source, exchanged(list(object_list), group), group)
 
 
+@in_dry_runs
 def scatter_object_list(
     scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False
 ):
@@ -55,6 +50,7 @@ def scatter_object_list(
     scatter_object_output_list[0] = objects[dist.get_rank(group)]
 
 
+@in_dry_runs
 def send_object_list(
     object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False
 ):
@@ -62,6 +58,7 @@ def send_object_list(
     rendezvous_of([here, there], group).send((group_name(group), here, there), pickle.dumps(list(object_list)))
 
 
+@in_dry_runs
 def recv_object_list(
     object_list, src=None, group=None, device=None, group_src=None, use_batch=False, weights_only=False
 ):
@@ -73,10 +70,10 @@ def recv_object_list(
 
 
 def exchanged(obj, group):
-    """What each rank of the group says when this one says `obj`."""
+    """The objects of all ranks of the group, when this one has `obj`."""
     place = group_name(group), "objects"
-    said = current().rendezvous.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
-    return [pickle.loads(each) for each in said]
+    pickled = current().rendezvous.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
+    return [pickle.loads(each) for each in pickled]
 
 
 def from_rank(source, objects, group):

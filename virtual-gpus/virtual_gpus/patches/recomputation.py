@@ -4,15 +4,8 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from virtual_gpus.compat import recomputation_hook
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
-
-_backward = CheckpointFunction.backward
-
-
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield checkpoint, "_recomputation_hook", Recomputation
-    yield CheckpointFunction, "backward", staticmethod(backward)
 
 
 class Recomputation(recomputation_hook):
@@ -31,11 +24,15 @@ class Recomputation(recomputation_hook):
         return super().__exit__(*exc)
 
 
-def backward(ctx, *grads):
+patch(checkpoint, {"_recomputation_hook": Recomputation})
+
+
+@replaces(CheckpointFunction)
+def backward(original, ctx, *grads):
     """With use_reentrant=True: all but the part's own backward pass is recomputation, see `Clock.backward`."""
     host = current().clock.host()
     host.recomputing += 1
     try:
-        return _backward(ctx, *grads)
+        return original(ctx, *grads)
     finally:
         host.recomputing -= 1

@@ -6,30 +6,15 @@ What lies on a virtual GPU can't be saved with TorchScript: C++ would write it, 
 import torch
 from torch.jit import RecursiveScriptModule, ScriptModule
 
-from virtual_gpus.compat import (
-    find_builtin,
-    get_builtin_table,
-    jit_builtins,
-    jit_recursive,
-    jit_serialization,
-    try_compile_fn,
-)
-from virtual_gpus.compat import validate_map_location as _validate_map_location
+from virtual_gpus.compat import get_builtin_table, jit_builtins, jit_recursive, jit_serialization
+from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import find
 from virtual_gpus.tensors.tensor import is_virtual
 
 ORIGINALS = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    get_builtin_table()  # made once, of PyTorch's own functions
-    yield jit_builtins, "_find_builtin", lambda fn: find_builtin(original_of(fn))
-    yield jit_recursive, "try_compile_fn", lambda fn, loc: try_compile_fn(original_of(fn), loc)
-    yield jit_serialization, "validate_map_location", validate_map_location
-    for kind in (ScriptModule, RecursiveScriptModule):  # the first, what traced modules are, has methods of its own
-        for name in ("save", "save_to_buffer"):  # torch.jit.save calls one of them
-            yield kind, name, only_from_the_cpu(getattr(kind, name))
+get_builtin_table()  # is kept
 
 
 def original_of(fn):
@@ -37,21 +22,31 @@ def original_of(fn):
     return ORIGINALS.get(id(fn), (fn, fn))[1]
 
 
-def only_from_the_cpu(save):
-    def checked(module, *args, **kwargs):
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if is_virtual(tensor):
-                raise RuntimeError(
-                    f"TorchScript can't save {name!r}, which is on {tensor.device}, a virtual GPU: script or trace the "
-                    "module on the CPU, and save that"
-                )
-        return save(module, *args, **kwargs)
-
-    return checked
+@replaces(jit_builtins)
+def _find_builtin(original, fn):
+    return original(original_of(fn))
 
 
-def validate_map_location(map_location=None):
+@replaces(jit_recursive)
+def try_compile_fn(original, fn, loc):
+    return original(original_of(fn), loc)
+
+
+@replaces(ScriptModule, "save save_to_buffer")  # torch.jit.save calls one of them
+@replaces(RecursiveScriptModule, "save save_to_buffer")  # what traced modules are not: they have methods of their own
+def save(original, module, *args, **kwargs):
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_virtual(tensor):
+            raise RuntimeError(
+                f"TorchScript can't save {name!r}, which is on {tensor.device}, a virtual GPU: script or trace the "
+                "module on the CPU, and save that"
+            )
+    return original(module, *args, **kwargs)
+
+
+@replaces(jit_serialization)
+def validate_map_location(original, map_location=None):
     """Where torch.jit.load is to load to."""
     if isinstance(map_location, str | torch.device) and find(map_location) is not None:
         raise RuntimeError(f"TorchScript can't load to {map_location}, a virtual GPU: load to the CPU")
-    return _validate_map_location(map_location)
+    return original(map_location)

@@ -1,6 +1,7 @@
 """multiprocessing: processes that it spawns have the GPUs, too, and tensors go to them through queues and pipes, as by
 CUDA's shared memory (IPC)."""
 
+from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -9,42 +10,28 @@ from torch.nn.parameter import Parameter
 from virtual_gpus.compat import default_collate_fn_map
 from virtual_gpus.environment import naming
 from virtual_gpus.memory.ledger import Block
+from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.identity import user_attributes
 from virtual_gpus.tensors.subclasses import virtual_class
 from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class, wrap
 
-try:
-    from multiprocessing import popen_spawn_posix
-except ImportError:  # Windows
-    popen_spawn_posix = None
-else:
-    _launch = popen_spawn_posix.Popen._launch
+# A worker of a DataLoader makes a batch of tensors on GPUs; PyTorch would put it into memory of the CPU.
+patch(default_collate_fn_map, {VirtualTensor: lambda batch, *, collate_fn_map=None: torch.stack(batch)})
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield ForkingPickler, "reducer_override", reducer_override
-    if popen_spawn_posix is not None:
-        yield popen_spawn_posix.Popen, "_launch", launch
-
-
-def register_collate(stack):
-    """A worker of a DataLoader makes a batch of tensors on GPUs; PyTorch would put it into memory of the CPU."""
-    default_collate_fn_map[VirtualTensor] = lambda batch, *, collate_fn_map=None: torch.stack(batch)
-    stack.callback(default_collate_fn_map.pop, VirtualTensor)
-
-
-def launch(self, process):
+@replaces(SpawnProcess)
+def _Popen(original, process):
     """Under the start method "spawn". GPUs that a program finds are named in its environment; those that it has made
     itself are named for this process."""
     machine = current()
     if machine.found:
-        return _launch(self, process)
+        return original(process)
     with naming({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
-        return _launch(self, process)
+        return original(process)
 
 
+@replaces(ForkingPickler)
 def reducer_override(self, value):
     """What Python asks before it looks for another way to pickle `value`."""
     if not isinstance(value, VirtualTensor):

@@ -8,7 +8,7 @@ class of the same name that inherits from both. Two rules of PyTorch decide how:
   when the class is there; and `super().__torch_function__` in it must be torch.Tensor's, which is why they inherit from
   VirtualSubclass and not from VirtualTensor itself.
 - A wrapper gets its class when it is made, by _make_wrapper_subclass, and Tensor.as_subclass would make another one,
-  without `inner`. So `patches.methods` assigns __class__.
+  without `inner`. So `patches.modules` assigns __class__.
 """
 
 import functools

@@ -251,7 +251,7 @@ class VirtualTensor(Tensor):
         record_copy(self.nbytes, self.gpu, None)
         inner = Base.cpu(self.inner)
         storage = inner.untyped_storage()
-        storage.saved_from = str(self.device)  # read by checkpoint.location_of
+        storage.saved_from = str(self.device)  # read by serialization.location_of
         where = inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict()
         if self.dtype in new_dtypes():  # which no typed storage has
             rebuilt = torch_utils._rebuild_tensor_v3, (storage, *where, self.dtype)

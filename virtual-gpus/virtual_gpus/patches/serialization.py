@@ -1,36 +1,21 @@
 """Saving and loading: a file written on virtual GPUs is the file that real ones would write."""
 
-import functools
-
 import torch
 from torch import serialization
 
-from virtual_gpus.compat import get_allowed_globals, package_registry, torch_utils
-from virtual_gpus.compat import rebuild_tensor as _rebuild_tensor
-from virtual_gpus.compat import rebuild_tensor_v3 as _rebuild_tensor_v3
+from virtual_gpus.compat import package_registry, torch_utils
 from virtual_gpus.errors import no_addresses
 from virtual_gpus.frames import called_by_torch_load
+from virtual_gpus.patches.patch import after_import, replaces
 from virtual_gpus.state import current, find
-from virtual_gpus.tensors.tensor import wrap
-
-_storage_to = torch.UntypedStorage.to
+from virtual_gpus.tensors.tensor import VirtualTensor, wrap
 
 
-def patches():
-    """(owner, name, replacement), for patches.install."""
-    yield torch_utils, "_rebuild_tensor", rebuild_tensor
-    yield torch_utils, "_rebuild_tensor_v3", rebuild_tensor_v3
-    yield torch.UntypedStorage, "to", storage_to
-
-
-def register_checkpoints(stack):
+def register_locations(stack):
     """Let torch.save and torch.load ask here first; `stack` undoes it."""
     before = list(package_registry)
     serialization.register_package(0, location_of, restore)
     stack.callback(package_registry.__setitem__, slice(None), before)
-    forget = get_allowed_globals.cache_clear  # it holds functions that are replaced
-    forget()
-    stack.callback(forget)
 
 
 def location_of(storage):
@@ -56,27 +41,29 @@ def restore(storage, location):
     return held
 
 
-def storage_to(self, *, device, non_blocking=False):
+@replaces(torch.UntypedStorage, "to")
+def storage_to(original, self, *, device, non_blocking=False):
     """UntypedStorage.to, under its .cuda: what a map_location such as `lambda storage, _: storage.cuda(1)` calls."""
     if find(device) is None:
-        return _storage_to(self, device=device, non_blocking=non_blocking)
+        return original(self, device=device, non_blocking=non_blocking)
     if not called_by_torch_load():
         raise no_addresses()
     return restore(self, device)
 
 
-def rebuild_tensor(storage, offset, size, stride):
-    """torch._utils._rebuild_tensor, for marked storages too."""
+@replaces(torch_utils)
+def _rebuild_tensor(original, storage, offset, size, stride):
+    """For marked storages too."""
     if not hasattr(storage._untyped_storage, "loaded_to"):
-        return _rebuild_tensor(storage, offset, size, stride)
+        return original(storage, offset, size, stride)
     return tensor_in_storage(storage._untyped_storage, storage.dtype, offset, size, stride)
 
 
-@functools.wraps(_rebuild_tensor_v3)
-def rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
-    """torch._utils._rebuild_tensor_v3, for types that came later, such as float8."""
+@replaces(torch_utils)
+def _rebuild_tensor_v3(original, storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
+    """The same for types that came later, such as float8."""
     if not hasattr(storage._untyped_storage, "loaded_to"):
-        return _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata)
+        return original(storage, offset, size, stride, requires_grad, hooks, dtype, metadata)
     return tensor_in_storage(storage._untyped_storage, dtype, offset, size, stride).requires_grad_(requires_grad)
 
 
@@ -88,3 +75,16 @@ def tensor_in_storage(storage, dtype, offset, size, stride):
             storage.without_values = torch.UntypedStorage(storage.nbytes(), device="meta")
         storage = storage.without_values
     return wrap(torch.empty(0, dtype=dtype, device=gpu.backing).set_(storage, offset, size, stride), gpu)
+
+
+@after_import("torch.distributed.checkpoint._state_dict_stager")
+def patch_stager(module):
+    def offload_tensor(original, self, x, memo, non_blocking=False):
+        """Under async_save: a copy on the CPU; of a DTensor, PyTorch's own comes here for the part that is in it."""
+        if not isinstance(x, VirtualTensor):
+            return original(self, x, memo, non_blocking)
+        pin = self.pin_memory and x.nbytes >= self.pin_memory_min_bytes
+        memo[id(x)] = torch.empty_like(x, device="cpu", pin_memory=pin).copy_(x.detach(), non_blocking=non_blocking)
+        return memo[id(x)]
+
+    yield module.StateDictStager, "_offload_tensor", offload_tensor
