@@ -41,6 +41,7 @@ def launch(script, ranks, *arguments, gpu="A100-80", seconds=300):
     virtual ones named `gpu`. If one fails, RuntimeError with its traceback; if they aren't done after so many
     `seconds`, they are ended, and TimeoutError. ValueError for less than one rank, FileNotFoundError without a script.
     """
+    loopback.check_platform()
     script = Path(script)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"launch(ranks={ranks!r}): the number of ranks must be a whole number, at least 1")

@@ -16,6 +16,12 @@ HOST = "127.0.0.1"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
+def check_platform():
+    """RuntimeError on Windows, where processes can't be handed sockets and ended in groups."""
+    if not hasattr(signal, "SIGKILL"):
+        raise RuntimeError("ranks of a notebook need Linux or macOS; Windows has them in WSL (wsl --install)")
+
+
 def listening(port=0):
     """A socket that listens; 0: on a port that is free."""
     return socket.create_server((HOST, port), backlog=128)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.launching import anywhere, own_frames, print_by_rank
-from mgpu_lib.loopback import HOST, listening
+from mgpu_lib.loopback import HOST, check_platform, listening
 from mgpu_lib.rank_process import CELL, OWN_FILE
 from virtual_gpus import Setup, find_gpu, handed_down
 
@@ -64,6 +64,7 @@ class Ranks:
     """
 
     def __init__(self, n, gpu="A100-80"):
+        check_platform()
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"start_ranks({n!r}): the number of ranks must be a whole number, at least 1")
         given = handed_down(Setup(n, {"gpu": find_gpu(gpu).key}))

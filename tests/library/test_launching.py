@@ -155,3 +155,24 @@ def test_what_makes_no_sense_is_refused(script):
         mgpu.launch("script.py", 2)
     with pytest.raises(ValueError, match="V101"):
         mgpu.launch(Path(__file__), 2, gpu="V101")
+
+
+IMPORTED_ON_WINDOWS = """
+import importlib, os, pkgutil, signal, sys
+del os.fork, os.killpg, os.getuid, os.sched_getaffinity, signal.SIGKILL
+sys.modules.update(resource=None, fcntl=None)
+import mgpu_lib as mgpu
+for module in pkgutil.iter_modules(mgpu.__path__, "mgpu_lib."):
+    if module.name != "mgpu_lib.virtual":  # which says its new name
+        importlib.import_module(module.name)
+for start in (lambda: mgpu.launch("train.py", 2), lambda: mgpu.start_ranks(2)):
+    try:
+        start()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_windows_has_the_library_without_ranks():
+    done = subprocess.run([sys.executable, "-c", IMPORTED_ON_WINDOWS], capture_output=True, text=True)
+    assert done.stdout.count("ranks of a notebook need Linux or macOS") == 2, done.stderr

@@ -1,6 +1,7 @@
 """Files that are whole at every moment: they are written beside their place, and then take it in one step."""
 
 import contextlib
+import getpass
 import os
 import secrets
 import stat
@@ -8,6 +9,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: there a file is a lock while it exists, and nobody else can make it
+    fcntl = None
 
 
 @contextlib.contextmanager
@@ -33,41 +39,50 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 def locked(path: str | os.PathLike, seconds: float = 60.0) -> Iterator[None]:
     """Inside, no other process is that asks for the same `path`: to read the file, and to replace it by what follows.
 
-    TimeoutError if another keeps it for so many `seconds`. One that dies gives it back.
+    TimeoutError if another keeps it for so many `seconds`. One that dies gives it back, but not on Windows.
     """
     path, deadline = Path(path), time.monotonic() + seconds
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
     while True:
-        with open(beside, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)) as lock:
-            if taken(lock, beside):
-                try:
-                    yield
-                finally:
-                    beside.unlink(missing_ok=True)
-                return
+        if (lock := take(beside)) is not None:
+            try:
+                yield
+            finally:
+                if fcntl is None:
+                    lock.close()  # or else Windows keeps the file
+                beside.unlink(missing_ok=True)
+                lock.close()
+            return
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has kept {beside} for {seconds:.0f} s")
         time.sleep(0.01)
 
 
-def taken(lock, beside):
-    """Whether this process has got the open file `lock`, and it is still the one that lies there."""
-    import fcntl  # not on Windows
-
-    try:
+def take(beside):
+    """The open file `beside`, if this process has got it as its lock, or None."""
+    if fcntl is None:
+        with contextlib.suppress(FileExistsError):
+            return open(beside, "x")
+        return None
+    lock = os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w")
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock.fileno()), beside.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
+        if os.path.samestat(os.fstat(lock.fileno()), beside.stat()):  # it is still the one that lies there
+            return lock
+    lock.close()
+    return None
 
 
 def private_folder(name: str) -> Path:
     """The folder `name`-<user> among the computer's temporary files, which this user alone can enter; PermissionError
     if something else lies there."""
-    path = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    path = Path(tempfile.gettempdir(), f"{name}-{user}")
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
+    if not hasattr(os, "getuid"):  # Windows, where each user has such a folder
+        return path
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         raise PermissionError(f"{path} is not a folder that only you can enter: remove it")

@@ -17,6 +17,7 @@ from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.topology import find_topology
 
 LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file descriptors, see `rank`
+POSIX = hasattr(signal, "SIGKILL")  # on Windows rank 0 opens the port, and ranks outlive a launcher that is killed
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = {signal.SIGINT: 0.7, signal.SIGTERM: 30.0}  # seconds that ranks get after a signal: as much as from torchrun
 AFTER_A_FAILURE = 5.0
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"virtual-gpus: {processes} ended by {number.name}")
         return 128 + number
     finally:
-        end(ranks, signal.SIGKILL, math.inf)
+        end(ranks, None, math.inf)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -80,10 +81,13 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
             "MASTER_PORT": store.getsockname()[1],
         }
         words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run, "ROLE_NAME": "default"}
-        words[LAUNCHER] = " ".join(map(str, ours))
-        usual = {"GLOO_SOCKET_IFNAME": LOOPBACK} | ({"OMP_NUM_THREADS": "1"} if options.n > 1 else {})  # as torchrun
+        usual = {"OMP_NUM_THREADS": "1"} if options.n > 1 else {}  # as torchrun
+        if POSIX:
+            words[LAUNCHER] = " ".join(map(str, ours))
+            usual["GLOO_SOCKET_IFNAME"] = LOOPBACK
         env = usual | os.environ | words | {name: str(number) for name, number in numbers.items()}
-        ranks.append(subprocess.Popen(command, env=env, start_new_session=True, pass_fds=ours))
+        inherited = {"pass_fds": ours, "start_new_session": True} if POSIX else {}
+        ranks.append(subprocess.Popen(command, env=env, **inherited))
     store.close()  # rank 0 has it
 
 
@@ -108,11 +112,15 @@ def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:
         time.sleep(0.01)
 
 
-def end(ranks: list[subprocess.Popen], number: signal.Signals, seconds: float) -> None:
-    """Send a signal to those that run still, and wait for them, so many `seconds` at most."""
+def end(ranks: list[subprocess.Popen], number: signal.Signals | None, seconds: float) -> None:
+    """Send a signal (None: kill) to those that run still, and wait for them, so many `seconds` at most."""
     deadline = time.monotonic() + seconds
     for rank in ranks:
-        if rank.poll() is None:
-            os.killpg(rank.pid, number) if number is signal.SIGKILL else rank.send_signal(number)
+        if rank.poll() is not None:
+            continue
+        if number is None:
+            os.killpg(rank.pid, signal.SIGKILL) if POSIX else rank.kill()
+        elif POSIX or number is signal.SIGTERM:  # Windows itself sends Ctrl-C to all processes of a console
+            rank.send_signal(number)
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,0 +1,77 @@
+"""What macOS or Windows lacks, the library does without: a small program runs the same with it taken away."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TAKEN_AWAY = {
+    "macOS": """
+        del os.sched_getaffinity
+        def check(event, args):
+            if event == "open" and str(args[0]).startswith(("/proc/", "/dev/shm/")):
+                raise FileNotFoundError(args[0])
+        sys.addaudithook(check)
+    """,
+    "Windows": """
+        del os.fork, os.forkpty, os.killpg, os.getuid, os.sched_getaffinity, signal.SIGKILL
+        sys.modules.update(resource=None, fcntl=None)
+    """,
+}
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+
+def train(net, device):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.ones(4, 8, device=device)).sum().backward()
+        optimizer.step()
+
+def rank(number, store):
+    dist.init_process_group("nccl", f"file://{store}", rank=number, world_size=2)
+    x = torch.full((3,), number + 1.0, device=f"cuda:{number}")
+    dist.all_reduce(x)
+    assert x.tolist() == [3.0] * 3
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+        train(nn.parallel.DistributedDataParallel(nn.Linear(8, 1, device=device)), device)
+        dist.destroy_process_group()
+    else:
+        from virtual_gpus import virtual_gpus
+        with virtual_gpus(2):
+            train(nn.Linear(8, 1, device="cuda"), "cuda")
+            mp.spawn(rank, (sys.argv[1],), 2)
+        from virtual_gpus.cli.main import main
+        main(["plan", "-n", "2", __file__])
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("system", TAKEN_AWAY)
+def test_a_small_program_runs_without(system, tmp_path):
+    (tmp_path / "small.py").write_text(PROGRAM)
+    lines = [line[8:] for line in TAKEN_AWAY[system].splitlines()]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(["import os, signal, sys", *lines]))
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "USERNAME": "someone"}
+
+    def output(*command):
+        command = [sys.executable, *command]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    said = output("small.py", tmp_path / "store")
+    assert "parameters" in said and "done" in said
+    said = output("-m", "virtual_gpus", "run", "-n", "2", "--account", "--trace", "trace.json", "small.py")
+    assert said.count("done") == 2 and "2 processes, 2 virtual A100-80" in said
+    assert '"rank 1' in (tmp_path / "trace.json").read_text()
