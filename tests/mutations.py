@@ -225,8 +225,8 @@ FAULTS = [
     Fault(
         "copies over one link don't wait for each other",
         "virtual-gpus/virtual_gpus/clock/clock.py",
-        "*(stream.done_at for stream in streams), *(self.ports.get(port, 0.0) for port in ports))",
-        "*(stream.done_at for stream in streams))",
+        "[stream.done_at for stream in streams] + [self.ports.get(port, 0.0) for port in ports]",
+        "[stream.done_at for stream in streams]",
         "virtual/test_clock.py virtual/test_topology.py",
     ),
     Fault(

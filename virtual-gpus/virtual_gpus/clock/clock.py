@@ -17,7 +17,7 @@ from torch import Tensor
 
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.events import EventLog
-from virtual_gpus.clock.host import Host, temporarily, this_thread
+from virtual_gpus.clock.host import Host, Launch, temporarily, this_thread
 from virtual_gpus.clock.rates import HOST, HOST_COPY
 from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.clock.work import tf32_allowed, work_of
@@ -47,7 +47,7 @@ class Clock:
     def __init__(self, factor: float = 1.0):
         self.tf32: tuple[bool, bool] | None = None
         self.costs: dict[Hashable, tuple[costs.Cost, bool, tuple[bool, bool] | None]] = {}  # see `cost_of`
-        self.ports: dict[tuple, float] = {}  # what a copy occupies at an end, see Topology.path: when that is free
+        self.ports: dict[tuple, float] = {}  # what a copy occupies at an end, see Topology.path: until when
         self.shared = Host("host", factor=factor)
         self.reproducible = True
         self.user: threading.Thread | None = None  # that used the shared host last
@@ -158,23 +158,12 @@ class Clock:
         numbers = (None if gpu is None else gpu.number for gpu in (source, target))
         link, ports = first.machine.topology.path(*numbers)
         call = host.launch(HOST_COPY, first.index)
-        start = max(
-            call.launched, *(stream.done_at for stream in streams), *(self.ports.get(port, 0.0) for port in ports)
-        )
+        ready = [stream.done_at for stream in streams] + [self.ports.get(port, 0.0) for port in ports]
+        start = max(call.launched, *ready)
         end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)
-        for gpu, stream, port in zip(gpus, streams, ports, strict=True):
-            stream.done_at = self.ports[port] = end
-            self.log.record(
-                name=f"copy {name_of(source)} to {name_of(target)}",
-                kind="copy",
-                gpu=gpu.index,
-                row=port[1],
-                start=start,
-                end=end,
-                bound="link",
-                nbytes=nbytes,
-                **call._asdict(),
-            )
+        self.ports.update(dict.fromkeys(ports, end))
+        name, rows = f"copy {name_of(source)} to {name_of(target)}", [row for _, row in ports]
+        self.occupy(streams, rows, start, end, call, name=name, kind="copy", nbytes=nbytes)
         if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif peer and host.engine is not None:  # the thread that serves the target hears of it now
@@ -185,36 +174,28 @@ class Clock:
         host, stream = self.host_in_use(), current_stream_of(gpu)
         call = host.launch(HOST["pointwise"][0], gpu.index)
         start, end = stream.enqueue(call.launched, seconds)
-        self.log.record(
-            name=name,
-            kind="pointwise",
-            gpu=gpu.index,
-            row=stream.name,
-            start=start,
-            end=end,
-            bound="fixed",
-            **call._asdict(),
-        )
+        event = {"name": name, "kind": "pointwise", "gpu": gpu.index, "row": stream.name, "bound": "fixed"}
+        self.log.record(start=start, end=end, **event, **call._asdict())
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
         host, streams = self.host_in_use(), [current_stream_of(gpu) for gpu in gpus]
         call = host.launch(HOST_COPY * len(gpus), gpus[0].index)
         start = max(call.launched, *(stream.done_at for stream in streams))
-        for gpu, stream in zip(gpus, streams, strict=True):
-            stream.done_at = start + seconds
-            self.log.record(
-                name=name,
-                kind="collective",
-                gpu=gpu.index,
-                row="collective",
-                start=start,
-                end=start + seconds,
-                bound="link",
-                nbytes=nbytes,
-                **call._asdict(),
-            )
+        rows = ["collective"] * len(gpus)
+        self.occupy(streams, rows, start, start + seconds, call, name=name, kind="collective", nbytes=nbytes)
+        for gpu in gpus:
             host.wait(gpu.index, call.launched)
+
+    def occupy(
+        self, streams: list[Stream], rows: list[str], start: float, end: float, call: Launch, **event: Any
+    ) -> None:
+        """Something runs in all these `streams` at once: an event in a row of each stream's GPU."""
+        for stream, row in zip(streams, rows, strict=True):
+            stream.done_at = end
+            self.log.record(
+                gpu=stream.gpu.index, row=row, start=start, end=end, bound="link", **call._asdict(), **event
+            )
 
     def work(self, seconds: float, name: str = "work") -> None:
         """The host itself does something for so long."""
@@ -227,14 +208,14 @@ class Clock:
 
         As in a DataLoader every worker is at most two batches ahead.
         """
-        free = [self.host().now] * workers
-        asked_for = free * PREFETCH  # when the i-th batch was asked for
+        done_at = [self.host().now] * workers
+        asked_for = done_at * PREFETCH  # when the i-th batch was asked for
         for i, batch in enumerate(batches):
             if workers == 0:
                 self.work(seconds, "load a batch")
             else:
-                start = max(free[i % workers], asked_for[i])
-                free[i % workers] = start + seconds
+                start = max(done_at[i % workers], asked_for[i])
+                done_at[i % workers] = start + seconds
                 self.record_host("load a batch", f"worker {i % workers}", start, start + seconds)
                 self.host().now = max(self.host().now, start + seconds)
                 asked_for.append(self.host().now)
@@ -242,18 +223,9 @@ class Clock:
 
     def record_host(self, name: str, thread: str, start: float, end: float) -> None:
         """A `thread` of the host, or a DataLoader's worker, did something."""
+        call = Launch(start, end, thread, self.host().phase)
         self.log.record(
-            name=name,
-            kind="host",
-            gpu=None,
-            row=thread,
-            start=start,
-            end=end,
-            called=start,
-            launched=end,
-            thread=thread,
-            phase=self.host().phase,
-            bound="host",
+            name=name, kind="host", gpu=None, row=thread, start=start, end=end, bound="host", **call._asdict()
         )
 
     def paused(self) -> contextlib.AbstractContextManager:

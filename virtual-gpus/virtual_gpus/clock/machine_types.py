@@ -1,9 +1,9 @@
 """Machines with several GPUs, and the networks between them: data sheets, each with its source."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from virtual_gpus.clock.specs import Source
+from virtual_gpus.clock.specs import Source, read_sources
 
 BROADWELL, SAPPHIRE_RAPIDS, AMD = 6e9, 22e9, 16e9  # bytes per second between sockets with such processors, "nccl-topo"
 
@@ -26,10 +26,7 @@ networks: Bekman, Machine Learning Engineering: rates of InfiniBand, EFA and Sli
 ethernet: NVIDIA MLNX_OFED Release Notes: Ethernet rates of ConnectX cards
     https://docs.nvidia.com/networking/display/mlnxofedv590560107/release+notes
 """
-_LINES = iter(_SOURCES.strip().splitlines())
-MACHINE_SOURCES = {
-    key: Source(key, title, next(_LINES).strip()) for key, _, title in (line.partition(": ") for line in _LINES)
-}
+MACHINE_SOURCES = read_sources(_SOURCES)
 
 
 @dataclass(frozen=True)
@@ -78,85 +75,40 @@ class MachineType:
         return len(self.pcie_switches)
 
 
-def _pcie_switches(n: int) -> tuple[tuple[int, int], ...]:
-    """Of `n` GPUs, two under each PCIe switch, half of them on each of two sockets."""
-    return tuple((gpu // (n // 2), gpu // 2) for gpu in range(n))
+def _machine(
+    key: str,
+    link: str | None,
+    gpus: int,
+    nics: int,
+    socket_bandwidth: float,
+    source: str | None,
+    network: str | None = None,
+    **nvlinks,
+) -> MachineType:
+    """Of its `gpus` two are under each PCIe switch, half of them on each of two sockets."""
+    switches = tuple((gpu // (gpus // 2), gpu // 2) for gpu in range(gpus))
+    return MachineType(
+        key, link, switches, nics, socket_bandwidth, MACHINE_SOURCES.get(source), network=network, **nvlinks
+    )
 
 
-def _all_pairs(n: int, links: int) -> dict[tuple[int, int], int]:
-    return dict.fromkeys(itertools.combinations(range(n), 2), links)
+def _all_pairs(links: int) -> dict[tuple[int, int], int]:
+    """Of four GPUs."""
+    return dict.fromkeys(itertools.combinations(range(4), 2), links)
 
 
-_DGX1_NVLINKS = {1: "01 02 13 26 37 45 46 57", 2: "03 04 12 15 23 47 56 67"}  # the pairs that so many links join
-_DGX1V = MachineType(
-    key="DGX-1V",
-    link="nvlink2",
-    pcie_switches=_pcie_switches(8),
-    nics=4,
-    socket_bandwidth=BROADWELL,
-    source=MACHINE_SOURCES["dgx1-topo"],
-    nvlinks={(int(pair[0]), int(pair[1])): n for n, pairs in _DGX1_NVLINKS.items() for pair in pairs.split()},
-    network="InfiniBand EDR",
-)
-_DGX_A100 = MachineType(
-    key="DGX A100",
-    link="nvlink3",
-    pcie_switches=_pcie_switches(8),
-    nics=8,
-    socket_bandwidth=AMD,
-    source=MACHINE_SOURCES["dgx-a100"],
-    nvswitch=True,
-    network="InfiniBand HDR",
-)
-_DGX_H100 = MachineType(
-    key="DGX H100",
-    link="nvlink4",
-    pcie_switches=_pcie_switches(8),
-    nics=8,
-    socket_bandwidth=SAPPHIRE_RAPIDS,
-    source=MACHINE_SOURCES["dgx-h100"],
-    nvswitch=True,
-    network="InfiniBand NDR",
-)
-_HGX_A100 = MachineType(
-    key="HGX A100 4-GPU",
-    link="nvlink3",
-    pcie_switches=_pcie_switches(4),
-    nics=4,
-    socket_bandwidth=AMD,
-    source=MACHINE_SOURCES["perlmutter"],
-    nvlinks=_all_pairs(4, 4),
-    network="Slingshot 11",
-)
-_HGX_H100 = MachineType(
-    key="HGX H100 4-GPU",
-    link="nvlink4",
-    pcie_switches=_pcie_switches(4),
-    nics=4,
-    socket_bandwidth=AMD,
-    source=MACHINE_SOURCES["snellius"],
-    nvlinks=_all_pairs(4, 6),
-    network="InfiniBand HDR",
-)
-_PCIE_TREE = MachineType(
-    key="PCIe tree",
-    link=None,
-    pcie_switches=_pcie_switches(8),
-    nics=1,
-    socket_bandwidth=AMD,
-    source=None,
-    nvlinks={},
-)
+_DGX1_PAIRS = {1: "01 02 13 26 37 45 46 57", 2: "03 04 12 15 23 47 56 67"}  # that so many links join
+_DGX1 = {(int(pair[0]), int(pair[1])): n for n, pairs in _DGX1_PAIRS.items() for pair in pairs.split()}
 MACHINES = {
     each.key: each
-    for each in (
-        _DGX1V,
-        _DGX_A100,
-        _DGX_H100,
-        replace(_DGX_A100, key="p4d.24xlarge", nics=4, source=MACHINE_SOURCES["networks"], network="EFA"),
-        replace(_DGX_H100, key="p5.48xlarge", nics=32, source=MACHINE_SOURCES["networks"], network="EFA"),
-        _HGX_A100,
-        _HGX_H100,
-        _PCIE_TREE,
+    for each in (  # key, link, GPUs, NICs, bandwidth between sockets, source, network
+        _machine("DGX-1V", "nvlink2", 8, 4, BROADWELL, "dgx1-topo", "InfiniBand EDR", nvlinks=_DGX1),
+        _machine("DGX A100", "nvlink3", 8, 8, AMD, "dgx-a100", "InfiniBand HDR", nvswitch=True),
+        _machine("DGX H100", "nvlink4", 8, 8, SAPPHIRE_RAPIDS, "dgx-h100", "InfiniBand NDR", nvswitch=True),
+        _machine("p4d.24xlarge", "nvlink3", 8, 4, AMD, "networks", "EFA", nvswitch=True),
+        _machine("p5.48xlarge", "nvlink4", 8, 32, SAPPHIRE_RAPIDS, "networks", "EFA", nvswitch=True),
+        _machine("HGX A100 4-GPU", "nvlink3", 4, 4, AMD, "perlmutter", "Slingshot 11", nvlinks=_all_pairs(4)),
+        _machine("HGX H100 4-GPU", "nvlink4", 4, 4, AMD, "snellius", "InfiniBand HDR", nvlinks=_all_pairs(6)),
+        _machine("PCIe tree", None, 8, 1, AMD, None, nvlinks={}),
     )
 }

@@ -3,19 +3,21 @@
 Rates are peaks: what the maker prints, not what a program reaches. Tensor-core rates are *dense*; where a data sheet
 gives them "with sparsity" they are halved here. Compute capabilities: https://developer.nvidia.com/cuda-gpus.
 
-Memory is what CUDA reports as `total_memory`, less than the box says: the driver and error correction keep a part.
-It differs by some 0.5 % between driver versions. Where the cited message rounds to 0.01 GiB, the bytes are those
-that deviceQuery prints on such a card.
+`memory` is what torch.cuda.get_device_properties(0).total_memory is on a real card: up to a tenth less than the nominal
+size, because the driver and error correction reserve a part, and some 0.5 % more or less with another driver. Some of
+its sources are out-of-memory errors, which print GiB with two decimals; the bytes then are what CUDA's deviceQuery
+prints on a card of the same model.
 """
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """Where a figure comes from. `key` is its entry in the book's bibliography."""
+    """Where a figure comes from."""
 
     key: str
     title: str
@@ -129,8 +131,14 @@ p2p-latency: p2pBandwidthLatencyTest on four GPUs with NVLink: 1.8 to 2.3 µs
 copy-overhead: Memory transfer overhead: about 10 µs for a small cudaMemcpy (PCIe 2.0)
     https://www.cs.virginia.edu/~mwb7w/cuda_support/memory_transfer_overhead.html
 """
-_SOURCE = re.compile(r"^(\S+): (.+)\n +(\S+)$", re.MULTILINE)
-SOURCES = {key: Source(key, title, url) for key, title, url in _SOURCE.findall(_SOURCES)}
+
+
+def read_sources(text: str) -> dict[str, Source]:
+    """{key: Source}: `text` has "key: title" in a line, and the address in the next."""
+    return {found[0]: Source(*found) for found in re.findall(r"^(\S+): (.+)\n +(\S+)$", text, re.MULTILINE)}
+
+
+SOURCES = read_sources(_SOURCES)
 
 _GPUS = (
     # key, name, year, capability, SMs, W, NVLink, PCIe
@@ -189,15 +197,16 @@ _GPUS = (
 )
 
 
-def _gpu(board, rates, sources):
+def gpu_of_row(board: tuple, rates: tuple, source: Source, memory_source: Source) -> GPU:
+    """The data sheet with these rows of numbers, as they stand in _GPUS."""
     key, name, launched, capability, sm_count, power, nvlink, pcie = board
     memory, bandwidth, *flops = rates
     flops = [None if rate is None else rate * 1e12 for rate in flops]
-    rest = sm_count, capability, power, nvlink, pcie, launched, *(SOURCES[source] for source in sources)
+    rest: list = [sm_count, capability, power, nvlink, pcie, launched, source, memory_source]
     return GPU(key, name, memory, bandwidth * 1e9, *flops, *rest)
 
 
-GPUS = {gpu.key: gpu for gpu in (_gpu(*row) for row in _GPUS)}
+GPUS = {board[0]: gpu_of_row(board, rates, *map(SOURCES.get, sources)) for board, rates, sources in _GPUS}
 
 _PCIE_X16 = 16 * 128 / 130 / 8  # bytes that 16 lanes move per transfer of each lane: 130 bits sent carry 128 of data
 LINKS = {
@@ -214,7 +223,7 @@ LINKS = {
 }
 
 
-def unknown(kind, key, known):
+def unknown(kind: str, key: object, known: Sequence[str]) -> ValueError:
     """The ValueError for a name that isn't there, with those that would do."""
     wanted, lower = str(key).lower(), {name.lower(): name for name in known}
     close = [name for name in lower if name.startswith(wanted)] or difflib.get_close_matches(wanted, lower, cutoff=0.5)
@@ -222,15 +231,15 @@ def unknown(kind, key, known):
     return ValueError(f"no {kind} named {key!r}.{hint} Known: {', '.join(known)}.")
 
 
-def find_gpu(key):
+def find_gpu(key: str) -> GPU:
     """The data sheet named `key`, such as "V100". ValueError for any other name, with the names that would do."""
     if key not in GPUS:
         raise unknown("GPU", key, list(GPUS))
     return GPUS[key]
 
 
-def find_link(key, gpu):
-    """The link named `key`, for a `gpu` (a GPU).
+def find_link(key: str | None, gpu: GPU) -> Link:
+    """The link named `key`, for a `gpu`.
 
     "nvlink" and "pcie" mean that GPU's own generation, None its NVLink if it has one, else its PCIe. A generation, such
     as "nvlink3" or "pcie5", is taken as it is, to ask "what if". ValueError for an unknown name, and for "nvlink" on a

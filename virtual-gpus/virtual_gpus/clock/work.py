@@ -35,7 +35,7 @@ NOTHING_RUNS = set(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ set_ "
     "_unsafe_view _reshape_alias lift_fresh _local_scalar_dense _fused_sdp_choice".split()
 )
-KINDS = {
+_KINDS = {
     "matmul": "mm addmm bmm baddbmm addmv mv dot _scaled_mm",
     "norm": "native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_stats batch_norm_elemt "
     "batch_norm_backward_reduce batch_norm_backward_elemt",
@@ -49,13 +49,13 @@ KINDS = {
     "gather": "embedding embedding_dense_backward index index_put_ index_select gather scatter_ scatter_add_ "
     "index_add_",
 }
-KIND = {name: kind for kind, names in KINDS.items() for name in names.split()}
+OP_KINDS = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 WRITES_ONLY = set(
     "zero_ fill_ normal_ uniform_ bernoulli_ zeros ones full zeros_like ones_like full_like new_zeros new_ones "
     "new_full select_backward slice_backward".split()
 )
 LISTS = ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad")  # how operations begin that take lists of tensors
-TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf32: tuple[bool, bool]) -> Work:
@@ -67,18 +67,20 @@ def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf3
     inputs, outputs = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((out,)))
     if name in NOTHING_RUNS or is_view(func) or not any(t.numel() for t in (*inputs, *outputs)):
         return Work(name, "view", kernels=0)
-    kind, nbytes = kind_of(name, args), memory(name, args, inputs, outputs)
+    kind, nbytes = kind_of(name, args), bytes_moved(name, args, inputs, outputs)
     if kind.startswith("conv"):
-        moved = layout_copies(name, args, inputs, outputs)
+        backward, moved = name == "convolution_backward", layout_copies(name, args, inputs, outputs)
         return Work(
             name,
             kind,
             flops=flops(func, args, kwargs, out),
-            outputs=convolution_outputs(name, args, out),
+            # backward these are gradients of the input, or sums over the output
+            outputs=max(args[0].numel(), args[1].numel()) if backward else out.numel(),
             nbytes=nbytes,
             layout_nbytes=2 * sum(map(stored, moved)),  # each is read and written
             layout_copies=len(moved),
-            kernels=convolution_kernels(name, args),
+            # one for each gradient, or one more for the bias
+            kernels=max(1, sum(args[-1])) if backward else 1 + isinstance(args[2], Tensor),
             precision=precision(inputs[0].dtype, tf32[0]),
         )
     if kind in ("matmul", "attention"):
@@ -123,7 +125,7 @@ def kind_of(name: str, args: Sequence) -> str:
         return kind_of_convolution(args[2], args[4], args[6], args[9])
     if "scaled_dot_product" in name:
         return "attention"
-    return KIND.get(name, "pointwise")
+    return OP_KINDS.get(name, "pointwise")
 
 
 def kind_of_convolution(W: Tensor, stride: list[int], dilation: list[int], groups: int) -> str:
@@ -138,7 +140,7 @@ def kind_of_convolution(W: Tensor, stride: list[int], dilation: list[int], group
 
 def precision(dtype: torch.dtype, tf32: bool) -> str:
     """Of a convolution's or a matrix product's arithmetic."""
-    return TYPES.get(dtype) or ("tf32" if tf32 and dtype == torch.float32 else "fp32")
+    return PRECISIONS.get(dtype) or ("tf32" if tf32 and dtype == torch.float32 else "fp32")
 
 
 def tf32_allowed() -> tuple[bool, bool]:
@@ -192,19 +194,14 @@ def is_causal(func: OpOverload, args: Sequence, kwargs: dict | None) -> bool:
     return dict(zip(names, args, strict=False)).get("is_causal", (kwargs or {}).get("is_causal", False))
 
 
-def convolution_outputs(name: str, args: Sequence, out: Any) -> int:
-    """Numbers that a convolution makes. For its backward these are gradients of the input, or sums over the output."""
-    return max(args[0].numel(), args[1].numel()) if name == "convolution_backward" else out.numel()
-
-
-def memory(name: str, args: Sequence, inputs: list[Tensor], outputs: list[Tensor]) -> int:
+def bytes_moved(name: str, args: Sequence, inputs: list[Tensor], outputs: list[Tensor]) -> int:
     """Bytes read and written."""
     written = sum(map(stored, outputs))
     if name in WRITES_ONLY:
         return written
     if name == "all_gather_copy_in":  # of FSDP: this rank's parts, to their place in what will be the whole
         return 2 * sum(map(stored, args[0]))
-    if KIND.get(name) == "gather":  # the rows that are asked for, not the whole table
+    if OP_KINDS.get(name) == "gather":  # the rows that are asked for, not the whole table
         return 2 * min(written, min(stored(t) for t in inputs if t.numel())) if name.endswith("_") else 2 * written
     return sum(map(stored, inputs)) + written + read_again(name, args)
 
@@ -236,10 +233,3 @@ def stored(tensor: Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers *= size if stride else 1
     return numbers * tensor.element_size()
-
-
-def convolution_kernels(name: str, args: Sequence) -> int:
-    """How many kernels a convolution takes: one for the bias of a convolution, one for each gradient."""
-    if name == "convolution":
-        return 1 + isinstance(args[2], Tensor)
-    return max(1, sum(args[-1])) if name == "convolution_backward" else 1
