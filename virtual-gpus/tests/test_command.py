@@ -1,8 +1,10 @@
 """The command virtual-gpus: its options, what it says of mistakes, processes of `run`, tables and JSON of `plan`."""
 
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +93,7 @@ def test_help_and_tables_come_without_pytorch():
         (["plan", "-n", "64", "--rank", "99", "small.py"], "--rank 99: with -n 64 it is one of 0 to 63"),
         (["plan", "--sweep", "colour=red", "small.py"], "colour=red: use NAME=VALUE"),
         (["plan", "--sweep", "n=2,0", "small.py"], "0: use a whole number"),
+        (["plan", "--sweep", "n=2,4", "--html", "page.html", "small.py"], "--trace and --html are of one plan"),
         (["topo", "--machine", "dgx"], "Did you mean 'DGX-1V' or 'DGX A100'"),
     ],
 )
@@ -231,6 +234,29 @@ def test_json_of_a_plan(folder, capsys):
     exposed = time["all_reduce"]["seconds"] - time["all_reduce"]["hidden"]
     assert kernels + exposed + time["idle"]["seconds"] == pytest.approx(step["seconds"])
     assert exposed == pytest.approx(step["exposed"] * step["seconds"])
+
+
+def test_a_page_draws_what_json_says(folder, capsys):
+    assert main.main(["plan", "-n", "4", "--json", "--html", "page.html", "train.py", "</script><b>"]) == 0
+    made, page = json.loads(capsys.readouterr().out), (folder / "page.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert data["plan"] == made and not re.search(r"https?:|\b(?:src|href)=", page)
+    [rank] = made["ranks"]
+    assert max(itertools.accumulate(n for _, _, n in data["changes"])) == rank["peak"]
+    assert {row["label"] for row in data["rows"]} >= {"rank 0 host", "rank 0 default", "rank 0 collective"}
+    [default] = (row["events"] for row in data["rows"] if row["label"] == "rank 0 default")
+    forward = sum(default[i + 3] for i in range(0, len(default), 4) if data["parts"][default[i + 1]] == "forward")
+    assert forward == pytest.approx(1e3 * rank["time"]["forward"]["seconds"], rel=1e-3)
+    seconds = {name: seconds for name, part, times, seconds, *_ in data["operations"]}
+    assert seconds["all_reduce"] == pytest.approx(rank["time"]["all_reduce"]["seconds"])
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium to open the page in")
+    options = f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", *options, f"file://{folder / 'page.html'}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=600).stdout
+    assert "data-error" not in shown and "<td>all_reduce</td>" in shown
+    assert re.search(r'<canvas id="memory"[^>]* aria-label="Memory by kind[^>]* style="height: 222px;"', shown)
 
 
 LARGE = """

@@ -52,8 +52,10 @@ def python(tmp_path_factory):
     shutil.copytree(PROJECT, project / "copy", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "tests"))
     made = wheels.make("wheel --no-deps --wheel-dir wheels ./copy", project)
     assert [path.name for path in made] == ["virtual_gpus-0.1.0-py3-none-any.whl"]
-    folders = {Path(name).parts[0] for name in zipfile.ZipFile(made[0]).namelist()}
+    names = zipfile.ZipFile(made[0]).namelist()
+    folders = {Path(name).parts[0] for name in names}
     assert folders == {"virtual_gpus", "virtual_gpus-0.1.0.dist-info"}  # neither tests nor calibration
+    assert "virtual_gpus/cli/page.html" in names
     return wheels.environment(tmp_path_factory.mktemp("environment"), made)
 
 

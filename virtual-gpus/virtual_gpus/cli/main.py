@@ -215,6 +215,8 @@ def plan() -> Parser:
     add("--fits", action="store_true", help=about)
     add("--json", action="store_true", help="print JSON; what the program prints goes to standard error")
     add("--trace", type=file, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
+    about = "write a page with the timeline, memory over the step and the largest operations"
+    add("--html", type=file, metavar="FILE", help=about)
     about = "plan each combination, as --sweep gpu=H100,A100-80 n=8,16,64, and print a table"
     add("--sweep", type=swept, action="append", metavar="NAME=VALUE,...", help=about)
     add_program(parser)
@@ -254,6 +256,8 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError("-n: how many processes does the program have, each with a GPU?")
     if "rank" in options and not 0 <= options.rank < min(numbers):
         raise UsageError(f"--rank {options.rank}: with -n {min(numbers)} it is one of 0 to {min(numbers) - 1}")
+    if "sweep" in options and options.sweep and (options.trace or options.html):
+        raise UsageError("--trace and --html are of one plan: leave --sweep out")
     if "per_node" not in options:  # the nodes of a plan are for Cluster to say
         number = options.n if "n" in options else options.gpus
         try:

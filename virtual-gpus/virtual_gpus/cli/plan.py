@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from virtual_gpus.cli.launch import run_program
 from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError
+from virtual_gpus.cli.page import write_page
 from virtual_gpus.cli.tables import print_table
 from virtual_gpus.cli.tracebacks import show, where
 from virtual_gpus.clock.events import covered
@@ -41,8 +42,7 @@ from virtual_gpus.state import current
 SCHEMA = 1
 FREE = 0.1  # of a GPU's memory, at least, for what is not counted
 SHOWN = 6  # ranks that a table has columns for
-ASSUMED = """assumed: the ranks that are not run do the same at the same time; a call takes the host {host:g} times as \
-long as on
+ASSUMED = """the ranks that are not run do the same at the same time; a call takes the host {host:g} times as long as on
   a server of 2020; not counted: fragmentation, the CUDA context, NCCL's buffers, workspaces of cuBLAS and cuDNN"""
 
 
@@ -75,8 +75,10 @@ def run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except Exception as error:
         return show(error)
+    if plans[0].made:  # the only one, for files
+        write_files(plans[0], options)
     if options.json:
-        fields = [{"schema": SCHEMA, **as_fields(plan, options)} for plan in plans]
+        fields = [as_fields(plan, options) for plan in plans]
         print(json.dumps({"schema": SCHEMA, "sweep": fields} if swept else fields[0], indent=1))
     elif swept:
         print_sweep(combinations, plans)
@@ -109,8 +111,6 @@ def planned(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
         if end.code:
             raise
         return Plan(cluster, None, "the program called sys.exit() before two of its steps were alike", NO_STEP)
-    if options.trace:
-        made.timeline.to_chrome_trace(options.trace)
     return Plan(cluster, made)
 
 
@@ -147,6 +147,7 @@ def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     cluster, made = plan.cluster, plan.made
     assumed = {"n": cluster.n_gpus, "gpu": cluster.gpu, "per_node": cluster.per_node, "host": cluster.host}
     fields = {
+        "schema": SCHEMA,
         "program": [options.program, *options.arguments],
         "assumed": {**assumed, "nodes": cluster.node().topology.name, "rank": options.rank},
         "fits": plan.fits,
@@ -189,19 +190,11 @@ def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
 
 def print_plan(plan: Plan, options: argparse.Namespace) -> None:
     cluster, made = plan.cluster, plan.made
-    name = f"{cluster.n_gpus} {cluster.gpu}, {cluster.node().topology.name}"
     if made is None:
-        print(f"{name}: no plan\n{plan.error}", file=sys.stderr)
+        print(f"{name_of(cluster)}: no plan\n{plan.error}", file=sys.stderr)
         return
     print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
-    print(f"{name}: a dry run, all times are modelled{made.timeline.caveat}")
-    step = f"{1e3 * made.seconds:.3f} ms from one optimizer step to the next"
-    print(f"{step}, {made.mfu:.0%} MFU, {made.exposed:.0%} in communication alone")
-    for rank, peak in zip(made.ranks, made.peak_memory, strict=True):
-        print(f"rank {rank}: at most {readable(peak)} of {readable(made.timeline.spec.memory)}")
-    if not plan.fits:
-        print("That is tight: less than a tenth stays free for what is not counted.")
-    print(ASSUMED.format(host=cluster.host))
+    print(*summary(plan), f"assumed: {ASSUMED.format(host=cluster.host)}", sep="\n")
     ranks = made.ranks if len(made.ranks) <= SHOWN else [made.ranks[made.peak_memory.index(max(made.peak_memory))]]
     heads = [f"rank {rank}" for rank in ranks]
     memory = [made.memory[made.ranks.index(rank)] for rank in ranks]
@@ -211,8 +204,36 @@ def print_plan(plan: Plan, options: argparse.Namespace) -> None:
     kinds = dict.fromkeys(kind for those in times for kind in those)
     rows = [[kind, *(in_words(those.get(kind)) for those in times)] for kind in kinds]
     print_table([["milliseconds of a step", *heads], *rows])
+
+
+def name_of(cluster: Cluster) -> str:
+    return f"{cluster.n_gpus} {cluster.gpu}, {cluster.node().topology.name}"
+
+
+def summary(plan: Plan) -> list[str]:
+    """What there is a plan of, how long a step is, and how full each rank's GPU gets, as lines."""
+    made = plan.made
+    lines = [
+        f"{name_of(plan.cluster)}: a dry run, all times are modelled{made.timeline.caveat}",
+        f"{1e3 * made.seconds:.3f} ms from one optimizer step to the next, {made.mfu:.0%} MFU, {made.exposed:.0%} in "
+        "communication alone",
+    ]
+    for rank, peak in zip(made.ranks, made.peak_memory, strict=True):
+        lines.append(f"rank {rank}: at most {readable(peak)} of {readable(made.timeline.spec.memory)}")
+    if not plan.fits:
+        lines.append("That is tight: less than a tenth stays free for what is not counted.")
+    return lines
+
+
+def write_files(plan: Plan, options: argparse.Namespace) -> None:
+    """The files of --trace and --html."""
     if options.trace:
+        plan.made.timeline.to_chrome_trace(options.trace)
         print(f"{options.trace} opens at https://ui.perfetto.dev", file=sys.stderr)
+    if options.html:
+        assumed = " ".join(ASSUMED.format(host=plan.cluster.host).split())
+        write_page(options.html, as_fields(plan, options), plan.made, summary(plan), assumed)
+        print(f"{options.html} opens in a browser", file=sys.stderr)
 
 
 def in_words(time: dict[str, float] | None) -> str:

@@ -74,7 +74,10 @@ def prediction_of(machines: dict[int, Machine], boundaries: Boundaries) -> Predi
     start = {rank: boundary.seconds for rank, boundary in boundaries[-2].items()}
     timeline = merged_timeline(machines, start)
     totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]
-    changes = [machine.step_memory.changes(min(start.values())) for machine in machines.values()]
+    changes = [
+        machine.step_memory.changes(min(start.values()), boundaries[-1][rank].seconds)
+        for rank, machine in machines.items()
+    ]
     return Prediction(seconds, peaks, timeline, list(machines), totals, changes)
 
 

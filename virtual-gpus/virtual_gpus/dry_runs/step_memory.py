@@ -72,17 +72,20 @@ class StepMemory:
         blocks = (getattr(tensor.untyped_storage(), "block", None) for tensor in tensors)
         self.owned[kind].update(block.address for block in blocks if block is not None)
 
-    def changes(self, origin: float) -> list[Change]:
-        """What was held at begin(), and what has changed since. Times count from `origin`, seconds of elapsed()."""
-        found, blocks, origin = [], {}, origin + self.machine.started
+    def changes(self, origin: float, end: float) -> list[Change]:
+        """What was held at begin(), and what has changed until `end`. It and `origin`, from which times count, are
+        seconds of elapsed()."""
+        found, blocks, started = [], {}, self.machine.started
         for time, address, nbytes, kind in list(self.log):  # which goes on
+            if time - started >= end:
+                break
             if nbytes:
                 kind = next((known for known in KINDS if address in self.owned[known]), kind)
                 blocks[address] = kind, round_up(nbytes, MIN_BLOCK_SIZE)
-                found.append(Change(time - origin, *blocks[address]))
+                found.append(Change(time - started - origin, *blocks[address]))
             else:
                 kind, size = blocks.pop(address)
-                found.append(Change(time - origin, kind, -size))
+                found.append(Change(time - started - origin, kind, -size))
         return found
 
 
