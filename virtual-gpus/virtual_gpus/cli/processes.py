@@ -86,8 +86,8 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
             words[LAUNCHER] = " ".join(map(str, ours))
             usual["GLOO_SOCKET_IFNAME"] = LOOPBACK
         env = usual | os.environ | words | {name: str(number) for name, number in numbers.items()}
-        inherited = {"pass_fds": ours, "start_new_session": True} if POSIX else {}
-        ranks.append(subprocess.Popen(command, env=env, **inherited))
+        inherited = ours if POSIX else ()
+        ranks.append(subprocess.Popen(command, env=env, start_new_session=POSIX, pass_fds=inherited))
     store.close()  # rank 0 has it
 
 
