@@ -253,8 +253,8 @@ FAULTS = [
     Fault(
         "in a dry run a group's root is taken for a rank of the program",
         "virtual-gpus/virtual_gpus/ranks/collectives.py",
-        "options.rootRank, source = root, group.members.ranks[root]",
-        "options.rootRank, source = root, root",
+        "from_root.rootRank, source = root, group.members.ranks[root]",
+        "from_root.rootRank, source = root, root",
         "virtual/test_dry.py",
     ),
     Fault(

@@ -13,7 +13,7 @@ from virtual_gpus.dry_runs.progress import Progress
 from virtual_gpus.dry_runs.rank_contexts import leave_groups, ranks_in_this_process
 from virtual_gpus.dry_runs.rendezvous import MissingRanks, Rendezvous
 from virtual_gpus.dry_runs.step_memory import optimizers_are_seen
-from virtual_gpus.dry_runs.steps import NotConverged, StepBoundary, check_steps, converged
+from virtual_gpus.dry_runs.steps import NotConverged
 from virtual_gpus.machine import Machine
 from virtual_gpus.state import current
 
@@ -73,33 +73,23 @@ def run_ranks(predict: Callable[[Rendezvous, dict[int, Machine]], Prediction], c
 
 
 def predict_program(program: Callable, rendezvous: Rendezvous, machines: dict[int, Machine]) -> Prediction:
-    steps, progress = {}, {rank: Progress(rank, machine) for rank, machine in machines.items()}
+    progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
+    steps = {}  # by rank: what they hold is held until the Prediction is made
 
-    def set_up(rank):
+    def run(rank):
         with progress[rank].explained():
             dist.init_process_group("nccl")
             rendezvous.default_groups[rank] = dist.GroupMember.WORLD
             steps[rank] = program()
         if not callable(steps[rank]):
             raise TypeError(f"program() returned a {type(steps[rank]).__name__}: return a function that takes a step")
+        while not progress[rank].end_step():
+            with progress[rank].explained():
+                steps[rank]()
+        leave_groups()
 
-    def step(rank):
-        progress[rank].begin_step()
-        with progress[rank].explained():
-            steps[rank]()
-
-    def boundary(rank):
-        return StepBoundary.now(machines[rank])
-
-    rendezvous.run(set_up)
-    boundaries = [rendezvous.run(boundary)]
-    while not converged(boundaries):
-        check_steps(boundaries)
-        rendezvous.run(step)
-        boundaries.append(rendezvous.run(boundary))
-    prediction = prediction_of(machines, boundaries)
-    rendezvous.run(lambda rank: leave_groups())
-    return prediction
+    rendezvous.run(run)
+    return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)
 
 
 class Converged(BaseException):
@@ -107,19 +97,9 @@ class Converged(BaseException):
 
 
 def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Machine]) -> Prediction:
-    boundaries = {rank: [] for rank in machines}  # each rank finds out by itself, from those of all, whether to end
     progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
     for machine in machines.values():
         machine.found = True
-
-    def end_step(rank):
-        here, ranks = StepBoundary.now(machines[rank]), rendezvous.ranks
-        everywhere = rendezvous.exchange(("steps",), rank, ranks, here)
-        boundaries[rank].append(dict(zip(ranks, everywhere, strict=True)))
-        if converged(boundaries[rank]):
-            raise Converged
-        check_steps(boundaries[rank])
-        progress[rank].begin_step()
 
     def script(rank):
         optimizers = []  # that have taken a step
@@ -127,8 +107,8 @@ def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Ma
         def stepped(optimizer, args, kwargs):
             if current() is machines[rank]:
                 optimizers.append(optimizer)
-                if optimizer is optimizers[0]:
-                    end_step(rank)
+                if optimizer is optimizers[0] and progress[rank].end_step():
+                    raise Converged
 
         hook = register_optimizer_step_post_hook(stepped)
         try:
@@ -141,7 +121,7 @@ def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Ma
             leave_groups()
 
     if not all(rendezvous.run(script).values()):
-        steps = min(map(len, boundaries.values()))
+        steps = min(len(each.boundaries) for each in progress.values())
         if not steps:
             raise NotConverged(
                 "the program ended without a step of an optimizer of torch.optim, and a dry run goes from one to the "
@@ -151,4 +131,4 @@ def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Ma
         raise NotConverged(
             f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take at least three"
         )
-    return prediction_of(machines, next(iter(boundaries.values())))
+    return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)

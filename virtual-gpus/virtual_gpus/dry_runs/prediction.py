@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from virtual_gpus.clock.events import Totals
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.dry_runs.step_memory import Change, at_the_peak
 from virtual_gpus.dry_runs.steps import Boundaries, durations
@@ -17,15 +18,15 @@ class Prediction(NamedTuple):
     peak_memory  the most bytes that each of `ranks` has ever held
     timeline     of the step; its GPUs are the ranks
     ranks        those that were run; the others are taken to do the same at the same time
-    totals       what each of `ranks` did in the step, a `events.Totals`, also where the timeline lacks events
+    totals       what each of `ranks` did in the step, also where the timeline lacks events
     changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`
     """
 
     seconds: float
-    peak_memory: list
+    peak_memory: list[int]
     timeline: Timeline
-    ranks: list
-    totals: list
+    ranks: list[int]
+    totals: list[Totals]
     changes: Sequence[list[Change]] = ()
 
     @property
@@ -34,31 +35,31 @@ class Prediction(NamedTuple):
         return [at_the_peak(changes) for changes in self.changes]
 
     @property
-    def communication(self):
+    def communication(self) -> float:
         """The part of the step in which a rank communicates, on average."""
         return self.mean("communication") / self.seconds
 
     @property
-    def exposed(self):
+    def exposed(self) -> float:
         """The part of the step in which a rank communicates and runs no kernel, on average."""
         return self.communication - self.mean("hidden") / self.seconds
 
     @property
-    def flops(self):
+    def flops(self) -> float:
         """Floating-point operations of a rank in the step, on average, without what is computed once more."""
         return self.mean("flops")
 
     @property
-    def mfu(self):
+    def mfu(self) -> float:
         """Model FLOPs utilization: `flops` per second, as a part of what the GPU's data sheet says for 16-bit numbers
         (Chowdhery et al. 2022, arXiv:2204.02311), or for 32-bit numbers if it has no tensor cores."""
         spec = self.timeline.spec
         return self.flops / self.seconds / (spec.bf16 or spec.fp16 or spec.fp32)
 
-    def mean(self, name):
+    def mean(self, name: str) -> float:
         return statistics.fmean(getattr(totals, name) for totals in self.totals)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"<{1e3 * self.seconds:.2f} ms per step, {self.mfu:.0%} MFU, {self.exposed:.0%} in communication alone, at "
             f"most {max(self.peak_memory) / 2**30:.2f} GiB on a GPU (modelled, {self.timeline.spec.key})>"

@@ -10,7 +10,7 @@ import torch
 
 from virtual_gpus.compat import module_call_impl
 from virtual_gpus.dry_runs.step_memory import StepMemory
-from virtual_gpus.dry_runs.steps import allocated_bytes
+from virtual_gpus.dry_runs.steps import Boundaries, StepBoundary, check_steps, converged
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import readable
 
@@ -24,18 +24,30 @@ ADVICE = {
 
 
 class Progress:
-    """How many steps `rank` has begun on `machine`, and the bytes allocated there when the last one began."""
+    """How many steps `rank` has begun on `machine`, and the bytes allocated there when the last one began.
+
+    `boundaries` are those of all ranks that are run, and the same on each of them.
+    """
 
     def __init__(self, rank: int, machine: Machine):
         self.rank, self.machine = rank, machine
-        self.memory = StepMemory(machine)
+        self.memory, self.boundaries = StepMemory(machine), Boundaries()
         self.steps = self.allocated = 0
 
-    def begin_step(self) -> None:
-        """From here on the clock counts: only the last step's events are looked at."""
-        self.steps, self.allocated = self.steps + 1, allocated_bytes(self.machine)
+    def end_step(self) -> bool:
+        """The rank is between two steps: whether no more are needed. If they are, the next one begins, and the clock
+        counts from here on: only the last step's events are looked at. NotConverged after too many."""
+        ranks = self.machine.rendezvous.ranks
+        here = StepBoundary.now(self.machine)
+        everywhere = self.machine.rendezvous.all_gather("steps", self.rank, ranks, here, "has done its step")
+        self.boundaries.append(dict(zip(ranks, everywhere, strict=True)))
+        if converged(self.boundaries):
+            return True
+        check_steps(self.boundaries)
+        self.steps, self.allocated = self.steps + 1, here.allocated
         self.memory.begin()
         self.machine.clock.reset()
+        return False
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -11,9 +11,8 @@ from torch.distributed import distributed_c10d
 
 from virtual_gpus.compat import World as _World
 from virtual_gpus.compat import set_thread_isolation_mode
-from virtual_gpus.dry_runs.communicator import DryCommunicator
 from virtual_gpus.dry_runs.process_state import ProcessState
-from virtual_gpus.dry_runs.rendezvous import Rendezvous
+from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
 from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group

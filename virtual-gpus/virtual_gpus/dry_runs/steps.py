@@ -27,14 +27,10 @@ class StepBoundary(NamedTuple):
         """When all GPUs have done what they were given."""
         for device in machine.devices:
             torch.cuda.synchronize(device)
-        return cls(machine.elapsed(), allocated_bytes(machine))
+        return cls(machine.elapsed(), sum(ledger.allocated for ledger in machine.ledgers))
 
 
 Boundaries = list[dict[int, StepBoundary]]  # by rank, one more than there are steps
-
-
-def allocated_bytes(machine: Machine) -> int:
-    return sum(ledger.allocated for ledger in machine.ledgers)
 
 
 def durations(boundaries: Boundaries) -> list[float]:

@@ -40,7 +40,7 @@ def members_of(options):
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
     if current().rank is None:  # the first group is that of all ranks
-        current().rank, current().ranks = members.this, len(ranks)
+        current().rank, current().ranks = members.global_rank, len(ranks)
     return members
 
 
@@ -112,7 +112,7 @@ def barrier(original, self, opts=None, **options):
     """With NCCL an operation of all GPUs, and the host waits for it."""
     opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
     if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
-        rendezvous.exchange((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
+        rendezvous.all_gather((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
     if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
         return original(self, opts, **options)

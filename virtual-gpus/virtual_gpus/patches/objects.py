@@ -26,12 +26,12 @@ def in_dry_runs(function):
 
 @in_dry_runs
 def all_gather_object(object_list, obj, group=None, weights_only=False):
-    object_list[:] = exchanged(obj, group)
+    object_list[:] = gathered(obj, group)
 
 
 @in_dry_runs
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None, weights_only=False):
-    objects = exchanged(obj, group)
+    objects = gathered(obj, group)
     if dist.get_rank(group) == number_of(dst, group_dst, group):
         object_gather_list[:] = objects
 
@@ -39,14 +39,14 @@ def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=
 @in_dry_runs
 def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None, weights_only=False):
     source = number_of(src, group_src, group)
-    object_list[:] = from_rank(source, exchanged(list(object_list), group), group)
+    object_list[:] = from_rank(source, gathered(list(object_list), group), group)
 
 
 @in_dry_runs
 def scatter_object_list(
     scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False
 ):
-    objects = from_rank(number_of(src, group_src, group), exchanged(scatter_object_input_list, group), group)
+    objects = from_rank(number_of(src, group_src, group), gathered(scatter_object_input_list, group), group)
     scatter_object_output_list[0] = objects[dist.get_rank(group)]
 
 
@@ -65,21 +65,21 @@ def recv_object_list(
     if src is None and group_src is None:
         raise RuntimeError("a dry run can't receive objects from any source: name the rank that sends them")
     here, there = dist.get_rank(), ranks_of(group)[number_of(src, group_src, group)]
-    object_list[:] = pickle.loads(rendezvous_of([here, there], group).receive((group_name(group), there, here)))
+    object_list[:] = pickle.loads(rendezvous_of([here, there], group).recv((group_name(group), there, here)))
     return there
 
 
-def exchanged(obj, group):
-    """The objects of all ranks of the group, when this one has `obj`."""
-    place = group_name(group), "objects"
-    pickled = current().rendezvous.exchange(place, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
-    return [pickle.loads(each) for each in pickled]
+def gathered(obj, group):
+    """The object of each rank of the group, of which this one gives `obj`."""
+    key = group_name(group), "objects"
+    objects = current().rendezvous.all_gather(key, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
+    return [pickle.loads(each) for each in objects]
 
 
 def from_rank(source, objects, group):
-    """Those of number `source` of the group. RuntimeError if that rank isn't run: what it says is unknown."""
+    """Those of number `source` of the group. RuntimeError if that rank isn't run: what it would send is unknown."""
     rank = ranks_of(group)[source]
-    if not current().rendezvous.run_here([rank]):
+    if not current().rendezvous.participants([rank]):
         raise RuntimeError(
             f"rank {dist.get_rank()} waits for objects of rank {rank}, which a dry run of that one has: use rank={rank}"
         )

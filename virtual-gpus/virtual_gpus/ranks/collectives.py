@@ -6,8 +6,8 @@ must be like, and the words for what is not, are NCCL's and those of PyTorch's P
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import ScriptObject, Tensor
@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import c10d, unbox_reduce_op
 from virtual_gpus.constants import all_reduce_constants
-from virtual_gpus.ops.table import NAMESPACE_HANDLERS
+from virtual_gpus.ops.table import NAMESPACE_HANDLERS, Op
 from virtual_gpus.ranks import gloo_backend
 from virtual_gpus.ranks.gloo_collectives import Reduction, all_gather, all_reduce, all_to_all, reduce_scatter
 from virtual_gpus.ranks.process_groups import (
@@ -32,16 +32,18 @@ from virtual_gpus.ranks.process_groups import (
     type_name,
 )
 from virtual_gpus.ranks.transfer import Transfer
+from virtual_gpus.ranks.work import Call
 
 REDUCTIONS = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PREMUL_SUM, ReduceOp.MIN, ReduceOp.PRODUCT
 
 
-def collective(op, args, kwargs):
+def collective(op: Op, args: tuple, kwargs: dict) -> Any:
     """An operation of c10d on virtual tensors: a handler of `dispatch`."""
-    group = next(group_of(arg) for arg in args if is_group(arg))
+    resolved = [group_of(arg) if is_group(arg) else arg for arg in args]
+    group = next(arg for arg in resolved if isinstance(arg, Group))
     if isinstance(group, GlooGroup):
-        return gloo_backend.call(group, op.func, args)
-    return COLLECTIVES[op.func.overloadpacket.__name__](*args, **kwargs)
+        return gloo_backend.issue(group, op.func, args)
+    return COLLECTIVES[op.func.overloadpacket.__name__](*resolved, **kwargs)
 
 
 # What they share
@@ -64,11 +66,11 @@ def reduction_of(script_object: ScriptObject, dtype: torch.dtype) -> Reduction:
     return Reduction(op, reduction.factor if op == ReduceOp.PREMUL_SUM else None)
 
 
-def exchange(group: Group, *, name: str, results: Sequence[Tensor], **options: Any) -> ScriptObject:
-    """inputs[i] of each rank goes to rank i, and results[i] comes from it. `options`: of `Group.issue`."""
-    sizes = [x.nbytes for x in results]
-    return group.issue(
-        name=name, results=results, move=lambda gloo, inputs: all_to_all(gloo, name, inputs, sizes), **options
+def exchange(group: Group, *, name: str, outputs: Sequence[Tensor], **options: Any) -> ScriptObject:
+    """inputs[i] of each rank goes to rank i, and outputs[i] comes from it. `options`: of `Group.collective`."""
+    sizes = [x.nbytes for x in outputs]
+    return group.collective(
+        name=name, outputs=outputs, fn=lambda gloo, inputs: all_to_all(gloo, name, inputs, sizes), **options
     )
 
 
@@ -87,238 +89,232 @@ def point_to_point(tensors: Sequence[Tensor], group: Group, other: int, sends: b
     [x], gpu = [flat_bytes(x) for x in tensors], check_tensors(tensors)
     this, ranks, topology = group.members.rank, group.members.ranks, gpu.machine.topology
     source, target = (this, other) if sends else (other, this)
-    channel = group.channel(gpu, source, target)
 
-    def move(gloo, sent):
-        buffers = sent or [torch.empty_like(x)]
-        (gloo.send if sends else gloo.recv)(buffers, 1 - gloo.rank(), channel.direction).wait()
+    def fn(gloo, inputs):
+        buffers = inputs or [torch.empty_like(x)]
+        (gloo.send if sends else gloo.recv)(buffers, 1 - gloo.rank(), 0).wait()
         return [] if sends else buffers
 
     gpus = topology.gpus_of(ranks)
     at_once = topology.concurrent_groups(gpus)
-    work = channel.issue(
+    call = Call(
         name="send" if sends else "recv",
-        what=f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}",
+        fingerprint=f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}",
         nbytes=len(x),
         seconds=collective_seconds("send", len(x), (gpus[source], gpus[target]), topology, at_once),
-        transfer=Transfer(move, [x], []) if sends else Transfer(move, [], [x]),
-        outputs=tensors,
-        combine=lambda values: values.get(ranks[source]),
+        result=tensors,
+        combine=lambda constants: constants.get(ranks[source]),
     )
-    return group.coalesce(work).boxed()
+    transfer = Transfer(fn, [x], []) if sends else Transfer(fn, [], [x])
+    return group.coalesce(group.channel(gpu, source, target).issue(call, transfer)).boxed()
 
 
-# The operations of c10d: they take and return what its schemas say
+# The operations of c10d, as its schemas say: of each, the arguments after those named here are not looked at. They are
+# how long to wait, and whether the caller does. A Work is boxed, for C++.
+
+Tensors: TypeAlias = list[Tensor]
+Work: TypeAlias = ScriptObject
 
 
-def allreduce_(tensors, group, op, sparse_indices=None, async_op=True, timeout=-1):
+def allreduce_(tensors: Tensors, group: Group, op: ScriptObject, *options: Any) -> tuple[Tensors, Work]:
     return tensors, allreduce_coalesced_(tensors, group, op)
 
 
-def allreduce_coalesced_(tensors, group, op, async_op=True, timeout=-1):
-    group, reduction = group_of(group), reduction_of(op, tensors[0].dtype)
-    return group.issue(
+def allreduce_coalesced_(tensors: Tensors, group: Group, op: ScriptObject, *options: Any) -> Work:
+    reduction = reduction_of(op, tensors[0].dtype)
+    return group.collective(
         name="all_reduce",
-        what=sizes_of(tensors),
+        detail=sizes_of(tensors),
         inputs=tensors,
-        results=tensors,
         outputs=tensors,
-        move=lambda gloo, inputs: [all_reduce(gloo, reduction, x) for x in inputs],
+        fn=lambda gloo, inputs: [all_reduce(gloo, reduction, x) for x in inputs],
         reduction=reduction,
         combine=functools.partial(all_reduce_constants, reduction.op.name, len(group)),
     )
 
 
-def broadcast_(tensors, group, root, root_tensor, async_op=True, timeout=-1):
-    group, options = group_of(group), c10d.BroadcastOptions()
-    options.rootRank, source = root, group.members.ranks[root]
+def broadcast_(tensors: Tensors, group: Group, root: int, *options: Any) -> tuple[Tensors, Work]:
+    from_root = c10d.BroadcastOptions()
+    from_root.rootRank, source = root, group.members.ranks[root]
 
-    def move(gloo, inputs):
-        gloo.broadcast(inputs, options).wait()
+    def fn(gloo, inputs):
+        gloo.broadcast(inputs, from_root).wait()
         return inputs
 
-    return tensors, group.issue(
+    return tensors, group.collective(
         name="broadcast",
-        what=f"{sizes_of(tensors)} from rank {root}",
+        detail=f"{sizes_of(tensors)} from rank {root}",
         inputs=tensors,
-        results=tensors,
         outputs=tensors,
-        move=move,
-        combine=lambda values: values.get(source),
+        fn=fn,
+        combine=lambda constants: constants.get(source),
     )
 
 
-def reduce_(tensors, group, op, root, root_tensor, async_op=True, timeout=-1):
-    group, reduction, [x] = group_of(group), reduction_of(op, tensors[0].dtype), tensors
-    at_root = group.members.rank == root
+def reduce_(tensors: Tensors, group: Group, op: ScriptObject, root: int, *options: Any) -> Work:
+    """Only the root's tensor is written to; the others get the sum, too, and drop it."""
+    reduction, at_root = reduction_of(op, tensors[0].dtype), group.members.rank == root
 
-    def move(gloo, inputs):
-        result = all_reduce(gloo, reduction, *inputs)
-        return [result] if at_root else []
+    def fn(gloo, inputs):
+        return [all_reduce(gloo, reduction, x) for x in inputs][: int(at_root)]
 
-    return group.issue(
+    return group.collective(
         name="reduce",
-        what=f"{sizes_of(tensors)} to rank {root}",
-        inputs=[x],
-        results=[x] if at_root else [],
-        outputs=tensors,
-        move=move,
+        detail=f"{sizes_of(tensors)} to rank {root}",
+        inputs=tensors,
+        outputs=tensors if at_root else [],
+        result=tensors,
+        fn=fn,
         reduction=reduction,
     )
 
 
-def allgather_(outputs, tensors, group, async_op=True, timeout=-1):
-    group, [x], [results] = group_of(group), tensors, outputs
+def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options: Any) -> tuple[list[Tensors], Work]:
+    """Tensors of other sizes on other ranks, which NCCL broadcasts one by one, are sent to each rank."""
+    [x], [results] = tensors, outputs
     if len(results) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
     sizes = [y.nbytes for y in results]
     even = all(size == x.nbytes for size in sizes)
 
-    def move(gloo, inputs):
+    def fn(gloo, inputs):
         if even:
             return all_gather(gloo, *inputs).view(len(group), x.nbytes).unbind()
         return all_to_all(gloo, "all_gather", inputs * len(group), sizes)
 
-    return outputs, group.issue(
+    return outputs, group.collective(
         name="all_gather",
-        what=sizes_of(tensors) if even else f"{sizes_of(results)} in all",
+        detail=sizes_of(tensors) if even else f"{sizes_of(results)} in all",
         inputs=tensors,
-        results=results,
-        outputs=outputs,
-        move=move,
+        outputs=results,
+        result=outputs,
+        fn=fn,
     )
 
 
-def _allgather_base_(output, tensor, group, async_op=True, timeout=-1):
+def _allgather_base_(output: Tensor, tensor: Tensor, group: Group, *options: Any) -> tuple[Tensor, Work]:
     return output, allgather_into_tensor_coalesced_([output], [tensor], group)
 
 
-def allgather_into_tensor_coalesced_(outputs, tensors, group, async_op=True):
-    group = group_of(group)
+def allgather_into_tensor_coalesced_(outputs: Tensors, tensors: Tensors, group: Group, *options: Any) -> Work:
     for output, x in zip(outputs, tensors, strict=True):
         if output.dtype != x.dtype:
             raise TypeError("output tensor must have the same type as input tensor")
         if output.numel() != x.numel() * len(group):
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    return group.issue(
+    return group.collective(
         name="all_gather",
-        what=sizes_of(tensors),
+        detail=sizes_of(tensors),
         inputs=tensors,
-        results=outputs,
         outputs=outputs,
-        move=lambda gloo, inputs: [all_gather(gloo, x) for x in inputs],
+        fn=lambda gloo, inputs: [all_gather(gloo, x) for x in inputs],
     )
 
 
-def reduce_scatter_(outputs, tensors, group, op, async_op=True, timeout=-1):
-    group, [result], [inputs] = group_of(group), outputs, tensors
-    if len(inputs) != len(group):
+def reduce_scatter_(
+    outputs: Tensors, tensors: list[Tensors], group: Group, op: ScriptObject, *options: Any
+) -> tuple[Tensors, Work]:
+    [result], [parts] = outputs, tensors
+    if len(parts) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
-    reduction, sizes = reduction_of(op, result.dtype), [x.numel() for x in inputs]
+    reduction, sizes = reduction_of(op, result.dtype), [x.numel() for x in parts]
 
-    def move(gloo, inputs):
+    def fn(gloo, inputs):
         x = torch.cat(inputs)
         if all(size == result.numel() for size in sizes):
             return [reduce_scatter(gloo, reduction, x)]
         return [all_reduce(gloo, reduction, x).split(sizes)[gloo.rank()]]
 
-    return outputs, group.issue(
-        name="reduce_scatter",
-        what=sizes_of(inputs),
-        inputs=inputs,
-        results=outputs,
-        outputs=outputs,
-        move=move,
-        reduction=reduction,
+    return outputs, group.collective(
+        name="reduce_scatter", detail=sizes_of(parts), inputs=parts, outputs=outputs, fn=fn, reduction=reduction
     )
 
 
-def _reduce_scatter_base_(output, tensor, group, op, async_op=True, timeout=-1):
+def _reduce_scatter_base_(
+    output: Tensor, tensor: Tensor, group: Group, op: ScriptObject, *options: Any
+) -> tuple[Tensor, Work]:
     return output, reduce_scatter_tensor_coalesced_([output], [tensor], group, op)
 
 
-def reduce_scatter_tensor_coalesced_(outputs, tensors, group, op, async_op=True, timeout=-1):
-    group = group_of(group)
+def reduce_scatter_tensor_coalesced_(
+    outputs: Tensors, tensors: Tensors, group: Group, op: ScriptObject, *options: Any
+) -> Work:
     for output, x in zip(outputs, tensors, strict=True):
         if output.dtype != x.dtype:
             raise TypeError("input tensor must be the same type as the output tensor.")
         if x.numel() != output.numel() * len(group):
             raise ValueError("input tensor must be the same size as output size times world size")
     reduction = reduction_of(op, tensors[0].dtype)
-    return group.issue(
+    return group.collective(
         name="reduce_scatter",
-        what=sizes_of(tensors),
+        detail=sizes_of(tensors),
         inputs=tensors,
-        results=outputs,
         outputs=outputs,
-        move=lambda gloo, inputs: [reduce_scatter(gloo, reduction, x) for x in inputs],
+        fn=lambda gloo, inputs: [reduce_scatter(gloo, reduction, x) for x in inputs],
         reduction=reduction,
     )
 
 
-def alltoall_(outputs, tensors, group, async_op=True, timeout=-1):
-    group = group_of(group)
+def alltoall_(outputs: Tensors, tensors: Tensors, group: Group, *options: Any) -> tuple[Tensors, Work]:
     if not len(outputs) == len(tensors) == len(group):
         raise ValueError("Number of tensor lists must match the number of ranks")
-    return outputs, exchange(group, name="all_to_all", inputs=tensors, results=outputs, outputs=outputs)
+    return outputs, exchange(group, name="all_to_all", inputs=tensors, outputs=outputs)
 
 
-def alltoall_base_(output, tensor, group, output_splits, input_splits, async_op=True, timeout=-1):
-    group = group_of(group)
+def alltoall_base_(
+    output: Tensor, tensor: Tensor, group: Group, output_splits: list[int], input_splits: list[int], *options: Any
+) -> Work:
     return exchange(
         group,
         name="all_to_all",
-        results=split(output, output_splits, len(group)),
         inputs=split(tensor, input_splits, len(group)),
-        outputs=[output],
+        outputs=split(output, output_splits, len(group)),
+        result=[output],
         parts_of=[output, tensor],
     )
 
 
-def gather_(outputs, tensors, group, root, async_op=True, timeout=-1):
-    group, nothing = group_of(group), tensors[0][:0]
-    at_root = group.members.rank == root
+def gather_(outputs: list[Tensors], tensors: Tensors, group: Group, root: int, *options: Any) -> Work:
+    at_root, nothing = group.members.rank == root, tensors[0][:0]
     if len(tensors) != 1 or (at_root and len(outputs[0]) != len(group)):
         raise ValueError(f"Incorrect output list size {len(outputs[0])}. Output list size should be {len(group)}")
     results = outputs[0] if at_root else [nothing] * len(group)
     inputs = [tensors[0] if rank == root else nothing for rank in range(len(group))]
-    return exchange(group, name="gather", what=f" to rank {root}", inputs=inputs, results=results, outputs=outputs)
+    return exchange(group, name="gather", detail=f" to rank {root}", inputs=inputs, outputs=results, result=outputs)
 
 
-def gather_into_tensor_(output, tensor, group, root, async_op=True, timeout=-1):
-    parts = [*output.chunk(len(group_of(group)))] if group_of(group).members.rank == root else []
+def gather_into_tensor_(output: Tensor, tensor: Tensor, group: Group, root: int, *options: Any) -> tuple[Tensor, Work]:
+    parts = [*output.chunk(len(group))] if group.members.rank == root else []
     return output, gather_([parts], [tensor], group, root)
 
 
-def scatter_(outputs, tensors, group, root, async_op=True, timeout=-1):
-    group, nothing = group_of(group), outputs[0][:0]
-    at_root = group.members.rank == root
+def scatter_(outputs: Tensors, tensors: list[Tensors], group: Group, root: int, *options: Any) -> tuple[Tensors, Work]:
+    at_root, nothing = group.members.rank == root, outputs[0][:0]
     if at_root and len(tensors[0]) != len(group):
         raise ValueError(f"Incorrect input list size {len(tensors[0])}. Input list size should be {len(group)}")
     results = [outputs[0] if rank == root else nothing for rank in range(len(group))]
-    inputs, what = tensors[0] if at_root else [nothing] * len(group), f" from rank {root}"
-    return outputs, exchange(group, name="scatter", what=what, inputs=inputs, results=results, outputs=outputs)
+    inputs, detail = tensors[0] if at_root else [nothing] * len(group), f" from rank {root}"
+    return outputs, exchange(group, name="scatter", detail=detail, inputs=inputs, outputs=results, result=outputs)
 
 
-def send(tensors, group, target, tag):
+def send(tensors: Tensors, group: Group, target: int, tag: int) -> Work:
     """`tag` is not looked at, as with NCCL."""
-    return point_to_point(tensors, group_of(group), target, sends=True)
+    return point_to_point(tensors, group, target, sends=True)
 
 
-def recv_(tensors, group, source, tag):
-    return point_to_point(tensors, group_of(group), source, sends=False)
+def recv_(tensors: Tensors, group: Group, source: int, tag: int) -> Work:
+    return point_to_point(tensors, group, source, sends=False)
 
 
-def recv_any_source_(tensors, group, tag):
+def recv_any_source_(tensors: Tensors, group: Group, tag: int) -> Work:
     raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
 
 
-def barrier(tensor, group, device_ids, async_op=True, timeout=-1):
-    nothing = {"inputs": [], "results": [], "outputs": [], "move": lambda gloo, inputs: []}
-    return group_of(group).issue(name="barrier", parts_of=[tensor], **nothing)
+def barrier(tensor: Tensor, group: Group, *options: Any) -> Work:
+    return group.collective(name="barrier", inputs=[], outputs=[], fn=lambda gloo, inputs: [], parts_of=[tensor])
 
 
-COLLECTIVES = {
+COLLECTIVES: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(allreduce_, allreduce_coalesced_, broadcast_, reduce_, allgather_, _allgather_base_),

@@ -2,15 +2,13 @@
 
 An operation starts when the streams of all ranks have come to it. Where values exist, a RealCommunicator sends them by
 gloo, in a thread of its own, while the program goes on: nobody waits for another rank's time unless it waits for the
-values. In a dry run there is nothing to send, see `dry_runs.communicator`.
+values. In a dry run there is nothing to send, see `dry_runs.rendezvous`.
 """
 
 import os
 import queue
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import torch.distributed as dist
 
@@ -37,7 +35,6 @@ class Communicator:
 
     name       what errors call it
     row        its row in the timeline
-    connect    connect(gpu name or None), see `handshake`
     exclusive  whether each rank needs a GPU of its own
     direction  between two ranks, which of them sends; None: a collective's
     """
@@ -49,54 +46,37 @@ class Communicator:
         *,
         name: str,
         row: str,
-        connect: Callable[[str | None], Connection],
-        work: type[NcclWork] = NcclWork,
+        work_class: type[NcclWork] = NcclWork,
         exclusive: bool = True,
         direction: int | None = None,
     ):
         self.gpu, self.members, self.name, self.row = gpu, members, name, row
-        self.connect, self.work_class, self.direction = connect, work, direction
+        self.work_class, self.direction = work_class, direction
         self.gpu_name = f"GPU {gpu.number} of node {os.environ.get('GROUP_RANK', 0)}" if exclusive else None
         self.issued = 0  # operations
         self.pending: dict[int, NcclWork] = {}  # by number, until the program has waited for them
         self.lock = threading.Lock()  # several threads may wait for what is pending
         self.done_at = 0.0  # when its stream has done all operations, as far as is known
         self.broken: BaseException | None = None  # why nothing works any more
+        gpu.communicators.append(self)
 
-    def issue(
-        self,
-        *,
-        name: str,
-        what: str,
-        nbytes: int,
-        seconds: float,
-        transfer: Transfer,
-        outputs: Any,
-        combine: Callable | None = None,
-    ) -> NcclWork:
-        """Call an operation: it starts when the streams of all ranks have come to it, and takes `seconds` from there.
-
-        what     what all ranks must call
-        outputs  what its work hands out
-        combine  combine({rank: values or None}), in a dry run: what `outputs` hold afterwards, None if that is unknown
-        """
-        self.check(what)
+    def issue(self, call: Call, transfer: Transfer) -> NcclWork:
+        """An operation begins when the streams of all ranks have come to it."""
+        self.check(call)
         gpu, host = self.gpu, self.gpu.clock.host_in_use()
         launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
-        record = Record(max(launch.launched if launch else host.now, current_stream_of(gpu).done_at), what)
+        ready = max(launch.launched if launch else host.now, current_stream_of(gpu).done_at)
         self.issued += 1
         if gpu.machine.step_memory is not None:
-            gpu.machine.step_memory.own("in transit", (*transfer.reads, *transfer.writes))
-        work = self.work_class(
-            self, Call(name, nbytes, self.issued, record, seconds, outputs, combine), launch, transfer
-        )
+            gpu.machine.step_memory.own("in transit", (*transfer.inputs, *transfer.outputs))
+        work = self.work_class(self, self.issued, call, Record(ready, call.fingerprint), launch, transfer)
         self.start(work)
         with self.lock:
             self.pending[self.issued] = work
         return work
 
-    def check(self, what: str) -> None:
-        """An error if no more operations, such as `what`, can be called."""
+    def check(self, call: Call) -> None:
+        """An error if no more operations, such as this one, can be called."""
         if self.gpu.machine.forked:
             raise bad_fork()
         if self.broken is not None:
@@ -104,12 +84,12 @@ class Communicator:
 
     def start(self, work: NcclWork) -> None:
         if work.launch is not None:
-            self.gpu.clock.log.pending[work] = work.call.record.ready
-        complete(self.arrive(work))
+            self.gpu.clock.log.pending[work] = work.record.ready
+        complete(self.join(work))
 
-    def arrive(self, work: NcclWork) -> dict[int, NcclWork]:
+    def join(self, work: NcclWork) -> dict[int, NcclWork]:
         """{rank: its work} of the ranks that are run, if all have come to the operation; or {}."""
-        return {self.members.this: work}
+        return {self.members.global_rank: work}
 
     def wait(self, work: NcclWork, seconds: float) -> None:
         """Wait, in real time, until it is done. `seconds`: the program's own time limit, 0: the group's."""
@@ -120,8 +100,8 @@ class Communicator:
 
     def schedule(self, work: NcclWork, records: dict[int, Record]) -> None:
         """From when to when an operation runs, by the records of its ranks."""
-        if len({record.what for record in records.values()}) > 1:
-            calls = "".join(f"\n  rank {rank}: {record.what}" for rank, record in records.items())
+        if len({record.fingerprint for record in records.values()}) > 1:
+            calls = "".join(f"\n  rank {rank}: {record.fingerprint}" for rank, record in records.items())
             raise dist.DistBackendError(
                 f"the ranks of {self.name} called different operations; NCCL would hang, or mix values up.{calls}"
             )
@@ -133,25 +113,25 @@ class Communicator:
         with self.lock:
             pending = list(self.pending.values())
         for work in pending:
-            work.settle()
+            work.wait_in_real_time()
 
     def close(self, seconds: float | None = None) -> None:
         """There will be no more operations. Waits for those there are, but no longer than `seconds`."""
         # nothing keeps the store, so that the next group of these ranks gets another one
-        self.members, self.connect = self.members._replace(store=None), None
+        self.members = self.members._replace(store=None)
 
 
 def complete(works: dict[int, NcclWork]) -> None:
     """All ranks that are run have come to an operation, {rank: its work}, and it has no values to send."""
-    records = {rank: work.call.record for rank, work in works.items()}
+    records = {rank: work.record for rank, work in works.items()}
     for work in works.values():
-        if work.call.number == 1 and work.communicator.gpu_name is not None:
+        if work.number == 1 and work.communicator.gpu_name is not None:
             check_gpus([other.communicator.gpu_name for other in works.values()], list(works))
         work.communicator.schedule(work, records)
-    for tensors in zip(*(tensors_in([work.call.outputs]) for work in works.values())):
+    for tensors in zip(*(tensors_in([work.call.result]) for work in works.values())):
         combine_constants(works, [tensor.inner for tensor in tensors])
     for work in works.values():
-        work.done.set()
+        work.completed.set()
 
 
 def combine_constants(works: dict[int, NcclWork], inner: list) -> None:
@@ -177,15 +157,18 @@ class RealCommunicator(Communicator):
         self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
         self.thread.start()
 
-    def check(self, what: str) -> None:
+    def check(self, call: Call) -> None:
         if self.broken is None and not self.thread.is_alive():
-            rank = f"rank {self.members.this}, {what} ({self.name})"
-            self.broken = dist.DistBackendError(f"{rank}: the thread that communicates for it has ended")
-        super().check(what)
+            self.broken = dist.DistBackendError(f"{self.head(call)}: the thread that communicates for it has ended")
+        super().check(call)
+
+    def head(self, call: Call) -> str:
+        """What an error message begins with."""
+        return f"rank {self.members.global_rank}, {call.fingerprint} ({self.name})"
 
     def start(self, work: NcclWork) -> None:
         with self.lock:
-            work.transfer.begin([other.transfer for other in self.pending.values()])
+            work.transfer.copy_inputs([other.transfer for other in self.pending.values()])
         self.queue.put(work)
 
     def serve(self) -> None:
@@ -195,32 +178,32 @@ class RealCommunicator(Communicator):
         while (work := self.queue.get()) is not None:
             try:
                 if self.broken is None:
-                    connection = connection or self.connect(self.gpu_name)
-                    records = connection.exchange(work.call.record)
+                    connection = connection or Connection(self.members, self.gpu_name)
+                    records = connection.all_gather(work.record)
                     self.schedule(work, dict(zip(self.members.ranks, records, strict=True)))
                     work.transfer.run(connection.values)
             except BaseException as error:
                 self.broken = self.explained(error, work)
                 traceback.clear_frames(error.__traceback__)  # all but this one, and they have the connection
-            work.error, done, work = self.broken, work.done, None  # whoever waits for it may free its tensors at once
-            done.set()
+            work.error, completed = self.broken, work.completed
+            work = None  # whoever waits for it may free its tensors at once
+            completed.set()
         connection = None  # which an error's traceback would keep, with this frame
 
     def wait(self, work: NcclWork, seconds: float) -> None:
-        if not work.done.wait(STATUS_AFTER * (seconds or self.members.timeout.total_seconds())):
+        if not work.completed.wait(STATUS_AFTER * (seconds or self.members.timeout.total_seconds())):
             self.members.set_status(work.status)
-            work.done.wait()  # the thread keeps the time limit
+            work.completed.wait()  # the thread keeps the time limit
             if work.error is None:
                 self.members.set_status("")
 
     def explained(self, error: BaseException, work: NcclWork) -> BaseException:
         """`error`, met in `work`; one of gloo's as one that says which ranks have gone, or wait where."""
-        head = f"rank {self.members.this}, {work.call.record.what} ({self.name})"
         if any(words in str(error) for words in DISCONNECTED):
-            return dist.DistBackendError(f"{head}: another rank has gone ({error})")
+            return dist.DistBackendError(f"{self.head(work.call)}: another rank has gone ({error})")
         if "imed out" in str(error) or "imeout" in str(error):
-            seconds = f"{self.members.timeout.total_seconds():g} s"
-            return dist.DistBackendError(f"{head}: not all ranks came within {seconds}{self.statuses(work)}")
+            words = f"not all ranks came within {self.members.timeout.total_seconds():g} s{self.statuses(work)}"
+            return dist.DistBackendError(f"{self.head(work.call)}: {words}")
         return error
 
     def statuses(self, work: NcclWork) -> str:
@@ -228,7 +211,7 @@ class RealCommunicator(Communicator):
         lines = []
         for rank in self.members.ranks:
             other = self.members.status_of(rank) or "waits nowhere: it computes, or has left"
-            lines.append(f"\n  rank {rank} {work.status if rank == self.members.this else other}")
+            lines.append(f"\n  rank {rank} {work.status if rank == self.members.global_rank else other}")
         return "".join(lines)
 
     def close(self, seconds: float | None = None) -> None:

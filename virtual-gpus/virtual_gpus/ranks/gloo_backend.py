@@ -6,6 +6,7 @@ the program waits for that. So here PyTorch's own gloo gets copies of them, and 
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,14 @@ from virtual_gpus.clock.costs import link_seconds
 from virtual_gpus.clock.topology import Topology
 from virtual_gpus.compat import OpOverload, c10d, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
-from virtual_gpus.ranks.handshake import Connection
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import NcclWork
+from virtual_gpus.ranks.work import Call, NcclWork
 from virtual_gpus.tensors.tensor import VirtualTensor
 from virtual_gpus.tree import tensors_in
+
+if TYPE_CHECKING:
+    from virtual_gpus.ranks.process_groups import GlooGroup
 
 # What ProcessGroupGloo.cpp does for CUDA. It makes a scattered reduction of a whole one.
 ALL_REDUCES = "allreduce_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"
@@ -42,38 +45,33 @@ class GlooWork(NcclWork):
         return True
 
 
-class GlooConnection(Connection):
-    """The values travel by a process group, in which PyTorch's operations find gloo."""
-
-    def connect_values(self, members: Members) -> dist.ProcessGroup:
-        group = dist.ProcessGroup(dist.HashStore(), members.rank, len(members.ranks))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, members.gloo("values"))
-        return group
-
-
-def call(group, func: OpOverload, args: tuple):
-    """An operation `func` of c10d on tensors of which some are on virtual GPUs, in a GlooGroup."""
-    name, tensors, written = func.overloadpacket.__name__, list(tensors_in(args)), list(tensors_in([args[0]]))
+def issue(group: "GlooGroup", func: OpOverload, args: tuple) -> Any:
+    """An operation `func` of c10d on tensors of which some are on virtual GPUs."""
+    name, tensors, outputs = func.overloadpacket.__name__, list(tensors_in(args)), list(tensors_in([args[0]]))
     gpu = check(name, tensors)
-    outputs = [args[0]] if isinstance(args[0], torch.Tensor) else args[0]
     place = [argument.name for argument in func._schema.arguments].index("process_group")
 
-    def move(gloo, sent):
-        copies = {x: copy.as_strided(x.size(), x.stride()) for x, copy in zip(tensors, sent, strict=True)}
-        given = tree_map_only(torch.Tensor, copies.__getitem__, list(args))
-        given[place] = gloo.boxed()
+    def fn(gloo, inputs):
+        copies = {x: copy.as_strided(x.size(), x.stride()) for x, copy in zip(tensors, inputs, strict=True)}
+        given = tree_map_only(Tensor, copies.__getitem__, list(args))
+        process_group = dist.ProcessGroup(dist.HashStore(), gloo.rank(), gloo.size())  # where `func` finds gloo
+        process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        given[place] = process_group.boxed()
         result = func(*given)
         c10d.Work.unbox(result[-1] if isinstance(result, tuple) else result).wait()
-        return [flat(copies[x]) for x in written]
+        return [flat(copies[x]) for x in outputs]
 
-    transfer = Transfer(move, [flat(x.inner) for x in tensors], [flat(x.inner) for x in written])
-    what = f"{name.strip('_')} of {str(tensors[0].dtype).removeprefix('torch.')}, with gloo"
-    what += f", {[x.numel() for x in tensors]}" if name in SAME_SIZES else ""
-    nbytes = max(sum(x.nbytes for x in each) for each in (written, tensors_in(args[1:])))
-    seconds = gloo_seconds(name, nbytes, group.members, gpu.machine.topology)
-    work = group.communicator(gpu).issue(
-        name=name.strip("_"), what=what, nbytes=nbytes, seconds=seconds, transfer=transfer, outputs=outputs
+    nbytes = max(sum(x.nbytes for x in each) for each in (outputs, tensors_in(args[1:])))
+    sizes = f", {[x.numel() for x in tensors]}" if name in SAME_SIZES else ""
+    call = Call(
+        name=name.strip("_"),
+        fingerprint=f"{name.strip('_')} of {str(tensors[0].dtype).removeprefix('torch.')}, with gloo{sizes}",
+        nbytes=nbytes,
+        seconds=gloo_seconds(name, nbytes, group.members, gpu.machine.topology),
+        result=[args[0]] if isinstance(args[0], Tensor) else args[0],
     )
+    transfer = Transfer(fn, [flat(x.inner) for x in tensors], [flat(x.inner) for x in outputs])
+    work = group.communicator(gpu).issue(call, transfer)
     return (args[0], work.boxed()) if len(func._schema.returns) == 2 else work.boxed()
 
 

@@ -6,7 +6,6 @@ and whether all call the same. Where NCCL would hang or mix values up, there is 
 
 import hashlib
 import struct
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,10 +22,10 @@ class Record(NamedTuple):
     """What a rank tells the others."""
 
     ready: float  # seconds on its clock, when its GPU could begin
-    what: str  # the operation, its type and size: the same on all ranks
+    fingerprint: str  # the operation, its dtype and sizes: the same on all ranks (c10d's CollectiveFingerPrint)
 
     def pack(self) -> bytearray:
-        data = struct.pack("d", self.ready) + shorten(self.what.encode(), RECORD_BYTES - 8)
+        data = struct.pack("d", self.ready) + shorten(self.fingerprint.encode(), RECORD_BYTES - 8)
         return bytearray(data.ljust(RECORD_BYTES, b"\0"))
 
     @classmethod
@@ -52,54 +51,15 @@ class Connection:
     """
 
     def __init__(self, members: Members, gpu: str | None):
-        self.records, self.values = members.gloo("records"), self.connect_values(members)
+        self.records, self.values = members.gloo("records"), members.gloo("values")
         if gpu is not None:
-            check_gpus([record.what for record in self.exchange(Record(0.0, gpu))], members.ranks)
+            check_gpus([record.fingerprint for record in self.all_gather(Record(0.0, gpu))], members.ranks)
 
-    def connect_values(self, members: Members) -> dist.ProcessGroup | dist.ProcessGroupGloo:
-        return members.gloo("values")
-
-    def exchange(self, record: Record) -> list[Record]:
+    def all_gather(self, record: Record) -> list[Record]:
         """The records of all ranks, of which `record` is this one's."""
         received = bytearray(self.records.size() * RECORD_BYTES)
         self.records._allgather_base(tensor_on(received), tensor_on(record.pack())).wait()
         return [Record.unpack(received[i : i + RECORD_BYTES]) for i in range(0, len(received), RECORD_BYTES)]
-
-
-class PairConnection:
-    """One direction of a Pair's connection: the tag of its messages is the number of the rank that sends them."""
-
-    def __init__(self, connection: Connection, direction: int):
-        self.records, self.values, self.direction = connection.records, connection.values, direction
-
-    def exchange(self, record: Record) -> list[Record]:
-        this, received = self.records.rank(), bytearray(RECORD_BYTES)
-        works = (
-            self.records.send([tensor_on(record.pack())], 1 - this, self.direction),
-            self.records.recv([tensor_on(received)], 1 - this, self.direction),
-        )
-        for work in works:
-            work.wait()
-        other = Record.unpack(received)
-        return [other, record] if this else [record, other]
-
-
-class Pair:
-    """Two ranks that send to each other. Both directions share a connection, and else nothing."""
-
-    def __init__(self, members: Members, name: str):
-        self.members, self.name = members, name
-        self.lock = threading.Lock()
-        self.connection: Connection | None = None
-
-    def connect(self, direction: int, gpu: str | None) -> PairConnection:
-        with self.lock:
-            self.connection = self.connection or Connection(self.members, gpu)
-        return PairConnection(self.connection, direction)
-
-    def close(self) -> None:
-        """Both directions have ended."""
-        self.connection = None
 
 
 def check_gpus(gpus: list[str], ranks: Sequence[int]) -> None:

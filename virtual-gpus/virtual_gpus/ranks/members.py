@@ -21,7 +21,7 @@ class Members(NamedTuple):
     parent: list[int] | None = None  # the ranks of the group of which these are a subset
 
     @property
-    def this(self) -> int:
+    def global_rank(self) -> int:
         """The rank of this process in the whole program."""
         return self.ranks[self.rank]
 
@@ -48,7 +48,7 @@ class Members(NamedTuple):
 
     def set_status(self, status: str) -> None:
         with contextlib.suppress(RuntimeError):  # the store may have gone, with the rank that kept it
-            self.status_store().set(str(self.this), status)
+            self.status_store().set(str(self.global_rank), status)
 
     def status_of(self, rank: int) -> str:
         """What `rank` has set last; "" if it has set nothing."""

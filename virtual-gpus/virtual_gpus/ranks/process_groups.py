@@ -1,6 +1,5 @@
 """The process groups whose ranks have virtual GPUs. What they are called and who belongs to them is PyTorch's."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,11 @@ from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import c10d, resolve_process_group
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
-from virtual_gpus.ranks.gloo_backend import GlooConnection, GlooWork
+from virtual_gpus.ranks.gloo_backend import GlooWork
 from virtual_gpus.ranks.gloo_collectives import Reduction
-from virtual_gpus.ranks.handshake import Connection, Pair
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import NcclWork
+from virtual_gpus.ranks.work import Call, NcclWork
 from virtual_gpus.tensors.tensor import VirtualTensor
 
 REDUCIBLE = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
@@ -28,32 +26,25 @@ GROUPS: dict[str, "Group"] = {}  # {name of a process group: its Group}
 class Group:
     """A process group of PyTorch's with the backend "nccl", by its name there."""
 
-    work, connection, exclusive = NcclWork, Connection, True  # exclusive: each rank needs a GPU of its own
+    work_class, exclusive = NcclWork, True  # exclusive: each rank needs a GPU of its own
 
     def __init__(self, members: Members, name: str):
         self.members, self.group_name, self.name = members, name, f"group {name}"
         self.communicators: dict[int, Communicator] = {}  # by the index of this rank's GPU: usually one
-        self.pairs: dict[tuple[int, int], Pair] = {}  # by two ranks of the group
         self.channels: dict[tuple[int, int], Communicator] = {}  # by sender and receiver
         self.coalesced: list[NcclWork] | None = None  # the works of a block that coalesces them, while it is open
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.members.ranks)
 
     def communicator(self, gpu: VirtualGPU) -> Communicator:
         """Of all ranks, this one with `gpu`."""
         if gpu.index not in self.communicators:
             members = self.members.under(f"communicator {len(self.communicators)}")
+            options = {"work_class": self.work_class, "exclusive": self.exclusive}
             self.communicators[gpu.index] = gpu.machine.communicator_class(
-                gpu,
-                members,
-                name=self.name,
-                row=self.row,
-                connect=functools.partial(self.connection, members),
-                work=self.work,
-                exclusive=self.exclusive,
+                gpu, members, name=self.name, row=self.row, **options
             )
-            gpu.communicators.append(self.communicators[gpu.index])
         return self.communicators[gpu.index]
 
     @property
@@ -68,67 +59,55 @@ class Group:
             raise ValueError("Invalid point-to-point operation: a rank can't send to itself")
         if (source, target) not in self.channels:
             ends = min(source, target), max(source, target)
-            if ends not in self.pairs:
-                self.pairs[ends] = Pair(self.members.subset(ends), f"{self.name}, ranks {ends[0]} and {ends[1]}")
-            pair, direction = self.pairs[ends], ends.index(source)
+            name, direction = f"{self.name}, ranks {ends[0]} and {ends[1]}", ends.index(source)
+            members = self.members.subset(ends).under(f"direction {direction}")
             self.channels[source, target] = gpu.machine.communicator_class(
-                gpu,
-                pair.members,
-                name=pair.name,
-                row="messages",
-                connect=functools.partial(pair.connect, direction),
-                direction=direction,
+                gpu, members, name=name, row="messages", direction=direction
             )
-            gpu.communicators.append(self.channels[source, target])
         return self.channels[source, target]
 
     def close(self, seconds: float | None = None) -> None:
         """Wait for all operations, but for no communicator longer than `seconds`; there will be no more."""
         for communicator in (*self.communicators.values(), *self.channels.values()):
             communicator.close(seconds)
-        for pair in self.pairs.values():
-            pair.close()
 
-    def issue(
+    def collective(
         self,
         *,
         name: str,
-        what: str = "",
         inputs: Sequence[Tensor],
-        results: Sequence[Tensor],
-        outputs: Any,
-        move: Callable,
+        outputs: Sequence[Tensor],
+        fn: Callable,
+        detail: str = "",
+        result: Any = None,
         reduction: Reduction | None = None,
         combine: Callable | None = None,
         parts_of: Sequence[Tensor] | None = None,
     ) -> torch.ScriptObject:
-        """Call a collective of all ranks, which reads `inputs` and writes to `results`: its Work, as C++ has it.
+        """Call a collective of all ranks, which reads `inputs` and writes `outputs`: its Work, as C++ has it.
 
-        what      what all ranks must agree in beside its name and dtype
-        outputs   what its Work hands out
-        move      move(gloo, inputs) returns the values of `results`, all of them flat: elements for a `reduction`,
-                  which gloo does for each dtype in its own way, or else bytes
-        combine   see `Communicator.issue`
-        parts_of  the tensors that the program has given, if inputs and results are parts of them
+        fn        fn(gloo, inputs) returns the values of `outputs`, all of them flat: elements for a `reduction`, which
+                  gloo does for each dtype in its own way, or else bytes
+        detail    what all ranks must agree in beside its name and dtype
+        result    what its Work hands out; None: `outputs`
+        combine   see `Call`
+        parts_of  the tensors that the program has given, if inputs and outputs are parts of them
         """
-        if reduction is not None:
-            what = f"{what}, {reduction.op.name}"
-        view = flat_bytes if reduction is None else flat
-        transfer = Transfer(move, [view(x) for x in inputs], [view(x) for x in results])
-        tensors = parts_of or [*inputs, *results]
+        view, reduced = (flat_bytes, "") if reduction is None else (flat, f", {reduction.op.name}")
+        transfer = Transfer(fn, [view(x) for x in inputs], [view(x) for x in outputs])
+        tensors = parts_of or [*inputs, *outputs]
         gpu = check_tensors(tensors)
-        topology, nbytes = gpu.machine.topology, max(sum(x.nbytes for x in each) for each in (inputs, results))
+        topology, nbytes = gpu.machine.topology, max(sum(x.nbytes for x in each) for each in (inputs, outputs))
         gpus = topology.gpus_of(self.members.ranks)
-        work = self.communicator(gpu).issue(
+        call = Call(
             name=name,
-            what=f"{name} of {type_name(tensors[0].dtype)}{what}",
+            fingerprint=f"{name} of {type_name(tensors[0].dtype)}{detail}{reduced}",
             nbytes=nbytes,
             seconds=collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus)),
-            transfer=transfer,
-            outputs=outputs,
+            result=outputs if result is None else result,
             combine=combine,
         )
-        return self.coalesce(work).boxed()
+        return self.coalesce(self.communicator(gpu).issue(call, transfer)).boxed()
 
     def coalesce(self, work: NcclWork) -> NcclWork:
         """`work`, which is part of the block that coalesces works, if one is open."""
@@ -140,10 +119,10 @@ class Group:
 class GlooGroup(Group):
     """The same with the backend "gloo", whose operations `gloo_backend` calls."""
 
-    work, connection, exclusive = GlooWork, GlooConnection, False
+    work_class, exclusive = GlooWork, False
 
 
-def is_group(argument) -> bool:
+def is_group(argument: Any) -> bool:
     return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
 
 

@@ -1,7 +1,7 @@
 """How the values of one operation travel, in the order that a stream would give them.
 
 The thread of a communicator moves values while the program goes on, and what the program sees must not depend on how
-far that thread has come. So what an operation reads is copied when it is called, and what it receives is written when
+far that thread has come. So the inputs of an operation are copied when it is called, and its outputs are written when
 the program waits. That alone would break the order of a stream, in which each operation sees what those before it have
 written, waited for or not:
 
@@ -21,44 +21,45 @@ from torch import Tensor
 
 
 class Transfer:
-    """move(gloo, sent) returns what this rank receives: a tensor for each that the operation `writes`.
+    """fn(gloo, copies of `inputs`) returns what this rank receives: a tensor for each of `outputs`.
 
-    `sent` are copies of what it `reads`. All of them are flat views of inner tensors.
+    Inputs and outputs are flat views of inner tensors.
     """
 
-    def __init__(self, move: Callable, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()):
-        self.move, self.reads, self.writes = move, reads, writes
-        self.sent = self.received = None
-        self.before = []
-        self.ended = False
+    def __init__(self, fn: Callable, inputs: Sequence[Tensor], outputs: Sequence[Tensor]):
+        self.fn, self.inputs, self.outputs = fn, inputs, outputs
+        self.copies: list[Tensor] = []
+        self.received: Sequence[Tensor] | None = None  # None: not yet, or nothing, as without values
+        self.before: list[Transfer] = []
+        self.written = False
 
-    def begin(self, pending: Iterable["Transfer"]) -> None:
+    def copy_inputs(self, pending: Iterable["Transfer"]) -> None:
         """The program calls the operation, and has not waited for those in `pending`."""
-        undelivered = [other for other in pending if not other.ended]  # the others have written
-        self.before = [other for other in undelivered if any(overlap(x, y) for x in self.reads for y in other.writes)]
-        self.sent = [x.clone() for x in self.reads]
+        unwritten = [other for other in pending if not other.written]
+        self.before = [other for other in unwritten if any(overlap(x, y) for x in self.inputs for y in other.outputs)]
+        self.copies = [x.clone() for x in self.inputs]
 
     def run(self, gloo) -> None:
         with torch.inference_mode():  # which may write to tensors of both kinds
             for other in self.before:
-                for target, values in zip(other.writes, other.received, strict=True):
+                for target, values in zip(other.outputs, other.received, strict=True):
                     self.overlay(target, values)
-            self.received = self.move(gloo, self.sent)
-        self.before = self.sent = None
+            self.received = self.fn(gloo, self.copies)
+        self.before, self.copies = [], []
 
     def overlay(self, target: Tensor, values: Tensor) -> None:
         """Bring the copies to what they would be if `values` had been written to `target` before."""
-        for x, copy in zip(self.reads, self.sent, strict=True):
+        for x, copy in zip(self.inputs, self.copies, strict=True):
             if shared := overlap(x, target):
                 (to, to_end), (start, end) = ([address - t.data_ptr() for address in shared] for t in (x, target))
                 copy.view(torch.uint8)[to:to_end] = values.view(torch.uint8)[start:end]
 
-    def end(self) -> None:
+    def write_outputs(self) -> None:
         """The program has waited for the operation, or for a later one of the same stream."""
-        if self.received is not None and not self.ended:  # nothing is received where it failed, or without values
-            self.ended = True
+        if self.received is not None and not self.written:
+            self.written = True
             with torch.inference_mode():
-                for target, values in zip(self.writes, self.received, strict=True):
+                for target, values in zip(self.outputs, self.received, strict=True):
                     target.copy_(values)
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virtual_gpus.clock.host import Launch
 from virtual_gpus.clock.streams import current_stream_of
@@ -12,40 +12,55 @@ from virtual_gpus.ranks.futures import Future
 from virtual_gpus.ranks.handshake import Record
 from virtual_gpus.ranks.transfer import Transfer
 
+if TYPE_CHECKING:
+    from virtual_gpus.ranks.communicator import Communicator
+
 
 class Call(NamedTuple):
-    """What a rank has called."""
+    """An operation that a rank calls."""
 
     name: str  # in the timeline
+    fingerprint: str  # the operation, its dtype and sizes, in words: the same on all ranks
     nbytes: int
-    number: int  # of the operation on its communicator, from 1
-    record: Record  # for the other ranks
-    seconds: float  # from when all ranks are ready
-    outputs: Any  # what Work.result() returns
-    combine: Callable | None  # see Communicator.issue
+    seconds: float  # that it takes, from when the streams of all ranks have come to it
+    result: Any  # what Work.result() returns
+    # in a dry run: combine({rank: constants or None}) is what `result` holds afterwards, None if that is unknown
+    combine: Callable | None = None
 
 
 class NcclWork(c10d.Work):
     """With nccl, streams wait for an operation and the host goes on.
 
+    number      of the operation on its communicator, from 1
+    record      what this rank tells the others
     launch      None after it has been recorded in the timeline, or if it is not to be
-    start, end  seconds on the clock, the same on all ranks; there as soon as it is `done`
+    start, end  seconds on the clock, the same on all ranks; there as soon as it is `completed`
     """
 
-    def __init__(self, communicator, call: Call, launch: Launch | None, transfer: Transfer | None):
+    def __init__(
+        self,
+        communicator: "Communicator",
+        number: int,
+        call: Call,
+        record: Record,
+        launch: Launch | None,
+        transfer: Transfer,
+    ):
         super().__init__()
-        self.communicator, self.call, self.launch, self.transfer = communicator, call, launch, transfer
+        self.communicator, self.number, self.call, self.record = communicator, number, call, record
+        self.launch: Launch | None = launch
+        self.transfer: Transfer | None = transfer
         self.start = self.end = 0.0
-        self.done = threading.Event()
+        self.completed = threading.Event()
         self.error: BaseException | None = None
 
     @property
     def status(self) -> str:
-        return f"waits in {self.call.record.what}, operation {self.call.number} of {self.communicator.name}"
+        return f"waits in {self.call.fingerprint}, operation {self.number} of {self.communicator.name}"
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """The GPU's current stream waits for the operation; in real time, the program does."""
-        self.settle(timeout.total_seconds())
+        self.wait_in_real_time(timeout.total_seconds())
         stream = current_stream_of(self.communicator.gpu)
         stream.done_at = max(stream.done_at, self.end)
         return True
@@ -56,11 +71,11 @@ class NcclWork(c10d.Work):
     def block_current_stream(self) -> None:
         self.wait()
 
-    def settle(self, seconds: float = 0.0) -> None:
-        """Wait, in real time, until the values are there, and record the operation. The host's clock stands still."""
+    def wait_in_real_time(self, seconds: float = 0.0) -> None:
+        """Wait until the values are there, and record the operation. On the modelled clock nobody waits."""
         communicator, call = self.communicator, self.call
         communicator.wait(self, seconds)
-        self.deliver()
+        self.write_outputs()
         if self.error is not None:
             raise self.error
         if self.launch is not None:
@@ -70,30 +85,30 @@ class NcclWork(c10d.Work):
             log.pending.pop(self, None)
             self.launch = None
 
-    def deliver(self) -> None:
-        """The operation is done, and all before it: write what they have received."""
+    def write_outputs(self) -> None:
+        """The operation has completed, and all before it."""
         with self.communicator.lock:
             for number, work in self.communicator.pending.items():
-                if number <= self.call.number:
-                    work.transfer.end()
-            self.communicator.pending.pop(self.call.number, None)
-            self.transfer = None  # as with NCCL, what it reads is kept until here, however early it was read
+                if number <= self.number:
+                    work.transfer.write_outputs()
+            self.communicator.pending.pop(self.number, None)
+            self.transfer = None  # as with NCCL, its inputs are kept until here, however early they were read
 
     def is_completed(self) -> bool:
         self.communicator.poll(self)
-        if self.done.is_set():
-            self.deliver()
-        return self.done.is_set()
+        if self.completed.is_set():
+            self.write_outputs()
+        return self.completed.is_set()
 
     def is_success(self) -> bool:
-        return self.done.is_set() and self.error is None
+        return self.completed.is_set() and self.error is None
 
     def exception(self) -> BaseException | None:
         return self.error
 
     def result(self) -> Any:
         self.wait()
-        return self.call.outputs
+        return self.call.result
 
     def get_future(self) -> Future:
-        return Future(self, self.call.outputs, self.communicator.gpu)
+        return Future(self, self.call.result, self.communicator.gpu)
