@@ -95,7 +95,7 @@ def test_what_a_program_sees_before_it_waits_does_not_depend_on_threads():
         twice = dist._make_nccl_premul_sum(2.0)
         begun = dist.all_reduce(x, twice, async_op=True), dist.all_gather_into_tensor(gathered, x, async_op=True)
         for work in list(machine.gpus[0].communicators[0].pending.values()):
-            assert work.done.wait(600)  # the thread has got the results
+            assert work.completed.wait(600)  # the thread has got the results
         assert x.tolist() == [1, 1, 1] and gathered.tolist() == [0, 0, 0]
         x.zero_()  # too late for the operations, and overwritten
         begun[0].wait()
