@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from virtual_gpus import virtual_gpus
+from virtual_gpus import patches, virtual_gpus
+from virtual_gpus.patches import cpu_builds
 from virtual_gpus.patches.legacy import LEGACY
 
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
@@ -30,6 +31,21 @@ class Asking(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_build_without_cuda_looks_as_one_with_it(monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", [*patches.PATCHES, *cpu_builds.REPLACED])
+    device, cuda = torch.device, torch.version.cuda
+    with virtual_gpus(2):
+        assert torch.device(1) == torch.device(device=GPU1) == GPU1 and torch.backends.cuda.is_built()
+        assert isinstance(GPU1, torch.device | str) and torch.device == device and torch.device in {device}
+        assert pickle.loads(pickle.dumps(GPU1)) == copy.deepcopy(GPU1) == GPU1 and torch.version.cuda
+        assert torch.zeros(2, device=torch.device(1)).to(device=0).device == GPU0
+        with torch.device("cuda:1"):
+            assert torch.zeros(2).device == GPU1
+        with pytest.raises(RuntimeError, match="negative"):
+            torch.device(-1)
+    assert torch.device is device and torch.version.cuda == cuda
 
 
 # Subclasses of tensors
@@ -350,6 +366,8 @@ def test_what_replaces_a_function_has_its_name(gpus):
     assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
 
 
+# A CPU build says the same without virtual GPUs: C++ has nothing there that would keep a CUDA device.
+@pytest.mark.skipif(cpu_builds.CPU_BUILD, reason="a build without CUDA refuses FakeTensors of CUDA")
 def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
     with virtual_gpus(2), FakeTensorMode():
         x = torch.empty(2, 3, device="cuda")

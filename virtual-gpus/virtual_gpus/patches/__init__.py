@@ -15,6 +15,7 @@ from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.patches import (  # noqa: F401  (each enters its own in PATCHES)
     autocast,
     comm,
+    cpu_builds,
     cuda,
     distributed,
     dtensor,

@@ -37,8 +37,6 @@ for name in "CUDAGraph graph MemPool ExternalStream".split():  # they stay class
     patch(torch.cuda, {name: type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})})
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
     patch(torch.cuda.nccl, {name: not_imitated(f"NCCL (torch.cuda.nccl.{name})")})
-if not hasattr(C, "_nccl_version"):  # in a build without CUDA; asked for when a collective has failed
-    patch(torch.cuda.nccl, {"version": lambda: (2, 28, 9)})
 
 
 @replaces(torch, "to_dlpack")

@@ -57,8 +57,6 @@ nccl, gloo = (Backend._BackendPlugin(function, extended_api=True) for function i
 patch(Backend._plugins, {"NCCL": nccl, "NCCL2": nccl, "NCCL-LEGACY": nccl, "NCCL-LAZY": nccl, "GLOO": gloo})
 for owner in (dist, distributed_c10d):
     patch(owner, {"is_nccl_available": lambda: True})
-if compat.HAS_PLUGINS and not hasattr(distributed_c10d, "ProcessGroupNCCL"):  # without CUDA, and PyTorch asks for it
-    patch(distributed_c10d, {"ProcessGroupNCCL": type("ProcessGroupNCCL", (), {})})
 # What who is not in a new group calls.
 patch(c10d.FakeProcessGroup, {"perform_nocolor_split": lambda self, device: None})
 PATCHES.extend(older.patches(create, create_gloo))

@@ -187,7 +187,10 @@ def to(self, *args, **kwargs):
 @replaces(C_nn)
 def _parse_to(original, *args, **kwargs):
     """What X.to(…) and net.to(…) make of their arguments; 1 is cuda:1, also for a PyTorch built without CUDA."""
-    return original(*(torch.device("cuda", a) if type(a) is int else a for a in args), **kwargs)
+    args = [torch.device("cuda", arg) if type(arg) is int else arg for arg in args]
+    if type(kwargs.get("device")) is int:
+        kwargs["device"] = torch.device("cuda", kwargs["device"])
+    return original(*args, **kwargs)
 
 
 def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=False):

@@ -14,6 +14,7 @@ from virtual_gpus.meta_cache import key_part
 from virtual_gpus.ops.table import MixedDevices, Op
 from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
 
+DEVICE = torch.device  # what a program sees of it is replaced in a PyTorch built without CUDA
 CONSTANTS = {int, str, type(None), torch.dtype}  # types whose values are parts of a key as they are
 
 
@@ -82,7 +83,7 @@ class Arguments:
         elif isinstance(value, Generator):
             check_generator(value, self.gpu)
             value = None if self.gpu.backing.type == "meta" else value
-        elif type(value) is torch.device and self.gpu is not None:
+        elif type(value) is DEVICE and self.gpu is not None:
             value = self.gpu.backing
         return value, part
 
