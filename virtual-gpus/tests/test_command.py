@@ -136,7 +136,7 @@ def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
 def test_run_does_what_torchrun_does(folder):
     done = started("run", "-n", "2", "--gpu", "t4", "--account", "--trace", "trace.json", "train.py", "end")
     out, err = done.communicate(timeout=600)
-    assert done.returncode == 0 and out == "2 2 True\n"
+    assert done.returncode == 0 and out.endswith("2 2 True\n")  # before PyTorch 2.11 gloo says something before
     first, account, *lines, last = err.splitlines()
     assert first == "2 processes on 2 virtual T4, PCIe 3.0 x16: values are real, times are modelled"
     assert account == "2 processes, 2 virtual T4, PCIe 3.0 x16 (all times are modelled)"
@@ -161,7 +161,7 @@ def test_a_rank_that_fails_is_the_only_one_with_a_traceback(folder):
 
 def test_ctrl_c_ends_it_in_few_words(folder):
     process = started("run", "-n", "2", "--account", "train.py")
-    assert process.stdout.readline() == "running\n"
+    assert "running\n" in process.stdout
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=600)[1]
     assert process.returncode == INTERRUPTED

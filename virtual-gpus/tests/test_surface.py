@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
+from versions import since
 
 from virtual_gpus import patches, virtual_gpus
 from virtual_gpus.patches import cpu_builds
@@ -351,6 +352,7 @@ def test_storages_are_identities(gpus):
     assert y.untyped_storage().nbytes() == 4096
 
 
+@since("2.11")
 def test_complex_parameters_in_data_parallel(gpus):
     net, X = nn.Linear(10, 10, dtype=torch.cfloat), torch.rand(4, 10, dtype=torch.cfloat)
     expected = net(X)
