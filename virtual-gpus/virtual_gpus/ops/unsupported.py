@@ -28,7 +28,7 @@ NOT_IMPLEMENTED = [
     ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", BYTES, "upsample_gen2d_aa_out_cuda"),
 ]
 if torch.__version__ < "2.14":
-    KERNELS.append(("angle", HALVES + BRAINS, "angle_cuda"))
+    NOT_IMPLEMENTED.append(("angle", HALVES + BRAINS, "angle_cuda"))
 # The same, and what is said where it isn't the macro AT_DISPATCH that says it; cudnn/Descriptors.cpp, SummaryOps.cu
 REFUSALS = [
     *((names, dtypes, f"\"{kernel}\" not implemented for '{{}}'") for names, dtypes, kernel in NOT_IMPLEMENTED),
