@@ -34,7 +34,7 @@ for step in range(100_000):
         break
     if "fail" in sys.argv and step == 2 and local_rank == 1:
         X + torch.ones(32, 256)
-    if step == 2:
+    if step == 2 and local_rank == 0:  # of two ranks the lines might get mixed
         print("running", flush=True)
 if local_rank == 0:
     print(dist.get_world_size(), torch.cuda.device_count(), dist.is_torchelastic_launched())
