@@ -14,6 +14,7 @@ from calibration import (
     collective_fit,
     collective_validation,
     ddp_scaling,
+    kernels,
     published,
     published_collectives,
     published_scaling,
@@ -24,7 +25,7 @@ from calibration import (
     trial,
 )
 from calibration.record import HERE
-from virtual_gpus import GPUS
+from virtual_gpus import GPUS, virtual_gpus
 from virtual_gpus.clock import nccl, rates
 from virtual_gpus.clock.machine_types import MACHINES
 
@@ -352,3 +353,28 @@ def test_no_fit_can_read_the_rows_of_the_trial():
     command = [sys.executable, "-c", FITS]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=3000, check=False)
     assert done.stdout == "the fits are done\n" and "opened the trial's rows" in done.stderr, done.stderr
+
+
+# What one H100 said, to which nothing has been fitted
+
+
+def test_each_kernel_was_measured_on_an_h100():
+    stored = json.loads(kernels.OUT.read_text())
+    assert stored["gpu"].startswith("NVIDIA H100") and stored["kernels"].keys() == kernels.cases().keys()
+    assert all(
+        0 < row["low"] <= row["median"] <= row["high"] for ways in stored["kernels"].values() for row in ways.values()
+    )
+    beside = stored["contention"]["work"]["product of width 8192, forward"]
+    assert beside["alone"] < beside["16/2048"] < beside["64/2048"] and len(beside) == 1 + len(
+        stored["contention"]["copies"]
+    )
+    assert stored["on_a_gpu"].keys() == {"host", "steps", "memory", "llama", "copies", "validation"}
+
+
+def test_what_was_measured_can_be_asked_of_a_virtual_gpu():
+    stored, cases = json.loads(kernels.OUT.read_text())["kernels"], kernels.cases()
+    with virtual_gpus(1, "H100", backing="meta"):
+        for key in ("linear/2048/4096/4096", "attention/512/1536/64/FLASH_ATTENTION", "layer_norm/1536", "host/add"):
+            modelled = kernels.row(*cases[key])
+            assert modelled.keys() == stored[key].keys()
+            assert all(0.1 < row["median"] / stored[key][way]["median"] < 2 for way, row in modelled.items())
