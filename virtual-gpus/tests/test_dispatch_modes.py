@@ -157,6 +157,46 @@ def test_a_program_s_choice_of_attention_counts():
             F.scaled_dot_product_attention(*[q.float()] * 3)
 
 
+INDEX = torch.tensor([1, 2])
+MAKES = {  # derivatives in C++ that make tensors, and what an H100 shows a mode, up to the gradient of x[2:]
+    "index_put": (lambda x, i: x.index_put((i,), x[2:]), "sum ones_like zeros index_put index"),
+    "put": (lambda x, i: x.put(i, x[2:]), "sum ones_like zeros put take"),
+    "prod": (
+        lambda x, i: x.prod(),
+        "sum ones_like ones cat cumprod flip cat cumprod flip mul mul",
+    ),
+    "mvlgamma": (lambda x, i: torch.mvlgamma(x, 2), "sum ones_like arange add digamma_ sum mul"),
+    "as_strided": (
+        lambda x, i: x.as_strided((2, 2), (1, 1)),
+        "sum ones_like new_zeros arange clone _unsafe_view index_add_",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "names"), MAKES.values(), ids=MAKES)
+def test_a_mode_sees_derivatives_that_make_tensors(function, names):
+    x = torch.tensor([1.5, 2.5, 3.5, 4.5], requires_grad=True)
+    function(x, INDEX).sum().backward()
+    with virtual_gpus(1, gpu="H100"):
+        there, index = x.detach().cuda().requires_grad_(), INDEX.cuda()
+        out = function(there, index)
+        with Names() as backward:
+            out.sum().backward()
+        assert " ".join(backward.seen).startswith(names)
+        torch.testing.assert_close(there.grad.cpu(), x.grad)
+
+
+def test_a_mode_s_own_mistakes_stay_mistakes():
+    class Adds(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {})) + torch.ones(2)
+
+    with virtual_gpus(1):
+        out = torch.ones(2, device="cuda", requires_grad=True).exp()
+        with Adds(), pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+            out.backward(torch.ones_like(out))
+
+
 def test_a_mode_does_not_see_how_virtual_gpus_are_made():
     with virtual_gpus(1), Names() as names:
         x = torch.zeros(3, device="cuda", dtype=torch.int64)

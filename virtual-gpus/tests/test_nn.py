@@ -389,7 +389,7 @@ def test_autocast_has_the_lists_of_cuda(gpus):
         in_full = [torch.exp, torch.log, torch.sum, torch.norm, F.softplus, partial(F.softmax, dim=1)]
         in_full += [partial(F.log_softmax, dim=1), partial(F.layer_norm, normalized_shape=(4,)), lambda t: t.sum(0)]
         in_full += [partial(F.rms_norm, normalized_shape=(4,)), lambda t: F.interpolate(t[None], scale_factor=2)]
-        for run in (*in_full, lambda t: t**2, lambda t: t.cumsum(0), lambda t: F.mse_loss(t, t)):
+        for run in (*in_full, lambda t: t**2, lambda t: t.cumsum(0), lambda t: F.mse_loss(t, t), torch.prod):
             assert run(half).dtype == torch.float32
         assert torch.exp(half.double()).dtype == torch.float64
         F.softmax(half, 1).sum().backward()
@@ -397,6 +397,7 @@ def test_autocast_has_the_lists_of_cuda(gpus):
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU's own autocast stays as it is
         assert F.softmax(torch.rand(4, 4) @ torch.rand(4, 4), 1).dtype == torch.bfloat16
         assert F.cross_entropy(torch.rand(4, 4).bfloat16(), torch.zeros(4, dtype=torch.long)).dtype == torch.float32
+        assert torch.rand(4).bfloat16().prod().dtype == torch.float32
 
 
 def test_autocast_makes_float32_in_the_kernel(gpus):
@@ -431,6 +432,40 @@ def test_autocast_lowers_recurrent_networks(gpus, kind):
     out.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in net.parameters())
     torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_autocast_gives_float16_to_cudnn_whatever_it_is_asked_for(gpus, kind):
+    """As on an H100."""
+    net, X = kind(3, 4).to("cuda:1", torch.bfloat16), torch.randn(2, 5, 3, device="cuda:1")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert net(X)[0].dtype == net(X)[1][0].dtype == torch.float16
+        with torch.backends.cudnn.flags(enabled=False):
+            assert net(X)[0].dtype == torch.bfloat16
+
+
+PROMOTED = {
+    "addcmul": lambda a, b: torch.addcmul(a, b, a),
+    "atan2": torch.atan2,
+    "bilinear": lambda a, b: F.bilinear(a, b, a.new_ones(2, 4, 4)),
+    "cross": lambda a, b: torch.cross(a[:, :3], b[:, :3], dim=1),
+    "dot": lambda a, b: torch.dot(a[0], b[0]),
+    "grid_sample": lambda a, b: F.grid_sample(a[None, None], b.view(1, 2, 4, 2), align_corners=False),
+    "index_put": lambda a, b: a.index_put((torch.tensor([1], device=a.device),), b[:1]),
+    "scatter_add": lambda a, b: a.scatter_add(0, torch.zeros(1, 1, dtype=torch.long, device=a.device), b),
+}
+
+
+@pytest.mark.parametrize("function", PROMOTED.values(), ids=PROMOTED)
+def test_autocast_promotes(gpus, function):
+    """As on an H100."""
+    wide = torch.rand(4, 4, device="cuda:1")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert function(wide.bfloat16(), wide.bfloat16()).dtype == torch.bfloat16
+        assert function(wide.bfloat16(), wide).dtype == function(wide, wide.half()).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="Unexpected floating ScalarType in at::autocast::prioritize"):
+            function(wide.half(), wide.bfloat16())
+        assert torch.cat([wide.half(), wide.half()]).dtype == torch.float16
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])

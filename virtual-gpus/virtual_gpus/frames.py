@@ -2,24 +2,38 @@
 
 import os
 import sys
+import types
 
 import torch
 
-OPERATIONS = "virtual_gpus.tensors"  # the modules that an operation goes through, from __torch_dispatch__ on
+from virtual_gpus.compat import OpOverload
+
+OPERATIONS = ("virtual_gpus.tensors",)  # the modules that an operation goes through, from __torch_dispatch__ on
+MODES = ("torch._dynamo", "torch._compile")  # those through which C++ calls a mode
 LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
 
 
-def called_from_cpp_autograd() -> bool:
-    """Whether C++ calls this operation for a derivative, asked from within `__torch_dispatch__`.
+def called_from_cpp_autograd(func: OpOverload) -> bool:
+    """Whether C++ calls the operation `func` for a derivative, asked from within `__torch_dispatch__`.
 
     Derivatives written in C++ make tensors like those that they are given, and take a virtual tensor for one on the
     CPU. Hooks and `Function.backward` run inside of the engine, too, but from Python frames of their own: no flag that
-    the engine sets could tell them apart.
+    the engine sets could tell them apart. Between C++ and this library there may be a TorchDispatchMode of the
+    program's, which was called with `func`, too.
     """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(OPERATIONS):
-        frame = frame.f_back
+    frame = above = outside(sys._getframe(1), OPERATIONS)
+    while above is not None and above.f_code.co_name != "_engine_run_backward":
+        if above.f_code.co_name == "__torch_dispatch__" and any(value is func for value in above.f_locals.values()):
+            frame = outside(above.f_back, MODES)
+        above = above.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"  # None: a thread of the engine
+
+
+def outside(frame: types.FrameType | None, modules: tuple[str, ...]) -> types.FrameType | None:
+    """`frame`, or the first one that has called it from another module."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(modules):
+        frame = frame.f_back
+    return frame
 
 
 def called_by_torch_load() -> bool:

@@ -12,6 +12,7 @@ from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispat
 from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import VirtualTensor
+from virtual_gpus.tree import tensors_in
 
 # The lists of torch/include/ATen/autocast_mode.h, without what the CPU's autocast does as well
 FLOAT32 = (
@@ -23,10 +24,15 @@ FLOAT32 = (
     "upsample_bicubic2d _upsample_bicubic2d_aa".split()
 )
 INTO_FLOAT32 = (  # whose kernels take half precision and make float32 of it, where the caller names no other type
-    "softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum "
-    "sum.dim_IntList".split()
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+    "linalg_matrix_norm.str_ord sum sum.dim_IntList".split()
 )
-LOWER = ["addmv", "addr", "mv"]
+LOWER = ["addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot"]
+PROMOTED = (  # to the widest type among the arguments
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+)
+UNTOUCHED = ["cat", "stack"]  # by CUDA's; the CPU's does with them what they do by themselves
+FLOAT32_ON_CPU = ["prod", "prod.dim_int", "grid_sampler"]  # where the CPU's differs
 BANNED = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
 Many models use a sigmoid layer right before the binary cross entropy layer.
 In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
@@ -84,6 +90,7 @@ def register_autocast(stack):
     kernels = {name: casting(name, lambda: torch.float32) for name in FLOAT32}
     kernels |= {name: casting(name, lambda: torch.get_autocast_dtype("cpu")) for name in LOWER}
     kernels |= {name: into_float32(name) for name in INTO_FLOAT32} | {"cross_entropy_loss": cross_entropy_loss}
+    kernels |= {name: promoting(name) for name in PROMOTED} | {name: untouched(name) for name in UNTOUCHED}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # of overridden ones, in 2.10 to 2.13
         for name, kernel in kernels.items():
@@ -115,7 +122,9 @@ def into_float32(name):
     def kernel(*args, **kwargs):
         given = dict(zip(names, args, strict=False)) | kwargs
         with ExcludeDispatchKeyGuard(KEYS):
-            if not torch.is_autocast_enabled("cuda") or given.get("dtype") is not None or not eligible(args[0]):
+            if not torch.is_autocast_enabled("cuda"):
+                return operation(*on_cpu(name, args), **kwargs)
+            if given.get("dtype") is not None or not eligible(args[0]):
                 return operation(*args, **kwargs)
             if fused and args[0].dtype != torch.float32:  # in C++ for tensors on a CPU, these would be copied first
                 return fused(args[0], given["dim"], True)
@@ -124,15 +133,57 @@ def into_float32(name):
     return kernel
 
 
+def promoting(name):
+    operation = operation_of(name)
+
+    def kernel(*args, **kwargs):
+        with ExcludeDispatchKeyGuard(KEYS):
+            if not torch.is_autocast_enabled("cuda"):
+                return operation(*on_cpu(name, args), **kwargs)
+            widest = promoted_type(args)
+            return operation(*(cast(a, widest) for a in args), **kwargs)
+
+    return kernel
+
+
+def promoted_type(args):
+    """What PROMOTED operations compute in. (torch/include/ATen/autocast_mode.h, prioritize)"""
+    lower = widest = torch.get_autocast_dtype("cuda")
+    for tensor in filter(eligible, tensors_in(args)):
+        if torch.float32 in (widest, tensor.dtype):
+            widest = torch.float32
+        elif tensor.dtype != lower:
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return widest
+
+
+def untouched(name):
+    operation = operation_of(name)
+
+    def kernel(*args, **kwargs):
+        with ExcludeDispatchKeyGuard(KEYS):
+            return operation(*args, **kwargs)
+
+    return kernel
+
+
+def on_cpu(name, args):
+    """What the CPU's own autocast makes of the arguments of an operation that it knows as well."""
+    return widened(args) if name in FLOAT32_ON_CPU else args
+
+
+def widened(args):
+    half = torch.float16, torch.bfloat16
+    return [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in args]
+
+
 def cross_entropy_loss(input, *args, **kwargs):
     """The CPU's autocast lets it compute in float32; CUDA's takes no notice of it, only of what it is made of."""
     operation = torch.ops.aten.cross_entropy_loss.default
     if torch.is_autocast_enabled("cuda") and isinstance(input, VirtualTensor):
         return operation._op_dk(DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
     with ExcludeDispatchKeyGuard(KEYS):
-        half = torch.float16, torch.bfloat16
-        wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in (input, *args)]
-        return operation(*wide, **kwargs)
+        return operation(*widened((input, *args)), **kwargs)
 
 
 def eligible(value):
@@ -142,12 +193,6 @@ def eligible(value):
 
 def cast(value, dtype):
     """An argument as it is when autocast has done with it."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(cast(v, dtype) for v in value)
     return value.to(dtype) if eligible(value) else value
-
-
-def cast_all(arguments):
-    """The same for `arguments`, lists of tensors among them, of a function that autocast lowers."""
-    if not torch.is_autocast_enabled("cuda"):
-        return arguments
-    dtype = torch.get_autocast_dtype("cuda")
-    return [type(a)(cast(t, dtype) for t in a) if isinstance(a, (list, tuple)) else cast(a, dtype) for a in arguments]

@@ -15,7 +15,7 @@ from virtual_gpus.errors import check_lengths, check_query, check_recurrent
 from virtual_gpus.ops import attention as kernels
 from virtual_gpus.ops.normalization import fused_rms_norm, fused_rms_norm_backward
 from virtual_gpus.patches.autocast import KEYS as AUTOCAST
-from virtual_gpus.patches.autocast import cast, cast_all
+from virtual_gpus.patches.autocast import cast
 from virtual_gpus.patches.patch import replaces
 from virtual_gpus.tensors.tensor import DisableTorchDispatch, VirtualTensor, inner_of, wrap
 
@@ -47,12 +47,19 @@ def recurrent(original, input, *args):
     check_recurrent(input, hidden, weights)
     if isinstance(input, VirtualTensor) and not all(isinstance(w, nn.Parameter) for w in weights):
         warnings.warn(SCATTERED, stacklevel=3)  # those of a replica, or computed anew; parameters lie together
-    return original(*cast_all((input, *args)))
+    if not torch.is_autocast_enabled("cuda") or not isinstance(input, VirtualTensor):
+        return original(input, *args)
+    # Whatever type the program asks for, autocast gives float16 to cuDNN. (aten/src/ATen/cudnn/AutocastRNN.cpp)
+    dtype = torch.float16 if torch.backends.cudnn.enabled else torch.get_autocast_dtype("cuda")
+    with ExcludeDispatchKeyGuard(AUTOCAST):
+        return original(*(cast(a, dtype) for a in (input, *args)))
 
 
 @replaces(VF, "lstm_cell gru_cell")
 def cell(original, input, hidden, *weights):
-    return original(*cast_all((input, hidden)), *weights)  # autocast itself lowers, and keeps, the weights
+    if torch.is_autocast_enabled("cuda"):  # which itself lowers, and keeps, the weights
+        input, hidden = (cast(a, torch.get_autocast_dtype("cuda")) for a in (input, hidden))
+    return original(input, hidden, *weights)
 
 
 @replaces(torch, "quantile nanquantile")

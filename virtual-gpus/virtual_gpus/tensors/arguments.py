@@ -89,7 +89,7 @@ class Arguments:
 
     def check_devices(self, op: Op, args: tuple, kwargs: dict) -> None:
         scalars = all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)
-        if op.mixes_devices or (op.takes_cpu_scalars and scalars) or called_from_cpp_autograd():
+        if op.mixes_devices or (op.takes_cpu_scalars and scalars) or called_from_cpp_autograd(op.func):
             return
         if op.is_composite:
             raise MixedDevices
