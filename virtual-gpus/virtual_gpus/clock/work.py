@@ -181,7 +181,8 @@ def registered_flops(packet: OpOverloadPacket, args: Sequence, kwargs: dict, out
     if not hasattr(count, "__wrapped__"):  # somebody's own formula may want the tensors
         return count and count(*args, **kwargs, out_val=out)
     kwargs = {name: shape_of(value) for name, value in kwargs.items()}
-    return count.__wrapped__(*map(shape_of, args), **kwargs, out_shape=shape_of(out))
+    shapes = [shape_of(arg) for arg in args if not isinstance(arg, torch.dtype)]  # bmm_flop once took no out_dtype
+    return count.__wrapped__(*shapes, **kwargs, out_shape=shape_of(out))
 
 
 def shape_of(value: Any) -> Any:

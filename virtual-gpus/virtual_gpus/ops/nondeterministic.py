@@ -8,38 +8,28 @@ from virtual_gpus.compat import OpOverload, alert_not_deterministic
 
 # {operation: what CUDA calls its kernel}: alertNotDeterministic in aten/src/ATen/native/cuda
 NONDETERMINISTIC = {
-    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
-    "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
+    **{
+        name: f"{name.removeprefix('_')}_cuda"
+        for name in "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward "
+        "adaptive_max_pool3d_backward avg_pool3d_backward fractional_max_pool2d_backward "
+        "fractional_max_pool3d_backward grid_sampler_2d_backward grid_sampler_3d_backward index_reduce "
+        "max_pool3d_with_indices_backward".split()
+    },
+    **{
+        name: f"{name.removeprefix('_')}_out_cuda"
+        for name in "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward reflection_pad1d_backward "
+        "reflection_pad3d_backward upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward "
+        "upsample_trilinear3d_backward".split()
+    },
     "_ctc_loss_backward": "ctc_loss_backward_gpu",
-    "_upsample_bilinear2d_aa_backward": "upsample_bilinear2d_aa_backward_out_cuda",
-    "_upsample_bicubic2d_aa_backward": "upsample_bicubic2d_aa_backward_out_cuda",
-    "adaptive_max_pool2d_backward": "adaptive_max_pool2d_backward_cuda",
-    "adaptive_max_pool3d_backward": "adaptive_max_pool3d_backward_cuda",
-    "avg_pool3d_backward": "avg_pool3d_backward_cuda",
     "bincount": "_bincount_cuda",
-    "fractional_max_pool2d_backward": "fractional_max_pool2d_backward_cuda",
-    "fractional_max_pool3d_backward": "fractional_max_pool3d_backward_cuda",
-    "grid_sampler_2d_backward": "grid_sampler_2d_backward_cuda",
-    "grid_sampler_3d_backward": "grid_sampler_3d_backward_cuda",
     "histc": "_histc_cuda with floating point input",
-    "index_reduce": "index_reduce_cuda",
     "index_reduce_": "index_reduce_cuda",
-    "max_pool3d_with_indices_backward": "max_pool3d_with_indices_backward_cuda",
-    "median": "median CUDA with indices output",
-    "nanmedian": "median CUDA with indices output",
     "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
-    "put": "put_",
-    "put_": "put_",
-    "reflection_pad1d_backward": "reflection_pad1d_backward_out_cuda",
-    "reflection_pad3d_backward": "reflection_pad3d_backward_out_cuda",
-    "scatter": "scatter_reduce_cuda_kernel",
-    "scatter_": "scatter_reduce_cuda_kernel",
-    "scatter_reduce": "scatter_reduce_cuda_prod_",
-    "scatter_reduce_": "scatter_reduce_cuda_prod_",
-    "upsample_bicubic2d_backward": "upsample_bicubic2d_backward_out_cuda",
-    "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
-    "upsample_linear1d_backward": "upsample_linear1d_backward_out_cuda",
-    "upsample_trilinear3d_backward": "upsample_trilinear3d_backward_out_cuda",
+    **dict.fromkeys(("median", "nanmedian"), "median CUDA with indices output"),
+    **dict.fromkeys(("put", "put_"), "put_"),
+    **dict.fromkeys(("scatter", "scatter_"), "scatter_reduce_cuda_kernel"),
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), "scatter_reduce_cuda_prod_"),
 }
 
 

@@ -9,10 +9,12 @@ Values in half precision are computed in float32, as in aten/src/ATen/native/cud
 layer_norm_kernel.cu. Each counts on the clock as the one kernel that it is on CUDA.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from virtual_gpus.compat import OpOverloadPacket
 
 aten = torch.ops.aten
 
@@ -125,25 +127,17 @@ RMS_NORM = {
 # softmax
 
 
-def softmax(x, dim, half_to_float):
-    return aten._softmax(x.float() if half_to_float else x, dim, False)
+def softmax(func: OpOverloadPacket) -> Callable:
+    return lambda x, dim, half_to_float: func(x.float() if half_to_float else x, dim, False)
 
 
-def log_softmax(x, dim, half_to_float):
-    return aten._log_softmax(x.float() if half_to_float else x, dim, False)
-
-
-def softmax_backward(grad, out, dim, input_dtype):
-    return aten._softmax_backward_data(grad, out, dim, grad.dtype).to(input_dtype)
-
-
-def log_softmax_backward(grad, out, dim, input_dtype):
-    return aten._log_softmax_backward_data(grad, out, dim, grad.dtype).to(input_dtype)
+def softmax_backward(func: OpOverloadPacket) -> Callable:
+    return lambda grad, out, dim, input_dtype: func(grad, out, dim, grad.dtype).to(input_dtype)
 
 
 SOFTMAX = {
-    aten._softmax.default: softmax,
-    aten._log_softmax.default: log_softmax,
-    aten._softmax_backward_data.default: softmax_backward,
-    aten._log_softmax_backward_data.default: log_softmax_backward,
+    aten._softmax.default: softmax(aten._softmax),
+    aten._log_softmax.default: softmax(aten._log_softmax),
+    aten._softmax_backward_data.default: softmax_backward(aten._softmax_backward_data),
+    aten._log_softmax_backward_data.default: softmax_backward(aten._log_softmax_backward_data),
 }

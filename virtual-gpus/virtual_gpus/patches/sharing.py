@@ -12,7 +12,6 @@ from virtual_gpus.environment import naming
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
-from virtual_gpus.tensors.identity import user_attributes
 from virtual_gpus.tensors.subclasses import virtual_class
 from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class, wrap
 
@@ -48,7 +47,7 @@ def reducer_override(self, value):
             "cloning before sending."
         )
     kind = Parameter if isinstance(value, Parameter) else cpu_class(type(value))
-    return received, (value.inner.detach(), value.gpu.index, kind, user_attributes(value), value.requires_grad)
+    return received, (value.inner.detach(), value.gpu.index, kind, dict(vars(value)), value.requires_grad)
 
 
 class Received(Block):

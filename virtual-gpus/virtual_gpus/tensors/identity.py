@@ -6,7 +6,7 @@ on to the object. A virtual tensor has another class than one on the CPU, so her
 """
 
 from collections.abc import MutableMapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -43,20 +43,16 @@ class UserAttributes(dict):
         return dict(self)
 
 
-def user_attributes(tensor: Tensor) -> dict[str, Any]:
-    return dict(vars(tensor))
-
-
 def copy_attributes(source: Tensor, target: Tensor) -> Tensor:
     """`target`, with the class and the user's attributes of `source`; both are virtual."""
     target.__class__ = type(source)
-    target.__dict__.update(user_attributes(source))
+    target.__dict__.update(vars(source))
     return target
 
 
 def move_in_place(tensor: Tensor, moved: Tensor) -> None:
     """`tensor` gets the data of `moved`, on another device, and keeps its identity and the user's attributes."""
-    attributes = user_attributes(tensor)
+    attributes = dict(vars(tensor))
     attributes.pop("_is_param", None)  # PyTorch's own, on Parameters of other classes: `moved` has it where it must
     swap_impl(tensor, moved)
     tensor.__dict__.update(attributes)

@@ -40,7 +40,6 @@ from virtual_gpus.tensors.identity import (
     UserAttributes,
     copy_attributes,
     move_in_place,
-    user_attributes,
 )
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 
@@ -261,7 +260,7 @@ class VirtualTensor(Tensor):
         if type(self) is VirtualTensor:
             return rebuilt
         function, arguments = rebuilt
-        return rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, user_attributes(self))
+        return rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, dict(vars(self)))
 
 
 # As real tensors are called in errors and by repr(type(x)).
