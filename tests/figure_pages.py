@@ -186,12 +186,6 @@ def picture(page, nth=0):
     return page.locator("svg.mgpu-picture").nth(nth)
 
 
-def click_at(page, element, share):
-    """Click a slider at a share of its way."""
-    box = element.bounding_box()
-    page.mouse.click(box["x"] + 8 + (box["width"] - 16) * share, box["y"] + box["height"] / 2)
-
-
 def control(root, name):
     """A menu, a slider or a button by how its name begins: a menu's label goes on with its options."""
     return root.get_by_label(re.compile(f"^{name}"))

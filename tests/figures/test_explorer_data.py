@@ -14,7 +14,6 @@ from mgpu_lib import recorded
 from mgpu_lib.widgets import LoopExplorer, TuningExplorer, explorer_data
 
 IMAGES, SIZES = 55_000, (1, 256, 4096)
-CURVES = "step", "train_loss", "validation_accuracy"
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +31,6 @@ def data(grid):
 @pytest.fixture(scope="module")
 def loop(grid):
     return explorer_data.explorer_data(grid, nets=("lenet",), budgets=("epochs",), strategy="manual")
-
-
-def test_curves_as_lists_and_as_text_give_the_same_data(grid, data):
-    assert isinstance(grid["runs"][0]["step"], str)
-    lists = [{**run, **{name: recorded.numbers(run[name]) for name in CURVES}} for run in grid["runs"]]
-    assert explorer_data.explorer_data({**grid, "runs": lists}) == data == in_page(data)
 
 
 def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
@@ -80,17 +73,6 @@ def test_cells_hold_what_was_recorded(grid, data):
             assert means[explorer_data.best(net, budget, b)[1]] == pytest.approx(max(means.values()))
 
 
-def test_a_run_that_dies_between_the_budgets_counts_in_the_longer_one(data):
-    net = data["nets"]["LeNet"]
-    died = [
-        (b, lr)
-        for b, rates in zip(net["batch_sizes"], net["rates"], strict=True)
-        for lr in rates
-        if not explorer_data.cell(net, b, lr, "steps").diverged and explorer_data.cell(net, b, lr, "epochs").diverged
-    ]
-    assert died == [(1, 0.063)]
-
-
 def test_times_are_those_of_predict(data, loop):
     for strategy, there in (("ddp", data), ("manual", loop)):
         net = there["nets"]["LeNet"]
@@ -103,13 +85,6 @@ def test_times_are_those_of_predict(data, loop):
             assert epochs[column] * 1e-8 == pytest.approx(IMAGES // b * step + rest, rel=1e-4)
         one, *more = net["times"][0][0]
         assert all(ticks == one for ticks in more), "of one image, one GPU can work"
-
-
-def test_the_loop_shows_epochs_of_lenet_only(loop):
-    assert list(loop["nets"]) == ["LeNet"]
-    net = loop["nets"]["LeNet"]
-    assert net["budgets"] == {"epochs": 4}
-    assert max(net["marks"][-1]) == 56
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import statistics
 
 import figure_pages
 import pytest
-from figure_pages import CLASHES, SMALLEST, cell, control, drawn, sentence
+from figure_pages import cell, control, drawn, sentence
 from figure_samples import explorer, loop, shown_by
 
 from mgpu_lib import recorded
@@ -105,12 +105,6 @@ def test_another_network_may_have_fewer_batch_sizes_and_budgets(page, write, say
             "epoch takes 665 ms on one V100 (modelled).",
         ),
         (
-            {"batch_size": 1024, "lr": 1.0, "budget": "steps"},
-            "accuracy 9.8% (no better than guessing) after 215 steps (220,160 images), one seed. 2 of 3 seeds "
-            "diverged, within 16 steps. At this batch size 0.4 is the largest rate at which none did. An epoch takes "
-            "155 ms on one V100 (modelled).",
-        ),
-        (
             {"batch_size": 4, "lr": 0.025, "num_gpus": 8},
             "accuracy 89.3% after 4 epochs (55,000 steps), 89.1% to 89.7% over 3 seeds. No cell of this map is better. "
             "An epoch takes 12.5 s on 8 V100s, 4 of them without an image (modelled).",
@@ -121,24 +115,12 @@ def test_another_network_may_have_fewer_batch_sizes_and_budgets(page, write, say
             "(batch 1024, rate 0.4) within the spread of the seeds, and 3.6 times as slow. An epoch takes 142 ms on "
             "one V100 (modelled).",
         ),
-        (
-            {"network": "ResNet-8", "batch_norm": True, "lr": 0.025},
-            "accuracy 88.8% after 4 epochs (860 steps), 88.3% to 89.4% over 5 seeds. That is 1.6 points below the best "
-            "cell (batch 64, rate 0.1), and 4.0 times as fast. An epoch takes 495 ms on one V100 (modelled).",
-        ),
     ],
 )
 def test_sentences(says, values, words):
     figure = explorer(**{"batch_size": 256, **values})
     name = figure.network + " with batch norm" * figure.batch_norm
     assert says(figure) == f"{name} at batch {figure.batch_size}, learning rate {figure.lr:g}: {words}"
-
-
-def test_the_loop_compares_with_no_other_cell(says):
-    assert says(loop(batch_size=4096, lr=0.4, num_gpus=8)) == (
-        "LeNet at batch 4096, learning rate 0.4: accuracy 61.5% after 4 epochs (56 steps), 56.4% to 71.6% over 3 "
-        "seeds. An epoch takes 113 ms on 8 V100s with 512 images each (modelled)."
-    )
 
 
 def every_state(data):
@@ -338,20 +320,11 @@ def test_every_number_of_the_map_stands_out(page, write, theme):
     assert min(found)[0] >= 4.5, sorted(found)[:5]
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.slow
-def test_every_cell_has_its_words_inside_and_can_be_touched(page, write, width):
-    page.set_viewport_size({"width": width, "height": 800})
+def test_every_cell_can_be_touched_and_has_its_words_inside(page, write):
+    page.set_viewport_size({"width": 360, "height": 800})
     page.goto(write(explorer(), loop()))
-    for budget, b in itertools.product(("equal epochs", "equal steps"), range(len(SIZES))):
-        control(page.locator("figure.mgpu").nth(0), "Compare at").select_option(budget)
-        for n in (0, 1):
-            control(page.locator("figure.mgpu").nth(n), "Batch size").fill(str(b))
-        assert page.evaluate(CLASHES) == [], (budget, b)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(SMALLEST) >= 12
-    for box in (e.bounding_box() for e in page.get_by_role("gridcell").all()):
-        assert box["width"] >= 24 and box["height"] >= 24
+    sizes = page.get_by_role("gridcell").evaluate_all("cells => cells.map((e) => [e.clientWidth, e.clientHeight])")
+    assert min(map(min, sizes)) >= 24
     outside = page.locator(".mgpu-map span").evaluate_all("""spans => spans.filter((span) => {
         const map = span.closest(".mgpu-map").getBoundingClientRect(), box = span.getBoundingClientRect();
         return span.textContent && (box.left < map.left - 1 || box.right > map.right + 1);

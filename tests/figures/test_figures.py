@@ -13,11 +13,9 @@ from traitlets import TraitError
 
 from mgpu_lib import widgets
 from mgpu_lib.widgets import BatchSplitter, base
-from mgpu_lib.widgets.base import DECLARATION, EXPORT, HERE, PICTURES, module, picture_name
-from mgpu_lib.widgets.planner import FORMULAS
+from mgpu_lib.widgets.base import DECLARATION, EXPORT, PICTURES, module, picture_name
 
 write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
-SCRIPTS = sorted(path.name for path in HERE.glob("*.js"))
 DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
 COLORS = """() => ["figcaption", ".mgpu-picture *", ".mgpu-controls :is(select, button)"].map((some) =>
     [...document.querySelectorAll(`.mgpu ${some}`)].map((element) => {
@@ -176,13 +174,6 @@ def test_copies_on_one_page_do_not_disturb_each_other(page, write, says, sample)
     assert roots.nth(2).locator("input[type=range]").first.input_value() == before
 
 
-def test_all_figures_share_a_page(page, write, says):
-    figures = [sample.make() for sample in SAMPLES.values()]
-    page.goto(write(*figures))
-    roots = page.locator("figure.mgpu")
-    assert [sentence(roots.nth(n)) for n in range(len(figures))] == [says(figure) for figure in figures]
-
-
 # Without JavaScript
 
 
@@ -259,22 +250,6 @@ def test_a_caption_may_change_and_the_picture_stays():
 # The scripts
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.sweep(4)
-def test_every_file_is_a_module_that_a_browser_imports(page, name):
-    """As it stands, with its imports; a name that the other file doesn't export would be an error."""
-
-    def serve(route):
-        name = route.request.url.rpartition("/")[2]
-        made = FORMULAS if name == "plan_formulas.js" else (HERE / name).read_text(encoding="utf-8")
-        route.fulfill(body=made, content_type="text/javascript", headers={"access-control-allow-origin": "*"})
-
-    page.route("http://figures.test/*", serve)
-    page.goto("about:blank")
-    exported = page.evaluate(f"async () => Object.keys(await import('http://figures.test/{name}'))")
-    assert exported
-
-
 @pytest.mark.parametrize("figure", SAMPLES)
 def test_a_figures_script_is_one_module_that_may_stand_in_a_page(figure):
     figure = getattr(widgets, figure)
@@ -294,7 +269,6 @@ def test_a_figures_script_is_one_module_that_may_stand_in_a_page(figure):
         ({"a": 'import { b } from "./b.js";', "b": 'import { a } from "./a.js";'}, "a.js → b.js → a.js"),
         ({"a": 'import * as b from "./b.js";', "b": ""}, r"a.js: 'import \* as b"),
         ({"a": "function a() {}\nexport { a };"}, "a.js: 'export { a };'"),
-        ({"a": "export default 1;"}, "a.js: 'export default 1;'"),
     ],
 )
 def test_files_that_cannot_be_joined_are_refused(monkeypatch, tmp_path, files, words):

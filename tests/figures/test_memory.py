@@ -16,16 +16,6 @@ from virtual_gpus import virtual_gpus
 write, says = figure_pages.write, figure_pages.says
 
 
-def test_values_are_read_and_set_from_python():
-    figure = memory()
-    figure.batch_size, figure.precision, figure.gpu = 64, "amp", "RTX4090"
-    assert repr(figure) == (
-        "MemoryExplorer(batch_size=64, network='ResNet-18', optimizer='adam', precision='amp', gpu='RTX4090')"
-    )
-    assert list(figure.parts()) == ["parameters", "gradients", "optimizer", "activations", "scratch"]
-    assert figure.parts()["activations"] == 3 * 3_660_000 * 64 // 5 + 44_700_160 // 2
-
-
 def test_data_that_is_not_a_memory_table_is_refused():
     incomplete = memory_data()
     del incomplete["networks"]["LeNet"]["scratch"]

@@ -72,15 +72,6 @@ def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
             "Other buckets hardly help: the all-reduces take 7.68 ms, and the backward pass lasts only 5.43 ms. Send "
             "fewer bytes, send less often, or over a faster link.",
         ),
-        (
-            ("ResNet-18", 16, "DGX A100", "Ethernet 100", 1.0, 4),
-            "The host sets the pace: for 13% of the step a GPU waits for kernels to be launched. A faster host would "
-            "help, or more images on each GPU.",
-        ),
-        (
-            ("ResNet-18", 2, "PCIe tree", "Ethernet 25", 1 / 3, 25),
-            "With a bucket for each parameter the step would take 8.83 ms.",
-        ),
     ],
 )
 def test_sentence(says, state, words):
