@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -16,7 +15,7 @@ ROOT = build_book.ROOT
 PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text())["parts"]
 CHAPTERS = [entry["file"] for part in PARTS for entry in part["chapters"]]
 PAGES = ["index", *CHAPTERS]
-PAGE_LIMIT = 1_500_000  # bytes of a page beside what all pages share
+PAGE_LIMIT = 1_500_000  # bytes
 LOADS = {"link": "href", **dict.fromkeys(["script", "img", "iframe", "source", "video", "audio"], "src")}
 
 
@@ -81,15 +80,6 @@ def test_page_is_whole_and_leads_nowhere_outside(book, name):
         check_links(page, path)
 
 
-def test_styles_name_nothing_outside(book):
-    addresses = {
-        (path.name, address)
-        for path in (book / "_static").rglob("*.css")
-        for address in re.findall(r"url\([\s'\"]*((?:https?:)?//[^)'\"]+)", path.read_text(encoding="utf-8"))
-    }
-    assert not addresses
-
-
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.sweep(4)
 def test_page_in_a_browser(book, page, name):
@@ -108,28 +98,13 @@ def test_page_in_a_browser(book, page, name):
     assert page.locator("[data-mgpu]").evaluate_all(narrow) == [], "tests/figures look at figures 344 pixels wide"
 
 
-@pytest.mark.slow
-def test_page_weight(book, page):
-    loaded = {}
-    for name in PAGES:
-        loaded[name] = {}
-        sizes = loaded[name]
-
-        def note(request, sizes=sizes):
-            address = urlsplit(request.url)
-            if address.scheme == "file":
-                sizes[address.path] = Path(unquote(address.path)).stat().st_size
-
-        page.on("request", note)
-        page.goto((book / f"{name}.html").as_uri())
-        page.wait_for_load_state("load")
-        page.remove_listener("request", note)
-    times = Counter(path for sizes in loaded.values() for path in sizes)
-    shared = {path for path, count in times.items() if count == len(PAGES)}
-    own = {name: sum(size for path, size in sizes.items() if path not in shared) for name, sizes in loaded.items()}
-    assert all(own.values()), "each page is at least its own HTML"
-    too_heavy = {name: size for name, size in own.items() if size > PAGE_LIMIT}
-    assert not too_heavy, f"bytes beside what all pages share, limit {PAGE_LIMIT}: {too_heavy}"
+@pytest.mark.parametrize("name", PAGES)
+def test_page_weight(book, name):
+    """Of its HTML and its pictures; all pages share the rest."""
+    path = book / f"{name}.html"
+    pictures = {urlsplit(image["src"]) for image in soup(path).find_all("img", src=True)}
+    files = [path, *(path.parent / unquote(address.path) for address in pictures if address.scheme != "data")]
+    assert sum(file.stat().st_size for file in files) <= PAGE_LIMIT
 
 
 def test_search_from_disk(book, page):
@@ -144,19 +119,6 @@ def test_search_from_disk(book, page):
     hit.click()
     page.wait_for_url(lambda url: "search.html" not in url)
     assert "machine" in page.locator("article").inner_text().lower()
-
-
-def test_light_and_dark(book, page):
-    """The page follows the reader's system, and the button overrides it."""
-    page.emulate_media(color_scheme="dark")
-    page.goto((book / "index.html").as_uri())
-    background = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3).map(Number)"
-    assert max(page.evaluate(background)) < 64
-    for _ in range(3):  # auto, light, dark in some order
-        page.locator("button.theme-switch-button").locator("visible=true").first.click()
-        if page.evaluate("document.documentElement.dataset.mode") == "light":
-            break
-    assert min(page.evaluate(background)) > 192
 
 
 SMALL_BOOK = {

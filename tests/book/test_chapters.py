@@ -1,6 +1,5 @@
-"""The chapters: what they show is what the library ships, and each has the form that readers rely on."""
+"""The form of a chapter, on which readers rely. test_house.py looks at how notebooks are stored."""
 
-import ast
 import json
 import re
 from itertools import pairwise
@@ -8,9 +7,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from IPython.core.inputtransformer2 import TransformerManager
-
-import mgpu_lib
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
@@ -31,78 +27,6 @@ def markdown(notebook):
 
 def tags(cell):
     return cell.metadata.get("tags", [])
-
-
-# What a chapter shows and what the library ships are the same function
-
-
-def functions(source):
-    """The functions at the top level of `source`, by name, as text that says all but docstrings and layout."""
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef):
-            if ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-            found[node.name] = ast.dump(node)
-    return found
-
-
-def library():
-    """The public functions of `mgpu_lib`, wherever they are defined."""
-    found = {}
-    for path in sorted((ROOT / "mgpu_lib").glob("*.py")):
-        found |= {
-            name: text
-            for name, text in functions(path.read_text(encoding="utf-8")).items()
-            if name in mgpu_lib.__all__ and getattr(mgpu_lib, name).__module__ == f"mgpu_lib.{path.stem}"
-        }
-    return found
-
-
-def shown(notebook):
-    """(name, function as text, cell id, whether the cell is tagged `library`) for each function of the notebook."""
-    plain_python = TransformerManager().transform_cell  # takes %magics and !commands
-    return [
-        (name, text, cell.id, "library" in tags(cell))
-        for cell in code_cells(notebook)
-        for name, text in functions(plain_python(cell.source)).items()
-    ]
-
-
-def differences(notebook, shipped):
-    """Sentences on functions that don't agree with the library's `shipped`.
-
-    A function with the name of a public one *is* that one: what is meant to be wrong has a name of its own. A cell
-    tagged `library` holds nothing but such functions, so that a function renamed in the library is missed here.
-    """
-    for name, text, cell, tagged in shown(notebook):
-        if name in shipped and text != shipped[name]:
-            yield f"cell {cell}: {name} isn't mgpu_lib's; make them equal, or give the chapter's another name"
-        elif tagged and name not in shipped:
-            yield f"cell {cell} is tagged `library`, but mgpu_lib has no public {name}"
-
-
-@chapters
-def test_functions_are_the_library_s(path):
-    assert list(differences(read(path), library())) == []
-
-
-def test_chapter_4_develops_all_of_data_parallelism():
-    notebook = read(ROOT / "chapters" / "04-data-parallelism-from-scratch.ipynb")
-    developed = {name for name, _, _, tagged in shown(notebook) if tagged}
-    assert developed == {
-        "lenet_params",
-        "lenet",
-        "get_params",
-        "allreduce",
-        "split_batch",
-        "sgd",
-        "train_batch",
-        "max_divergence",
-    }
-
-
-# The form of a chapter. tests/book/test_house.py looks at how notebooks are stored.
 
 
 @chapters

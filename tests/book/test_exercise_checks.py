@@ -2,7 +2,6 @@
 
 import math
 
-import numpy
 import pytest
 import torch
 from test_exercises import SHOWN, answer
@@ -23,7 +22,6 @@ from mgpu_lib.prediction import predict
     "names, phrase",
     [
         ({"X[:2]", "X.detach()", "X.to(devices[0])"}, "right: all six"),
-        (["X[:2]", "X.detach()", "X.to(devices[0])"], "right: all six"),
         (set(), "yours to fill in"),
         ({"X.to(devices[0])"}, "look again at X.detach()"),
         ({"X[:2]", "X.detach()", "X.to(devices[0])", "X.cpu()"}, "they were copied"),
@@ -41,10 +39,8 @@ def test_aliases(names, phrase, capsys):
         (None, "yours to fill in"),
         (64, "right: 64 fits, and 128 doesn't"),
         (32, "not yet: twice that, 64, fits too"),
-        (numpy.int64(64), "right: 64 fits, and 128 doesn't"),
         (128, "not yet: 128 is too large"),
         (100, "not yet: 100 is no power of two"),
-        (0, "not yet: 0 is no power of two"),
         ("64", "not yet: '64' is no power of two"),
     ],
 )

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -24,12 +23,6 @@ def requirements(name):
     return [Requirement(line) for line in lines if line and not line.startswith("-")]
 
 
-def test_every_test_has_a_room_and_none_the_number_of_a_chapter():
-    files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
-    assert {str(path.parent) for path in files} == {"library", "figures", "book", "examples", "experiments"}
-    assert [str(path) for path in files if re.search(r"\d", path.stem)] == []
-
-
 @pytest.mark.parametrize("name", ["requirements-book.txt", "requirements.txt", "requirements-dev.txt"])
 def test_every_requirement_has_a_lower_and_an_upper_bound(name):
     for requirement in requirements(name):
@@ -42,21 +35,6 @@ def test_requirements_hold_what_the_library_declares():
     declared = {str(Requirement(text)) for text in re.findall(r'"(.+?)"', declared) if "virtual-gpus" not in text}
     assert declared, "pyproject.toml declares the library's dependencies"
     assert declared <= {str(requirement) for requirement in requirements("requirements.txt")}
-
-
-def test_files_are_replaced_in_one_place():
-    folders = "mgpu_lib", "virtual-gpus/virtual_gpus", "experiments", "scripts"
-    programs = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    found = {path.relative_to(ROOT).as_posix() for path in programs if "os.replace(" in path.read_text("utf-8")}
-    assert found == {"virtual-gpus/virtual_gpus/files.py"}
-
-
-@pytest.mark.slow
-def test_a_kernel_in_chapters_finds_the_library_of_this_checkout(tmp_path):
-    program = "import mgpu_lib; print(mgpu_lib.__file__)"
-    command = [sys.executable, "-c", program]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert Path(found.strip()).is_relative_to(ROOT)
 
 
 # Stored notebooks

@@ -3,7 +3,6 @@
 import logging
 import re
 from functools import cache
-from itertools import pairwise
 from urllib.parse import unquote, urlsplit
 
 import nbformat
@@ -45,30 +44,6 @@ def tokens(text):
 
 # What only MyST knows
 
-MYST = re.compile(
-    r"(?<!`)\{[\w:-]+\}`"  # {role}`text`
-    r"|^[ >]*(`{3,}|~{3,}|:{3,})\s*\{"  # ```{directive}
-    r"|^[ >]*:{3,}"  # :::
-    r"|^[ >]*\([\w-]+\)=\s*$"  # (label)=
-    r"|[`)\]]\{([.#]|\w+=)"  # [text](address){.class}
-    r"|\{\{"  # {{ substitution }}
-    r"|\]\(\s*\)"  # [](address without a text would be filled in)
-    r"|^\$\$\s*\(\S+\)"  # $$ (label)
-    r"|^\+\+\+|^%",  # a cell's end, a comment
-    re.M,
-)
-
-
-def only_myst(text):
-    """What in `text` other readers of Markdown would show as markup. Code that is shown isn't any."""
-    code = r"^([ >]*)(`{3,}|~{3,})(?!\{).*?^[ >]*\2\s*$"
-    return [match[0] for match in MYST.finditer(re.sub(code, "", text, flags=re.M | re.S))]
-
-
-@pages
-def test_no_role_and_no_directive(name):
-    assert [found for text in markdown(name) for found in only_myst(text)] == []
-
 
 @pages
 def test_what_is_hidden_has_blank_lines_around(name):
@@ -85,20 +60,6 @@ def test_what_is_hidden_has_blank_lines_around(name):
 
 
 @cache
-def anchors(name):
-    """What links to a page can name: its headings as JupyterLab names them, and its anchors."""
-    found = set()
-    for text in markdown(name):
-        found.update(re.findall(r'<a id="([^"]+)"></a>', text))
-        parsed = MarkdownIt().parse(text)
-        for opening, content in pairwise(parsed):
-            if opening.type == "heading_open":
-                title = "".join(token.content for token in content.children)
-                found.add(plain_markdown.heading_anchor(title))
-    return found
-
-
-@cache
 def links(name):
     """(text, address) for each link of a page that leads to a page of the book."""
     found = []
@@ -109,17 +70,6 @@ def links(name):
                 end = next(n for n in range(number, len(parsed)) if parsed[n].type == "link_close")
                 found.append(("".join(inner.content for inner in parsed[number:end]), unquote(token.attrs["href"])))
     return found
-
-
-@pages
-def test_links_lead_somewhere(name):
-    """Also in JupyterLab and on GitHub, where nobody warns. tests/book/test_jupyterlab.py asks JupyterLab itself."""
-    for _, address in links(name):
-        path, _, anchor = address.partition("#")
-        target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
-        page = target.relative_to(ROOT).as_posix()
-        assert page in PAGES, f"{address}: no such page of the book"
-        assert not anchor or anchor in anchors(page), f"{address}: {page} has no such heading or anchor"
 
 
 @pages

@@ -67,7 +67,6 @@ WRONG = {
         ("return max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])", "is no device"),
         ("return devices[1]", "another GPU has"),
         ("return min(devices, key=torch.cuda.memory_allocated)", "Others use this machine, too"),
-        ("return min(devices, key=torch.cuda.memory_reserved)", "Others use this machine, too"),
         (
             "return max([torch.device(i) for i in range(torch.cuda.device_count())], key=torch.cuda.mem_get_info)",
             "one of the devices that were passed",
@@ -83,28 +82,21 @@ WRONG = {
     "physical": [
         ("return visible.split(',')[i]", "turn it into a number"),
         ("return i", "numbers what it sees from 0 on"),
-        ("return int(visible[2 * i])", "numbers what it sees from 0 on"),
-        ("return visible.split(',').index(str(i))", "numbers what it sees from 0 on"),
     ],
     # Tensors on devices
     "to_device": [
-        ("return [x.to(device) for x in nest]", "can't use your answer: AttributeError"),
         ("return nest.to(device) if isinstance(nest, torch.Tensor) else nest", "the caller's list"),
         ("return nest.to(device)", "return nest.to(device).clone()", "needs no copy"),
         ("type(nest)(to_device(value, device) for value in nest)", "[to_device(x, device) for x in nest]", "as list"),
-        ("(list, tuple)", "(list, tuple, str)", "type(nest)(", "list(", "your code raises"),
         ("(to_device(value", "((lambda x, d: x.to(d) if isinstance(x, torch.Tensor) else x)(value", "moved"),
     ],
     # Data parallelism from scratch
     "accuracy_of_each": [
         ("devices)]", "devices)][0]", "for 3 replicas: return a list"),
-        ("devices)]", "devices)][:1]", "return a list with one accuracy for each"),
         ("devices)]", "devices)][::-1]", "belongs at place i"),
         ("zip(device_params, devices)", "[(device_params[0], devices[0])] * len(devices)", "the same replica each"),
-        ("X, y, device)", "X, y, devices[0])", "your code raises RuntimeError"),
         ("X, y, device)", "X[::2], y[::2], device)", "no shards"),
         ("[mgpu", "[100 * mgpu", "between 0 and 1"),
-        ("[mgpu", "[len(y) * mgpu", "between 0 and 1"),
     ],
     "ring_allreduce": [
         ("data[:] = [sum(t.to(own.device) for t in data) for own in data]", "still has its own numbers"),
@@ -117,7 +109,6 @@ WRONG = {
         (VIA_CPU, "from the CPU. Send from GPU to GPU"),
         ("mgpu.allreduce(data)", "GPU 0 receives 3 tensors, and 2 will do"),
         ("pass", "still has its own numbers"),
-        ("while step > 1:", "while False:", "GPU 1 still has its own numbers"),
         (PARTNERS, "tensors travel in all"),
     ],
     "bucketed_allreduce": [
@@ -132,7 +123,6 @@ WRONG = {
         ("return [1 / len(sizes)] * len(sizes)", "equal weights are right for equal shards only"),
         ("in sizes]", "in sizes][:1]", "one weight for each shard"),
         (" / sum(sizes)", "", "not to 1"),
-        ("sum", "max", "not to 1"),
         ("size / sum(sizes)", "(1 / (size + 1)) / sum(1 / (n + 1) for n in sizes)", "as much as any other"),
     ],
     # The parallel primitives
@@ -140,7 +130,6 @@ WRONG = {
         ("sorted(finished, key=lambda pair: pair[0])", "finished", "in which the replicas finished"),
         ("pair[0]", "pair[1].device.index", "sorted by GPU"),
         ("to(device)", "to('cuda:0')", "is on cuda:0, and was asked for on cuda:2"),
-        (".to(device)", "", "your code raises RuntimeError"),
         ("cat([part", "stack([part[:1]", "don't stack"),
         ("part.to", "part.detach().to", "no gradient reaches the parts"),
         ("sorted(finished, key", "finished\n    in_order.sort(key", "changed"),
@@ -155,8 +144,6 @@ WRONG = {
         ("grad.to(device) for", "grad.to(device).sum() for", "the gradient has shape (), the parameter (2,)"),
         ("arrived[0])", "arrived[0]) / len(arrived)", "don't average"),
         ("sum(arrived[1:], arrived[0])", "arrived[0]", "other replicas' rows"),
-        ("grad.to(device) for", "grad for", "your code raises RuntimeError"),
-        (" if grad is not None", "", "your code raises AttributeError"),
         ("to(device)", "to('cuda:1')", "is on cuda:1"),
         (
             "return sum(arrived[1:], arrived[0])",
@@ -176,12 +163,9 @@ WRONG = {
     # DataParallel in one line
     "strip_prefix": [
         ("wrapped and", "wrapped[:1] == list(state)[:1] != [] and", "['b', 'module.w'] became"),
-        ("wrapped and ", "", "your code raises ValueError"),
-        ("wrapped and len(wrapped) < len(state)", "False", "a ValueError"),
         ('name.removeprefix("module.")', 'name.replace("module.", "")', "inside a name"),
         ('name.removeprefix("module.")', 'name.lstrip("module.")', "lstrip removes letters"),
         ('name.removeprefix("module.")', "name[7:]", "none may change"),
-        ('name.removeprefix("module.")', 'name.split(".", 1)[1]', "none may change"),
         (": value for", ": value.clone() for", "no clone"),
         ("for key in list(state):\n    state[key.removeprefix('module.')] = state.pop(key)", "the caller's dict was"),
         ("{name.rem", "{name.removeprefix('module.').rem", "only one goes"),
@@ -189,7 +173,6 @@ WRONG = {
     "halve_every": [
         (LR, "StepLR(optimizer, epochs)", "falls to a tenth"),
         (LR, "ExponentialLR(optimizer, 0.5)", "after every epoch"),
-        ("step_size=epochs", "step_size=1", "after every epoch"),
         ("0.5", "2", "it grows"),
         ("return optimizer", "a scheduler is asked for"),
         (LR, "LambdaLR(optimizer, [lambda e: 0.5 ** (e // epochs), lambda e: 1])", "second parameter group"),
@@ -197,7 +180,6 @@ WRONG = {
     "unwrap": [
         ("return net.module", "has no .module"),
         ('return getattr(net, "module", net)', "only has a part called module"),
-        ("isinstance(net, nn.DataParallel)", "hasattr(net, 'module')", "only has a part called module"),
         ("return copy.deepcopy(net.module)", "no copy"),
         ("return net", "the wrapper came back"),
     ],
@@ -214,31 +196,19 @@ WRONG = {
         ("max(costs, key=costs.get)", "max(costs.values())", "is none of"),
         (HIDDEN, "0", "and the times are"),
         ("timeline.waiting_for_host(0) + ", "", MIXED),
-        (' + bound.get("fixed", 0)', "", MIXED),
     ],
     "smallest_batch": [
         (PAYS, "time(2, batch) < time(1, batch)", "not 1.5 times"),
         (PAYS, "2 * time(1, batch) >= 1.5 * time(2, 2 * batch)", "the one of all GPUs together"),
-        ("return batch", "return batch // 2", "is that the shard of each GPU?"),
         ("return 0", "return None", "return 0 then"),
         ("return 8192", "instead of"),
     ],
     "step_seconds": [
         ("            torch.cuda.synchronize(device)\n", "            pass\n", "Synchronize every device"),
-        ("synchronize(device)", "synchronize()", "Synchronize every device"),
         ("statistics.median", "statistics.mean", "that is the mean"),
         ("statistics.median", "max", "the slowest call"),
         ("statistics.median", "sum", "of all five calls"),
         ("range(2)", "range(0)", "called 5 times"),
-        (
-            "range(2)",
-            "range(0)",
-            "range(5)",
-            "range(7)",
-            "statistics.median(seconds)",
-            "min(seconds[:2])",
-            "a cold one",
-        ),
     ],
     "workers_needed": [
         ("math.ceil", "int", "Round up"),
@@ -250,10 +220,8 @@ WRONG = {
     "best_lr": [
         ("return known[256] * batch_size / 256", "A rule that starts far away"),
         ("return known[1]", "Go up: what do the neighbors"),
-        ("return 100.0", "isn't near"),
         ("return 0", "no learning rate"),
         ("return known", "no learning rate"),
-        ("return known[batch_size]", "your code raises KeyError"),
     ],
     "diagnose": [
         ("dead at once", "good", "curve B isn't 'good': it never leaves"),
@@ -283,7 +251,6 @@ WRONG = {
     "mended_script": [
         (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
         (REPLICAS, "num_replicas=dist.get_world_size(), rank=local_rank", "16 of 32 images are never looked at"),
-        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=rank", "your code raises ValueError: Invalid rank 2"),
         ("set_device(local_rank)", "set_device(rank)", "rank 2 asks for a GPU that isn't there"),
         ("    torch.cuda.set_device(local_rank)\n", "", "rank 1 works on GPU 0 of its machine, and its own is 1"),
         ("        sampler.set_epoch(epoch)\n", "", "every epoch has the same order"),
@@ -328,8 +295,6 @@ WRONG = {
     "best_cut": [
         ("return len(work) // 2", "Work comes first"),
         ("return 0", "without layers"),
-        ("return len(work)", "without layers"),
-        ("return float(len(work) // 2)", "the check can't use your answer: TypeError"),
         ("max(sum(work[:cut]), sum(work[cut:])), ", "0, ", "Work comes first"),
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
         ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
@@ -361,8 +326,6 @@ WRONG = {
     "linear_three_gpus": [
         ("zip(W.tensor_split(n)", "zip([W.to(d).tensor_split(n)[i] for i, d in enumerate(devices)]", "cut W first"),
         ("return F.linear(X, W.to(devices[0]), b.to(devices[0])).detach()", "X gets no gradient"),
-        ("W.tensor_split", "W[:-1].tensor_split", "your code raises"),
-        (".to(devices[0])", "", "your code raises RuntimeError"),
         (" + b_i.to(device)", "", "bias is missing"),
         ("W.tensor_split", "W.detach().tensor_split", "W gets no gradient"),
         ("cat(parts", "cat(parts[:2]", "7 columns instead"),
@@ -412,7 +375,6 @@ WRONG = {
     # Jobs that survive
     "resumable": [
         ("if checkpoint is not None", "if False", "the run starts over"),
-        ('first, done = checkpoint["epoch"], checkpoint["done"]', "first, done = 0, 0", "the run starts over"),
         ('        net.load_state_dict(checkpoint["net"])\n', "", "the parameters that it had"),
         ('        optimizer.load_state_dict(checkpoint["optimizer"])\n', "", "What does the optimizer remember"),
         ('        scheduler.load_state_dict(checkpoint["scheduler"])\n', "", "Which learning rate comes next"),
@@ -454,7 +416,6 @@ WRONG = {
     "best_interval": [
         (" * 3600", "", "Hours have to become seconds"),
         (" / n_gpus", "", "n times as many failures"),
-        ("/ n_gpus", "* n_gpus", "divided by n"),
         ("2 * ", "", "half an interval"),
         ("** 0.5", "** 0.5 / 3600", "These are hours"),
         ("** 0.5", "** 0.4", "It is the root"),
@@ -464,7 +425,6 @@ WRONG = {
         ("return set(dimensions)", "a node has 8 GPUs"),
         ("return set()", "time that a node saves"),
         ("return {max(dimensions, key=lambda name: dimensions[name][1])}", "instead of"),
-        ("return {'tensor'} if dimensions['tensor'][0] <= 8 else set()", "time that a node saves"),
         ("return {'network'}", "not all names"),
         ("return 'tensor'", "Return a set"),
     ],
@@ -475,7 +435,6 @@ WRONG = {
         ("nn.utils", "params is replicas[0] and nn.utils", "the replicas differ"),
         ("mgpu.sgd(params, lr, batch_size=len(X))", "torch.optim.SGD(params, lr / len(X)).step()", "has a gradient"),
         ("nn.utils.clip_grad_norm_(params, length)", SCALED, "a gradient shorter than `length` was changed"),
-        ("(params, length)", "(params, 1.0)", "the step differs"),
     ],
 }
 
