@@ -53,14 +53,6 @@ def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
     assert step.timeline.waiting_for_host(0) / step.seconds == pytest.approx(idle, abs=0.02)
 
 
-def test_buckets_that_differ_between_links_are_refused():
-    found = {"net/fast": {"bytes": [""]}, "net/fast/PCIe tree/2": {"bytes": ["4 4"]}}
-    assert ddp_step.sizes(found) == {"net": ["4 4"]}
-    found["net/fast/PCIe tree/8"] = {"bytes": ["8"]}
-    with pytest.raises(ValueError, match="net/fast/PCIe tree/8 has other buckets"):
-        ddp_step.sizes(found)
-
-
 def test_a_cell_says_what_runs_when_and_what_is_hidden():
     """A step of 200 µs: forward 10 to 50 with a gap of 1 µs, backward to 120; an all-reduce from 80 to 150, of which 40
     are hidden; then the update until 200. A broadcast from 0 to 10 is not hidden."""
@@ -84,21 +76,3 @@ def test_a_cell_says_what_runs_when_and_what_is_hidden():
         [(80, 150, 70)],
     ]
     assert [e.nbytes for e in ddp_step.collectives(step, "all_reduce")] == [8]
-
-
-def test_times_are_written_without_what_is_clear():
-    def packed(*spans):
-        return ddp_step.packed([tuple(US * time for time in span) for span in spans], 0)
-
-    assert packed() == "-"
-    assert packed((0, 36), (36, 72)) == ".10,.10"
-    assert packed((5, 10), (46, 47), (47, 47)) == "5.5,10.1,.0"
-    assert packed((5, 15, 10), (15, 25, 5)) == "5.a,.a.5"
-
-
-def test_what_is_left_of_spans():
-    without = ddp_step.without
-    assert without([(0, 10)], []) == [(0, 10)]
-    assert without([], [(0, 10)]) == []
-    assert without([(0, 4), (6, 10)], [(1, 2), (3, 7), (9, 12)]) == [(0, 1), (2, 3), (7, 9)]
-    assert ddp_step.runs([(0, 1), (1.5, 2), (4, 5)], 1) == [(0, 2, 1.5), (4, 5, 1)]

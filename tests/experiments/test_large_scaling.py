@@ -1,17 +1,13 @@
-"""Dry runs of large plans: the chapter shows the program that ran."""
+"""Dry runs of large plans. tests/library/test_shown.py: the chapter shows the program that ran."""
 
-import ast
 from functools import partial
-from pathlib import Path
 
-import nbformat
 import pytest
 
 import mgpu_lib as mgpu
 from experiments import large_scaling
 from mgpu_lib import recorded
 
-ROOT = Path(__file__).parents[2]
 STUDY = recorded.study("large_scaling")
 RUNS = STUDY["runs"]
 
@@ -57,20 +53,3 @@ def test_a_mesh_that_is_turned_has_its_pairs_across_nodes():
         mgpu.dry_run(partial(large_scaling.program, small, turned=turned, **options), 64) for turned in (False, True)
     )
     assert far.seconds > 2 * near.seconds and far.peak_memory == near.peak_memory and far.flops == near.flops
-
-
-def functions(source):
-    """{name: text} of the functions of some code, without their docstrings."""
-    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    for node in found.values():
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return {name: ast.dump(node) for name, node in found.items()}
-
-
-def test_the_chapter_shows_the_program_that_ran():
-    notebook = nbformat.read(ROOT / "chapters" / "13-planning-a-run.ipynb", as_version=4)
-    shown = functions("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
-    ran = functions(Path(large_scaling.__file__).read_text(encoding="utf-8"))
-    for name in ("split", "sharded", "trained", "grid", "program"):
-        assert shown[name] == ran[name], name

@@ -74,14 +74,6 @@ def test_a_virtual_h200_gives_what_was_recorded_of_one(tmp_path, monkeypatch, pa
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_grid_of_resnet18(tmp_path, monkeypatch):
-    monkeypatch.setitem(on_a_gpu.PARTS, "resnet_grid", (on_a_gpu.resnet_grid.cases, lambda *case: {"case": case}))
-    assert on_a_gpu.measure("resnet_grid", tmp_path)
-    rows = json.loads((tmp_path / "modelled_resnet_grid.json").read_text())["rows"]
-    assert rows["batch/16/0.025/1"] == {"case": ["batch", 16, 0.025, 1]} and len(rows) == 25 * 5
-
-
-@pytest.mark.usefixtures("gpu")
 def test_a_part_stops_before_the_deadline_and_goes_on(tmp_path, monkeypatch):
     now, done = [0.0], []
 

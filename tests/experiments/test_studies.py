@@ -7,12 +7,10 @@ import itertools
 import json
 import math
 import statistics
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from experiments import (
     alice,
@@ -33,11 +31,10 @@ from experiments import (
     study,
     ten_seeds,
     tuning,
-    tuning_runs,
     unseen,
 )
 from mgpu_lib import evidence, models
-from mgpu_lib.data import Data, batches, endless, load_digits
+from mgpu_lib.data import Data, endless, load_digits
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
 from virtual_gpus import virtual_gpus
@@ -187,31 +184,6 @@ def test_a_way_is_plain_training_at_its_rates(short):
     assert oscillation.accuracy(run)[0][-1] == pytest.approx(accuracy, abs=1.1 / 500)
 
 
-@pytest.mark.slow
-def test_batch_norm_is_evaluated_with_pytorchs_statistics(short):
-    """Of the same weights: PyTorch's momentum of 0.1 and of 0.5, and its cumulative average over the same batches."""
-    X, y, *_ = study.split()
-    shuffled = list(itertools.islice(endless(X, y, 256, 0), 4))
-    params, running, _ = oscillation.trunk("lenet_bn", 0)
-    assert set(running) == {"as usual", "momentum 0.5"}
-    for kind, momentum in (("as usual", 0.1), ("momentum 0.5", 0.5)):
-        norm = nn.BatchNorm2d(20, momentum=momentum)
-        weights = tuning_runs.stacked(tuning_runs.start("lenet_bn", 0)[0], 1)
-        for X_batch, y_batch in shuffled:
-            norm(F.conv2d(X_batch, weights[0][0], weights[1][0]))
-            weights = tuning_runs.stepper("lenet_bn")(
-                weights, running["as usual"], X_batch, y_batch, torch.tensor([0.05])
-            )[0]
-        assert torch.allclose(norm.running_mean, running[kind][0][0], atol=1e-4)
-        assert torch.allclose(norm.running_var, running[kind][1][0], rtol=1e-3, atol=1e-5)
-    norm = nn.BatchNorm2d(20, momentum=None)
-    for X_batch, _ in itertools.islice(batches(X, y, 256), 2):
-        norm(F.conv2d(X_batch, params[0][0], params[1][0]))
-    found = oscillation.recomputed("lenet_bn", params, X, y)
-    assert torch.allclose(norm.running_mean, found[0][0], atol=1e-5)
-    assert torch.allclose(norm.running_var, found[1][0], rtol=1e-4, atol=1e-6)
-
-
 def test_averages_of_weights():
     averages, values = oscillation.Averages(), [1.0, 5.0, 3.0]
     for value in values:
@@ -238,47 +210,7 @@ def test_binomial_is_that_of_drawn_images():
 # same_step
 
 
-def test_a_wrong_step_would_show_in_the_gaps(few, monkeypatch):
-    """The bug of chapter 4: gradients of two GPUs in place of the mean of both."""
-    lazy = partial(train_batch, update=lambda params, lr, batch_size: None)
-    monkeypatch.setattr(same_step.parallel, "train_batch", lazy)
-    monkeypatch.setattr(same_step, "STEPS", {"float64": 2})
-    gaps = same_step.summary(study.plain({"float64/64/0": same_step.record("float64", 64, 0)}))["float64/64"]["gaps"]
-    assert gaps[1][0] < 1e-10 < gaps[1][1], "the first loss agrees, the parameters don't"
-    assert gaps[2][0] > 1e-4
-
-
 # noise
-
-
-def test_noise_is_that_of_the_shards(few, monkeypatch):
-    """By hand, from gradients of the four quarters of a batch: at the start, and at each step of plain training."""
-    for name, value in {"MOMENTS": (0, 3), "BATCHES": 2, "BATCH_SIZE": 64}.items():
-        monkeypatch.setattr(noise, name, value)
-    run = noise.record(0, noise.MOMENTS)
-    X, y, *_ = study.split()
-    params = get_params(lenet_params(0), CPU)
-
-    def variance(X_batch, y_batch):
-        flat = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(lenet(a, params), b), params)])
-            for a, b in zip(X_batch.split(16), y_batch.split(16))
-        ]
-        return 16 * torch.stack(flat).double().var(dim=0).sum().item()
-
-    others = itertools.islice(endless(X, y, 64, 1000), 2)
-    assert study.numbers(run["moments"][0]["noise"]) == pytest.approx([variance(*batch) for batch in others], rel=2e-3)
-    steps = []
-    for batch in itertools.islice(endless(X, y, 64, 0), 3):
-        steps.append(variance(*batch))
-        train_batch(*batch, [params], [CPU], noise.LR)
-    assert study.numbers(run["steps"]["noise"]) == pytest.approx(steps, rel=5e-3)
-    (found,) = noise.summary({"0": run}).values()
-    assert [moment["step"] for moment in found["moments"]] == [0, 3]
-    (window,) = found["windows"]
-    assert (window["after"], window["to_step"]) == (0, 3)
-    signal = study.numbers(run["steps"]["signal"])
-    assert window["noise_scale"] == (pytest.approx(sum(steps) / sum(signal), rel=1e-2) if sum(signal) > 0 else None)
 
 
 def test_the_interval_of_the_noise_scale_holds_the_truth_as_often_as_it_says():
@@ -303,23 +235,6 @@ def test_measurements_are_a_tenth_apart():
 
 
 # scaling
-
-
-@pytest.mark.parametrize("rule, lr", [("square root", 0.16 * 2), ("linear", 0.16 * 4)])
-@pytest.mark.sweep(4)
-def test_warm_up_lasts_an_epoch(few, monkeypatch, rule, lr):
-    """Steps of 250 images, four an epoch; the rate rises from that of the small batch."""
-    monkeypatch.setattr(scaling, "EPOCHS", 2)
-    monkeypatch.setitem(scaling.RULES, rule, lambda *_: lr)
-    X, y, *_ = study.split()
-    params, losses = [get_params(lenet_params(0), CPU)], []
-    rates = [0.16 + (lr - 0.16) * i / 4 for i in range(4)] + [lr] * 4
-    for batch, rate in zip(endless(X, y, 250, 0), rates):
-        losses.append(train_batch(*batch, params, [CPU], rate))
-    run = scaling.record("lenet", 250, rule, True, 0)
-    pairs = [statistics.fmean(pair) for pair in zip(losses[::2], losses[1::2])]
-    assert study.numbers(run["train_loss"]) == pytest.approx(pairs, rel=1e-3)
-    assert run["lr"] == pytest.approx(lr)
 
 
 @pytest.mark.slow
@@ -361,18 +276,6 @@ def test_its_rate_rises_and_falls():
     assert top == pytest.approx(50, abs=2) and rates[top] == pytest.approx(1, abs=0.02)
     assert sorted(rates[:top]) == rates[:top] and sorted(rates[top:], reverse=True) == rates[top:]
     assert 0 < rates[0] < 0.02 and 0 < rates[-1] < 1e-5
-
-
-@pytest.mark.parametrize("where, parameters", [("cpu", 19_714), ("cuda", 11_172_810)])
-def test_a_gpu_takes_resnet18(monkeypatch, where, parameters):
-    monkeypatch.setattr(resnet_grid, "device", lambda: torch.device(where))
-    monkeypatch.setattr(nn.Module, "to", lambda net, *where, **how: net)
-    nets = {norm: resnet_grid.network(norm) for norm in ("batch", "group", "none")}
-    sizes = {norm: sum(p.numel() for p in net.parameters()) for norm, net in nets.items()}
-    assert sizes["batch"] == sizes["group"] == parameters > sizes["none"]
-    layers = {norm: sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) for norm, net in nets.items()}
-    assert layers["batch"] > 0 == layers["group"] == layers["none"]
-    assert sum(isinstance(layer, nn.GroupNorm) for layer in nets["group"].modules()) == layers["batch"]
 
 
 # resnet18

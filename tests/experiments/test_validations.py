@@ -11,7 +11,7 @@ import torchvision
 import mgpu_lib as mgpu
 from calibration import clock_validation, ddp_scaling, published, sheets
 from experiments import planner_validation, study
-from mgpu_lib import planning, recorded
+from mgpu_lib import recorded
 from virtual_gpus import machine
 
 CLOCK, SCALING, PLANNER = map(recorded.study, ("clock_validation", "ddp_scaling", "planner_validation"))
@@ -35,15 +35,6 @@ def test_the_planner_s_record_is_whole():
     found = study.plain(planner_validation.summary(runs))
     for what in ("time", "memory"):
         assert found[what] == pytest.approx(PLANNER["summary"][what], rel=1e-6)
-
-
-def test_settings_come_from_the_planner_s_controls():
-    settings = planner_validation.settings()
-    assert len(settings) == 60
-    for name, values in planning.CHOICES.items():
-        drawn = {setting[name] for setting in settings}
-        assert drawn <= set(values) and len(drawn) >= min(3, len(values))
-    assert {planning.run_of(**setting).data for setting in settings} > {1, 2, 64}
 
 
 @pytest.mark.parametrize(("what", "worst"), [("time", 0.15), ("memory", 0.25)])
@@ -150,15 +141,3 @@ def roomy(init):
         self.ledger.capacity = 10**15
 
     return __init__
-
-
-@pytest.mark.parametrize("gpu", ["T4", "V100", "A100-40", "H100"])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.sweep(4)
-def test_larger_batches_take_longer_and_are_better_used(gpu, training):
-    net = published.build("resnet18")
-    batches = 1, 4, 16, 64
-    images = [torch.empty(batch, 3, 224, 224, device="meta") for batch in batches]
-    seconds = [mgpu.predict(net, X, gpu, training=training).seconds for X in images]
-    rate = [batch / taken for batch, taken in zip(batches, seconds)]
-    assert seconds == sorted(seconds) and rate == sorted(rate)

@@ -44,12 +44,3 @@ def test_states_of_a_gpu_add_up_and_rows_show_them():
     assert [(name, n) for name, n, _ in runs if name in "fbBc"] == [("f", 10), ("b", 10), ("B", 10), ("c", 5)]
     assert [level for name, _, level in runs if name in "fbBc"] == [9, 9, 9, 9]
     assert sum(n for _, n, _ in runs) == 50
-
-
-def test_short_waits_become_a_smaller_part():
-    assert why_slower.joined([["f", 3, 3.0], ["w", 2, 2.0], ["f", 1, 0.5], ["b", 4, 4.0]]) == [
-        ["f", 6, 3.5],
-        ["b", 4, 4.0],
-    ]
-    apart = [["f", 3, 3.0], ["w", 4, 4.0], ["f", 1, 0.5], ["o", 1, 1.0], ["b", 4, 4.0]]
-    assert why_slower.joined(apart) == apart
