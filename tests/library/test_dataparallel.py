@@ -29,24 +29,6 @@ def assert_equal_states(state, other):
     assert all(torch.equal(state[name].cpu(), other[name].cpu()) for name in state)
 
 
-@pytest.mark.parametrize("gpus, moved", [(1, True), (2, False)])
-def test_the_network_is_moved_only_to_a_single_gpu(machine, gpus, moved):
-    net = nn.Linear(2, 1)
-    parallel = nn.DataParallel(net, device_ids=range(gpus))
-    assert (net.weight.device.type == "cuda") == moved
-    if not moved:
-        with pytest.raises(RuntimeError, match=r"parameters and buffers on device cuda:0 .* on device: cpu"):
-            parallel(torch.ones(2, 2))
-
-
-def test_the_first_of_the_listed_gpus_gathers(machine):
-    net = nn.DataParallel(nn.Linear(2, 1).to("cuda:2"), device_ids=[2, 3, 1])
-    output = net(torch.ones(6, 2))
-    output.sum().backward()
-    assert {output.device.index, net.module.weight.grad.device.index} == {2}
-    assert [ledger.peak > 0 for ledger in machine.ledgers] == [False, True, True, True]
-
-
 # Checkpoints
 
 

@@ -1,15 +1,12 @@
 """One device is the oracle: every parallel program of the book computes the gradient that one device computes.
 
 On 1 to 4 virtual GPUs, with batches that they share evenly, unevenly, and that are too small for all of them. The
-programs are the library's, and those that a page shows without comparing them itself: what it shows is executed.
-
-Networks with batch normalization are outside. It looks at a whole batch, so from shards or micro-batches it computes
-something else than one device does, and no program could agree. Chapters 6 and 11 show that; test_splitting.py tests
-what does agree, splitting by layers and inside layers, where each GPU sees the whole batch.
+programs are the library's, and those that a page shows without comparing them itself: what it shows is executed. Sums
+by themselves are in test_collectives.py, networks that are split by layers in test_splitting.py.
 """
 
 import copy
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from pages import shown
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib import collectives, parallel, primitives, splitting, tensor_parallel, traffic
+from mgpu_lib import parallel, primitives, tensor_parallel, traffic
 from mgpu_lib.models import lenet, lenet_params
 from virtual_gpus import virtual_gpus
 
@@ -39,13 +36,6 @@ def gradients(module):
     return [p.grad for p in module.parameters()]
 
 
-def alone(net, X, y):
-    """Plain PyTorch on the CPU: the gradients of the mean loss, for a copy of `net`."""
-    net = splitting.fresh(net).cpu()
-    F.cross_entropy(net(X), y).backward()
-    return gradients(net)
-
-
 # The library's programs, and others for the same two networks. Each takes a batch on the CPU and devices, and returns
 # the gradients of the mean loss: one list per replica.
 
@@ -63,27 +53,6 @@ def stepped(step):
     return program
 
 
-def reduced(reduce):
-    """The step of chapter 4 with another all-reduce: `reduce` works on one list of gradients per GPU, in place."""
-
-    def program(X, y, devices):
-        replicas = [parallel.get_params(PARAMS, device) for device in devices]
-        for params, X_shard, y_shard in zip(replicas, *parallel.split_batch(X, y, devices)):
-            F.cross_entropy(lenet(X_shard, params), y_shard, reduction="sum").backward()
-        reduce([[p.grad for p in params] for params in replicas])
-        return [[p.grad / len(X) for p in params] for params in replicas]
-
-    return program
-
-
-def one_by_one(allreduce):
-    def reduce(device_grads):
-        for same in zip(*device_grads):
-            allreduce(list(same))
-
-    return reduce
-
-
 def wrapped(forward):
     """A module on all GPUs, in whose original the gradients arrive: `forward(net, X, devices)` gives the logits."""
 
@@ -97,14 +66,6 @@ def wrapped(forward):
 
 def replicas_of_a_module(X, y, devices):
     return [[grad / len(X) for grad in gradients(net)] for net in traffic.data_parallel_step(make_net(), X, y, devices)]
-
-
-def layer_wise(way, micro_batches):
-    def program(X, y, devices):
-        stages = way(make_net(), X, y, devices, micro_batches)
-        return [[grad / len(X) for stage in stages for grad in gradients(stage)]]
-
-    return program
 
 
 def in_layer(way):
@@ -166,10 +127,6 @@ def gradients_for_the_noise(X, y, devices):
 
 ON_PARAMS = {
     "train_batch": stepped(parallel.train_batch),
-    "star_allreduce": reduced(one_by_one(collectives.star_allreduce)),
-    "ring_allreduce": reduced(one_by_one(collectives.ring_allreduce)),
-    "tree_allreduce": reduced(one_by_one(collectives.tree_allreduce)),
-    "bucketed_allreduce": reduced(partial(collectives.bucketed_allreduce, bucket_bytes=100_000)),
     "chapter 7: named_step": stepped(with_names),
     "chapter 9: replica_gradients": gradients_for_the_noise,
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
@@ -177,10 +134,6 @@ ON_PARAMS = {
 ON_NET = {
     "traffic.data_parallel_step": replicas_of_a_module,
     "primitives.data_parallel": wrapped(primitives.data_parallel),
-    "nn.parallel.data_parallel": wrapped(nn.parallel.data_parallel),
-    "nn.DataParallel": wrapped(lambda net, X, devices: nn.DataParallel(net, devices)(X)),
-    "layer_wise": layer_wise(splitting.layer_wise, 1),
-    "layer_wise, 3 micro-batches": layer_wise(splitting.layer_wise, 3),
     "in_layer": in_layer(tensor_parallel.in_layer),
     "chapter 3: pieces": accumulated,
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
@@ -198,7 +151,9 @@ def one_device(rows, raw):
     """The gradients of the mean loss by plain PyTorch, on the CPU."""
     X, y = make_batch(rows)
     if not raw:
-        return alone(NET, X, y)
+        net = make_net()
+        F.cross_entropy(net(X), y).backward()
+        return gradients(net)
     params = [p.clone().requires_grad_() for p in PARAMS]
     F.cross_entropy(lenet(X, params), y).backward()
     return [p.grad for p in params]

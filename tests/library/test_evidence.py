@@ -1,22 +1,10 @@
 """What the chapters read from recorded experiments: best and good rates, steps to an accuracy, the critical batch."""
 
-import json
 import math
 
 import pytest
-from made_up import IMAGES, write_results
-from made_up import run as made_up_run
 
-from experiments import centred, tuning
 from mgpu_lib import evidence, recorded
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    """A folder with made-up results, from which everything is read."""
-    write_results(tmp_path)
-    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
-    return tmp_path
 
 
 def made(lr, validation, ended=None, step=(1, 2, 4), accuracy=(0.2, 0.5, 0.8)):
@@ -27,42 +15,6 @@ def made(lr, validation, ended=None, step=(1, 2, 4), accuracy=(0.2, 0.5, 0.8)):
 def rates_of(finals):
     """{rate: runs} with the given accuracies at the end, one for each seed."""
     return {lr: [made(lr, final) for final in each] for lr, each in finals.items()}
-
-
-def test_a_run_has_its_accuracies_at_the_end_of_both_budgets(results):
-    grid = evidence.grid("lenet")
-    stored = json.loads((results / "tuning.json").read_text())["runs"]
-    assert list(grid) == [1, 4, 16, 64, 256, 1024, 4096] and all(len(rates) == 9 for rates in grid.values())
-    run = grid[256][0.16][1]
-    [wanted] = [r for r in stored if (r["net"], r["batch_size"], r["lr"], r["seed"]) == ("lenet", 256, 0.16, 1)]
-    assert run.seed == 1 and run.ended is None and run.test == wanted["test_accuracy"]
-    assert run.validation["epochs"] == wanted["validation_accuracy"][wanted["step"].index(4 * math.ceil(IMAGES / 256))]
-    assert run.validation["steps"] == wanted["validation_accuracy"][wanted["step"].index(215)]
-
-
-def test_a_run_that_ended_has_no_accuracy_where_the_budget_goes_on(results):
-    dead = evidence.grid("lenet")[256][2.5][0]
-    assert dead.ended < 215 and dead.validation == dead.test == {"epochs": None, "steps": None}
-    late = evidence.as_run(
-        {
-            "seed": 0,
-            "diverged_at_step": None,
-            "dead_at_step": 100,
-            "step": [56, 100],
-            "train_loss": [1, 1],
-            "validation_accuracy": [0.5, 0.1],
-            "test_accuracy": {"epochs": 0.4},
-        },
-        {"epochs": 56, "steps": 215},
-    )
-    assert late.validation == {"epochs": 0.5, "steps": None} and late.test == {"epochs": 0.4, "steps": None}
-
-
-def test_what_is_missing_is_named(results):
-    with pytest.raises(ValueError, match="'resnet18': recorded are 'lenet', 'lenet_bn'"):
-        evidence.grid("resnet18")
-    with pytest.raises(FileNotFoundError, match=r"python -m experiments\.scaling"):
-        evidence.study("scaling")
 
 
 def test_the_best_rate_is_chosen_on_validation_images_and_none_that_died():
@@ -151,75 +103,74 @@ def test_two_batch_sizes_are_too_few():
         evidence.critical_batch({1: 100, 2: 60})
 
 
-def test_runs_to_a_target_are_read_without_ends(results):
-    entries = {
-        str(i): {
-            "batch_size": 8,
-            "lr": 0.1,
-            "seed": i,
-            "diverged_at_step": None,
-            "dead_at_step": None,
-            "step": "20 22",
-            "train_loss": "2 1",
-            "validation_accuracy": f"0.2 0.{5 + i}",
-            "test_accuracy": {},
-        }
-        for i in (1, 0)
-    }
-    (results / "critical.json").write_text(json.dumps({"recipe": {"target": 0.5}, "runs": entries}))
-    target, batches = evidence.to_target()
-    assert target == 0.5 and [run.seed for run in batches[8][0.1]] == [0, 1]
-    assert batches[8][0.1][1] == evidence.Run(1, [20, 22], [2, 1], [0.2, 0.6], None, {}, {})
-    assert evidence.of_seed(batches, 1) == {8: {0.1: [batches[8][0.1][1]]}}
-    assert evidence.of_seed(batches, 2) == {}, "a seed that is not recorded yet"
+# Reading the records
 
 
-# The runs of batch sizes that the grid leaves out
+def ends(batch_size, epochs=4):
+    return {"epochs": epochs * math.ceil(55_000 / batch_size), "steps": 215}
 
 
-def test_unseen_runs_read_as_the_grid_does(results):
-    runs = evidence.unseen()
-    assert list(runs) == [32, 512] and list(runs[32]) == tuning.learning_rates(32)
-    assert [run.seed for run in runs[512][0.16]] == [0, 1, 2] and runs[512][0.16][0].test["epochs"] > 0.5
+def check_runs(found, entries, budgets=evidence.BUDGETS, ends=ends):
+    """Each entry of a record is a run, with its accuracies at the ends of the budgets, and none where it has ended."""
+    count = 0
+    for entry in entries:
+        [run] = [run for run in found[entry["batch_size"]][entry["lr"]] if run.seed == entry["seed"]]
+        step, accuracy = (recorded.numbers(entry[name]) for name in ("step", "validation_accuracy"))
+        assert (run.step, run.accuracy) == (step, accuracy)
+        assert run.ended == (entry["diverged_at_step"] or entry["dead_at_step"])
+        alive = [budget for budget in budgets if not run.ended or run.ended > ends(entry["batch_size"])[budget]]
+        at_ends = {budget: accuracy[step.index(ends(entry["batch_size"])[budget])] for budget in alive}
+        assert run.validation == {**dict.fromkeys(budgets), **at_ends}
+        assert run.test == {**dict.fromkeys(budgets), **{budget: entry["test_accuracy"][budget] for budget in alive}}
+        count += 1
+    assert count == sum(len(runs) for rates in found.values() for runs in rates.values())
+    assert list(found) == sorted(found) and all(list(rates) == sorted(rates) for rates in found.values())
 
 
-# Studies beside the grid, read as it is
+def test_the_grid_and_studies_that_are_read_as_it_is():
+    for net in ("lenet", "lenet_bn"):
+        entries = [entry for entry in recorded.study("tuning")["runs"] if entry["net"] == net]
+        assert len(entries) == 7 * 9 * 3
+        check_runs(evidence.grid(net), entries)
+    check_runs(evidence.unseen(), [run for runs in recorded.study("unseen")["runs"].values() for run in runs])
+    check_runs(evidence.centred(), recorded.study("centred")["runs"].values())
+    target, found = evidence.to_target()
+    assert target == recorded.study("critical")["recipe"]["target"]
+    check_runs(found, recorded.study("critical")["runs"].values(), budgets=())
+    one = evidence.of_seed(found, 1)
+    assert one.keys() <= found.keys() and {
+        run.seed for rates in one.values() for runs in rates.values() for run in runs
+    } == {1}
+    assert evidence.of_seed(found, 99) == {}, "a seed that is not recorded yet"
 
 
-def test_centred_runs_read_as_the_grid_does(results):
-    runs = {f"{lr}/{seed}": made_up_run("lenet", 256, lr, seed) for lr in centred.LRS for seed in (0, 1)}
-    recipe = {"epochs": 4, "steps": 215, "validation": 5000}
-    (results / "centred.json").write_text(json.dumps({"recipe": recipe, "runs": runs}))
-    found = evidence.centred()
-    assert list(found) == [256] and list(found[256]) == centred.LRS
-    assert found[256][0.16] == evidence.grid("lenet")[256][0.16][:2]
+def test_runs_of_the_resnet_have_one_budget():
+    stored = recorded.study("resnet_grid")["runs"]
+    found = evidence.resnet("batch")
+    assert sum(len(runs) for rates in found.values() for runs in rates.values()) == sum(
+        key.startswith("batch/") for key in stored
+    )
+    for B, rates in found.items():
+        for lr, runs in rates.items():
+            for run in runs:
+                entry = stored[f"batch/{B}/{lr}/{run.seed}"]
+                assert run.test == {"epochs": entry["test_accuracy"]} and run.ended == entry["diverged_at_step"]
+                assert run.validation == {"epochs": None if run.ended else entry["validation_accuracy"][-1]}
+                assert run.step[:1] == [math.ceil(recorded.study("resnet_grid")["recipe"]["images"] / B)]
 
 
-def test_runs_of_the_resnet_have_one_budget(results):
-    def made_up(*accuracy):
-        test = accuracy[-1] - 0.01 if len(accuracy) == 2 else None
-        ended = None if len(accuracy) == 2 else 90
-        return {
-            "diverged_at_step": ended,
-            "train_loss": [1.0] * len(accuracy),
-            "validation_accuracy": list(accuracy),
-            "test_accuracy": test,
-        }
-
-    runs = {"batch/1024/0.4/1": made_up(0.7), "batch/1024/0.4/0": made_up(0.7, 0.8), "none/64/0.1/0": made_up(0.5, 0.6)}
-    (results / "resnet_grid.json").write_text(json.dumps({"recipe": {"images": IMAGES, "epochs": 2}, "runs": runs}))
-    assert list(evidence.resnet("none")) == [64]
-    lives, dies = evidence.resnet("batch")[1024][0.4]
-    assert lives == evidence.Run(0, [54, 108], [1, 1], [0.7, 0.8], None, {"epochs": 0.8}, {"epochs": 0.79})
-    assert dies.seed == 1 and dies.ended == 90 and dies.test == {"epochs": None}
-
-
-def test_ten_seeds_are_those_of_three_studies(results):
-    scaling = {f"lenet/1024/kept/{seed}": {"test_accuracy": seed / 10} for seed in range(3)}
-    (results / "scaling.json").write_text(json.dumps({"runs": scaling}))
-    summary = {"lenet/1024/kept": {"3": 0.75, "4": None}, "lenet/16/0.063": {"3": 0.5}}
-    (results / "ten_seeds.json").write_text(json.dumps({"summary": summary}))
+def test_ten_seeds_are_those_of_three_studies():
+    late, scaling = recorded.study("ten_seeds")["summary"], recorded.study("scaling")["runs"]
     found = evidence.ten_seeds()
-    assert found["lenet/1024/kept"] == {0: 0, 1: 10, 2: 20, 3: 75, 4: None}
-    grid = {run.seed: 100 * run.test["epochs"] for run in evidence.grid("lenet")[16][0.063]}
-    assert found["lenet/16/0.063"] == {**grid, 3: 50}
+    assert found.keys() == late.keys() and all(list(seeds) == [*range(10)] for seeds in found.values())
+    assert found["lenet/1024/kept"][2] == 100 * scaling["lenet/1024/kept/2"]["test_accuracy"]
+    assert found["lenet/1024/kept"][3] == 100 * late["lenet/1024/kept"]["3"]
+    assert found["lenet/16/0.063"][0] == 100 * evidence.grid("lenet")[16][0.063][0].test["epochs"]
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="'resnet18': recorded are 'lenet', 'lenet_bn'"):
+        evidence.grid("resnet18")
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"python -m experiments\.scaling"):
+        evidence.study("scaling")

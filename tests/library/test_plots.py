@@ -1,7 +1,5 @@
 """Figures have one size and the same bytes each time; the live plot redraws in a notebook and prints elsewhere."""
 
-import base64
-
 import matplotlib
 import pytest
 
@@ -80,32 +78,3 @@ def test_live_accuracy_prints_a_line_per_epoch_in_a_terminal(capsys):
     live(HISTORY[:1])
     live(HISTORY)
     assert capsys.readouterr().out == ("2 GPUs: epoch 1, test accuracy 0.250\n2 GPUs: epoch 2, test accuracy 0.750\n")
-
-
-CELL = """
-import matplotlib.pyplot as plt
-from mgpu_lib import plots
-plots.use_book_style()
-history = [{"epoch": 1, "test_accuracy": 0.25}, {"epoch": 2, "test_accuracy": 0.75}]
-"""
-
-
-@pytest.mark.slow
-def test_a_real_kernel_stores_the_same_bytes_each_time():
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    cells = [
-        CELL,
-        "plots.accuracy_curves({'a run': history})\nplt.show()",
-        "live = plots.LiveAccuracy('a run')\nlive(history[:1])\nlive(history)",
-    ]
-
-    def outputs():
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        nbclient.NotebookClient(book, timeout=1200, kernel_name="python3").execute()
-        return [[output.data for output in cell.outputs] for cell in book.cells]
-
-    first = outputs()
-    assert [len(cell) for cell in first] == [0, 1, 1]  # the live plot leaves one figure, its last
-    assert first == outputs()
-    for (data,) in first[1:]:
-        assert png_size(base64.b64decode(data["image/png"])) == (960, 540)

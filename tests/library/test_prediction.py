@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import ranks
 import torch
 import torchvision
 from torch import nn
@@ -12,33 +11,6 @@ from torch.nn import functional as F
 import mgpu_lib as mgpu
 from mgpu_lib.prediction import bare
 from virtual_gpus.clock.costs import ring_seconds
-
-STEP = """
-import os
-import resource
-import torch
-import torchvision
-from torch.nn.functional import cross_entropy
-from virtual_gpus import current
-rank = int(os.environ["LOCAL_RANK"])
-torch.backends.cudnn.allow_tf32 = False  # as in a prediction for fp32
-torch.cuda.set_device(rank)
-torch.distributed.init_process_group("nccl")
-net = torch.nn.parallel.DistributedDataParallel(torchvision.models.resnet50().cuda(), device_ids=[rank])
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-X, y = torch.randn(1, 3, 224, 224, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
-for _ in range(3):
-    torch.cuda.synchronize()
-    start = current().elapsed()
-    output = net(X)
-    optimizer.zero_grad()
-    cross_entropy(output, y, reduction="sum").backward()
-    optimizer.step()
-torch.cuda.synchronize()
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, at the peak
-print(f"{current().elapsed() - start} {memory}\\n", end="", flush=True)
-torch.distributed.destroy_process_group()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +86,6 @@ def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
     assert all(share > 0.5 for share in ddp.timeline.overlap().values())
     assert ddp.seconds < seconds(strategy="manual") and ddp.seconds < seconds(strategy="data_parallel")
     assert seconds(strategy="ddp", link="pcie") > ddp.seconds
-
-
-@pytest.mark.slow
-def test_ddp_takes_what_eight_processes_with_values_take(resnet50, tmp_path):
-    program = tmp_path / "step.py"
-    program.write_text(STEP)
-    lines = ranks.torchrun(8, program, seconds=5500).stdout.splitlines()
-    seconds, memory = zip(*(map(float, line.split()) for line in lines), strict=True)
-    predicted = mgpu.predict(resnet50, images(8), n_gpus=8, strategy="ddp").seconds
-    assert seconds == pytest.approx([predicted] * 8, rel=0.02)
-    assert sum(memory) <= 15 * 2**20, f"{sum(memory) / 2**20:.1f} GiB of this computer's memory"
 
 
 def test_ddp_needs_a_process_group_of_its_own():
@@ -252,18 +213,6 @@ def test_models_that_cannot_be_trained():
         mgpu.predict(nn.Linear(4, 4), torch.empty(2**30, 4, device="meta"), gpu="T4")
     tokens = torch.zeros(4, 16, dtype=torch.long, device="meta")
     assert mgpu.predict(nn.Embedding(100, 32), tokens).seconds > 0, "outputs (N, tokens, width), of which the mean"
-
-
-def test_channels_last_stays_channels_last_in_a_dry_run():
-    """As on the CPU and on real GPUs; PyTorch's own meta tensors forget it."""
-    with mgpu.virtual_gpus(1, backing="meta"):
-        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to_empty(device="cuda:0")
-        net.to(memory_format=torch.channels_last)
-        X = torch.empty(2, 3, 9, 9, device="cuda:0").contiguous(memory_format=torch.channels_last).requires_grad_()
-        for _ in range(2):  # PyTorch is asked once, the second time the answer is known
-            Y = net(X)
-            Y.sum().backward()
-            assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (Y, X.grad, net[0].weight.grad))
 
 
 @pytest.mark.parametrize("strategy", ["manual", "data_parallel", "ddp"])

@@ -1,5 +1,4 @@
-"""Parts of a layer compute what the layer does, and each operator keeps to the convention (test_equivalence.py: whole
-networks)."""
+"""Parts of a layer compute what the layer does, forward and backward (test_equivalence.py: whole networks)."""
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.autograd.gradcheck import gradcheck
 
 from mgpu_lib.mesh import device_mesh
 from mgpu_lib.splitting import Pair
@@ -23,56 +21,6 @@ from mgpu_lib.transformer import Attention, FeedForward, rotary_angles
 from virtual_gpus import virtual_gpus
 
 PARTS = st.integers(1, 6)
-
-
-# The convention: k losses on k copies count once
-
-
-class IntoCopies(torch.autograd.Function):
-    """One tensor → k copies of it. The gradient of each copy is that of the tensor, so any of them will do."""
-
-    @staticmethod
-    def forward(ctx, X, k):
-        return tuple(X.clone() for _ in range(k))
-
-    @staticmethod
-    def backward(ctx, *grads):
-        for grad in grads:
-            torch.testing.assert_close(grad, grads[0], rtol=0, atol=0)  # bit for bit: all have the same sum
-        return grads[0], None
-
-
-class OutOfCopies(torch.autograd.Function):
-    """k copies of a tensor → that tensor. Each copy has the loss to itself, and so the whole gradient."""
-
-    @staticmethod
-    def forward(ctx, *copies):
-        ctx.k = len(copies)
-        return copies[0].clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return (grad,) * ctx.k
-
-
-def numbers(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-
-@pytest.mark.parametrize("k", range(1, 7))
-def test_from_one_tensor_to_one_tensor_the_operators_pass_gradcheck(k):
-    """Each alone, both around parts of a layer, and two such layers one after the other."""
-
-    def sum_outputs(*summands):
-        return OutOfCopies.apply(*SumOutputs.apply(*summands))
-
-    def layer(X, *weights):
-        parts = [lambda H, w=w: torch.tanh(H @ w) for w in weights]
-        return OutOfCopies.apply(*together(parts, together(parts, IntoCopies.apply(X, k))))
-
-    assert gradcheck(sum_outputs, [numbers(2, i + 1, 3).sum(1) for i in range(k)])
-    assert gradcheck(layer, [numbers(2, 3), *(numbers(3, 3) + i for i in range(k))])
 
 
 # Random shapes: parts, put together, equal one device

@@ -1,4 +1,4 @@
-"""ZeRO from scratch, on one to four ranks."""
+"""ZeRO from scratch, on one rank and on three."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def passed(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", range(1, 5))
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", re.findall(r"@check\ndef (\w+)", PROGRAM.read_text()))
 def test_as_on_one_device(name, n, passed):
     assert f"{name} {n}" in passed

@@ -18,7 +18,6 @@ sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "prog
 from checking import (
     Branches,
     Tied,
-    batches,
     check,
     check_accumulation,
     check_unused_parameters,
@@ -27,7 +26,6 @@ from checking import (
     parts,
     raises,
     run,
-    same,
     same_networks,
     train,
     trained_alone,
@@ -69,19 +67,6 @@ def as_pytorch_does_it(rank, n):
     theirs, ours = train(theirs, data), train(replica(net, rank), data)
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-
-
-@check
-def uneven_shards(rank, n):
-    """The mean of the ranks' means is that of the batch if each counts by its rows."""
-    net = network()
-    ddp, rows = replica(net, rank), 10
-    for X, y in batches(rows):
-        mine, labels = X.tensor_split(n)[rank].cuda(), y.tensor_split(n)[rank].cuda()
-        (F.cross_entropy(ddp(mine), labels, reduction="sum") * n / rows).backward()
-        F.cross_entropy(net(X), y).backward()
-    for p, q in zip(ddp.module.parameters(), net.parameters(), strict=True):
-        same(p.grad, q.grad)
 
 
 @check
