@@ -8,17 +8,11 @@ from urllib.parse import unquote, urlsplit
 import live
 import nbformat
 import pytest
+from pages import BOOK as PAGES
 
 pytestmark = pytest.mark.slow
 
 ROOT = live.REPO
-PAGES = [
-    "index.md",
-    "test-your-own-program.md",
-    "glossary.md",
-    "references.md",
-    *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),
-]
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": '{"windowingMode": "none"}',  # cells outside the window are drawn too
     "@jupyterlab/docmanager-extension/plugin": '{"autosave": false}',  # these are the repository's own files

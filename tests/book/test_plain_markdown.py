@@ -13,15 +13,9 @@ from docutils import nodes
 from docutils.core import publish_doctree
 from markdown_it import MarkdownIt
 from myst_parser.docutils_ import Parser
+from pages import BOOK as PAGES
 
 ROOT = references.ROOT
-PAGES = [
-    "index.md",
-    "test-your-own-program.md",
-    "glossary.md",
-    "references.md",
-    *sorted(f"chapters/{path.name}" for path in (ROOT / "chapters").glob("*.ipynb")),
-]
 pages = pytest.mark.parametrize("name", PAGES)
 LABELS = references.labels()
 

@@ -1,6 +1,7 @@
 """Running examples/train_ddp.py: each run has a time limit, and none of its processes is left, whatever happens."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -41,6 +42,13 @@ def write_data(folder, images=240, tests=61):
         (raw / f"{part}-images-idx3-ubyte").write_bytes(bytes(16) + pixels.tobytes())
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(bytes(8) + labels.tobytes())
     return str(folder)
+
+
+def planned(folder, *plan):
+    """The beginning of a command that follows a plan."""
+    path = Path(folder, "plan.json")
+    path.write_text(json.dumps(plan))
+    return KILLING, path, SCRIPT
 
 
 class Run:

@@ -1,8 +1,5 @@
 """examples/train_ddp.py, killed: it resumes as if nothing had happened, to the bit, and leaves no file half written."""
 
-import json
-from pathlib import Path
-
 import killing
 import pytest
 import running
@@ -11,16 +8,10 @@ SIXTY_STEPS = "--batch-size 6 --images 60 --epochs 6 --every 4 --checkpoint run.
 pytestmark = pytest.mark.slow
 
 
-def planned(folder, plan):
-    path = Path(folder, "plan.json")
-    path.write_text(json.dumps(plan))
-    return path
-
-
 def alone(folder, plan, *arguments):
     """Run the script in one process, started again after each kill."""
     folder.mkdir(exist_ok=True)
-    command = running.FORK, running.KILLING, planned(folder, plan), running.SCRIPT, *(arguments or SIXTY_STEPS)
+    command = running.FORK, *running.planned(folder, *plan), *(arguments or SIXTY_STEPS)
     for _ in plan:
         running.done(command, folder, status=-9)
     running.done(command, folder)
@@ -28,8 +19,7 @@ def alone(folder, plan, *arguments):
 
 def torchrun(folder, plan, *options, virtual=()):
     folder.mkdir(exist_ok=True)
-    script = running.KILLING, planned(folder, plan), running.SCRIPT
-    return [running.FORK, *running.TORCHRUN, "2", *options, *virtual, *script, *SIXTY_STEPS]
+    return [running.FORK, *running.TORCHRUN, "2", *options, *virtual, *running.planned(folder, *plan), *SIXTY_STEPS]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +46,7 @@ def test_torchrun_restarts_killed_ranks_which_end_as_undisturbed_ones(undisturbe
 
 def test_ranks_killed_on_two_machines_are_restarted_and_end_as_undisturbed_ones(undisturbed, tmp_path):
     plan = killing.drawn(8, 3, ranks=2)
-    script = running.KILLING, planned(tmp_path, plan), running.SCRIPT
+    script = running.planned(tmp_path, *plan)
     with running.on_two_machines(tmp_path, "--max-restarts", len(plan), *script, *SIXTY_STEPS) as runs:
         assert [run.ended() for run in runs] == [0, 0]
         assert all(run.vanished() for run in runs)

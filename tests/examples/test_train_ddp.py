@@ -1,6 +1,5 @@
 """examples/train_ddp.py: what it computes, what it writes, and how it ends."""
 
-import json
 import os
 import signal
 import sys
@@ -20,13 +19,6 @@ LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.p
 
 def torchrun(*arguments, script=(running.SCRIPT,)):
     return [running.FORK, *running.TORCHRUN, 2, *script, *arguments]
-
-
-def planned(folder, *plan):
-    """The beginning of a command that follows a plan."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
-    return running.KILLING, path, running.SCRIPT
 
 
 def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
@@ -141,7 +133,7 @@ def test_sigterm_on_two_machines_or_one_is_followed_by_a_run_that_resumes_to_the
 
 @pytest.mark.slow
 def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
-    running.done(torchrun(*LONG, script=planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
+    running.done(torchrun(*LONG, script=running.planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] == 4
 
 
@@ -157,7 +149,7 @@ def test_an_interrupt_leaves_no_process(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "virtual"), [(0, ("-m", "virtual_gpus")), (1, ())], ids=["virtual", "gloo"])
 def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
-    script = *virtual, *planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
+    script = *virtual, *running.planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
     said = running.done(torchrun(*LONG, script=script), tmp_path, status=1)
     assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
 

@@ -53,6 +53,14 @@ def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
     assert step.timeline.waiting_for_host(0) / step.seconds == pytest.approx(idle, abs=0.02)
 
 
+def test_buckets_that_differ_between_links_are_refused():
+    found = {"net/fast": {"bytes": [""]}, "net/fast/PCIe tree/2": {"bytes": ["4 4"]}}
+    assert ddp_step.sizes(found) == {"net": ["4 4"]}
+    found["net/fast/PCIe tree/8"] = {"bytes": ["8"]}
+    with pytest.raises(ValueError, match="net/fast/PCIe tree/8 has other buckets"):
+        ddp_step.sizes(found)
+
+
 def test_a_cell_says_what_runs_when_and_what_is_hidden():
     """A step of 200 µs: forward 10 to 50 with a gap of 1 µs, backward to 120; an all-reduce from 80 to 150, of which 40
     are hidden; then the update until 200. A broadcast from 0 to 10 is not hidden."""

@@ -95,14 +95,6 @@ def test_each_gpu_of_a_ring_sends_as_little_as_an_allreduce_can(k):
     assert sent_by_0 == (k - 1) * nbytes
 
 
-def test_sends_of_a_round_happen_at_once():
-    """Two GPUs that add each other's tensor both get the sum: an all-reduce in a single round."""
-    data = shares(2, (5,))
-    expected = sum(data)
-    execute([[Send(0, 1, None, True), Send(1, 0, None, True)]], data)
-    assert all(torch.equal(tensor, expected) for tensor in data)
-
-
 @kinds
 def test_tensors_whose_memory_is_in_another_order(kind):
     """As gradients in the channels_last format: flattened they are copies, and the sum must not stay in the copy."""
