@@ -41,6 +41,7 @@ def test_very_large_batches_fall_behind_with_equal_epochs(lenet):
     assert decided(*ends) == 0, "from 1024 to 4096 equal steps gain nothing certain"
 
 
+@pytest.mark.slow
 def test_the_steps_that_are_compared_are_those_of_the_times(lenet):
     """time-table-why, time-pairs: the rows' numbers of steps are the last measured in time, or, where it says so, the
     next; and neither end wins."""

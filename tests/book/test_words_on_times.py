@@ -34,6 +34,7 @@ def test_what_a_small_step_is_spent_on(monkeypatch, host):
     assert seconds["replicate"] + seconds["parallel_apply"] > seconds["together"] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [hosts.PYTHON, 0.25])
 def test_how_many_gpus_are_best_depends_on_a_guess(monkeypatch, share):
     """Chapter 5, phases-why: with 1,024 rows two are; if calls held the lock for a quarter of their time, also four."""

@@ -20,6 +20,7 @@ def test_what_does_not_fit_says_so(monkeypatch):
     assert stored["seconds"] is None and "in the backward pass" in stored["error"]
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up():
     """Three steps of a small model, with one, two and five micro-batches."""
     small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 16}
@@ -46,6 +47,7 @@ def test_a_wrong_split_names_the_numbers(options, words):
         mgpu.dry_run(partial(large_scaling.program, small, **options), 16)
 
 
+@pytest.mark.slow
 def test_a_mesh_that_is_turned_has_its_pairs_across_nodes():
     small = {"vocab": 1024, "width": 2048, "layers": 2, "heads": 16}
     options = {"tensor": 8, "rows": 8}

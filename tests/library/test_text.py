@@ -16,8 +16,6 @@ def test_tokens_are_the_text():
     text, whole = load_alice(), FILE.read_text(encoding="utf-8")
     assert text.decode(text.tokens) == whole and text.tokens.dtype == torch.int64
     assert text.tokens.shape == (143_082,) and text.tokens.unique().tolist() == list(range(65))
-    assert whole.startswith("CHAPTER I. Down the Rabbit-Hole\n") and whole.endswith("happy summer days.\n")
-    assert "gutenberg" not in whole.lower() and whole.count("\nCHAPTER ") == 11
 
 
 def test_any_tokens_can_be_read():
