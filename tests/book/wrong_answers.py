@@ -251,6 +251,7 @@ WRONG = {
     "mended_script": [
         (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
         (REPLICAS, "num_replicas=dist.get_world_size(), rank=local_rank", "16 of 32 images are never looked at"),
+        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=rank", "your code raises ValueError: Invalid rank 2"),
         ("set_device(local_rank)", "set_device(rank)", "rank 2 asks for a GPU that isn't there"),
         ("    torch.cuda.set_device(local_rank)\n", "", "rank 1 works on GPU 0 of its machine, and its own is 1"),
         ("        sampler.set_epoch(epoch)\n", "", "every epoch has the same order"),
