@@ -23,7 +23,7 @@ import mgpu_lib as mgpu
 
 PAIRS = 5
 BOUND = 3.0  # a prediction may take as long as so many real steps
-SECONDS, BYTES = 60, 2e9  # of a dry run of Llama with 70 billion parameters
+SECONDS, BYTES = 20, 2e9  # of a dry run of Llama with 70 billion parameters
 SLOWER = 1.2  # so many times as long it may take with 1,024 ranks
 
 

@@ -121,7 +121,10 @@ ATTRIBUTES = {
 }
 # Those that __init__ sets: of nn.Module, autocast, TypedStorage, HigherOrderOperator, and DTensor; and those of
 # modules that a program may import later: torch.distributed.tensor and _state_dict_stager
-LATER = "_parameters _enabled _untyped_storage _name _local_tensor _api _FromTorchTensor _random _offload_tensor"
+LATER = (
+    "_parameters _enabled _untyped_storage _name _local_tensor _api _FromTorchTensor _random _offload_tensor "
+    "_sharding_prop _StridedShard"
+)
 
 # What a collective reduces by. From 2.15 on ReduceOp.unbox opens the script object that comes to __torch_dispatch__;
 # before, the object says its number, and not the factor of PREMUL_SUM: that `patches/older.py` notes on its way.

@@ -19,6 +19,7 @@ from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import VirtualTensor
 
 MODULE = "torch.distributed.tensor"
+FLAG = "_propagate_use_strided_shard_flag"  # a function of torch.distributed.tensor._sharding_prop
 
 
 def patches_of_wrapper(cls, inner):
@@ -37,6 +38,8 @@ def patch_dtensor(module):
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
     yield tracker, "_distribute_region", distribute_region
+    if hasattr(module._sharding_prop, FLAG):
+        yield module._sharding_prop, FLAG, propagation_of_flag(module.placement_types._StridedShard)
     WRAPPERS[DTensor], SHARDED_ATTENTION[DTensor] = make_of_parts, attention_of_parts
 
 
@@ -110,6 +113,22 @@ def distribute_region(self, spec, generator=None):
         yield
     finally:
         generator.set_state(after)
+
+
+def propagation_of_flag(strided):
+    """For each tensor of a list, such as all gradients, PyTorch looks at the whole list, and mostly finds nothing to
+    do. Here it is looked at once: that is a third of the time of a dry run of 70 billion parameters."""
+    last = None, False  # an operation's arguments, whether any of them has a `strided` placement
+
+    def propagate(original, op_strategy, op_schema):
+        nonlocal last
+        if last[0] is not op_schema:
+            placements = (placement for spec in op_schema.args_spec for placement in spec.placements)
+            last = op_schema, any(isinstance(placement, strided) for placement in placements)
+        if last[1]:
+            original(op_strategy, op_schema)
+
+    return propagate
 
 
 def part_of(spec):
