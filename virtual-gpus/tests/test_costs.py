@@ -83,6 +83,14 @@ def test_half_precision_is_for_tensor_cores():
         assert costs.rate(fast, find_gpu(gpu)) > 2 * costs.rate(slow, find_gpu(gpu))
 
 
+def test_a_product_s_precision_is_that_of_its_matrices():
+    def call(device):
+        x, bias = (torch.ones(8, 8, device=device, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+        torch.addmm(bias, x, x, out_dtype=torch.float32)
+
+    assert works(call)[-1].precision == "bf16"
+
+
 def test_what_bounds_a_kernel():
     def added(n):
         work = works(lambda device: torch.ones(n, device=device).add_(1))[-1]

@@ -328,13 +328,6 @@ def test_attention_of_nothing(gpus, is_causal):
     assert out.shape == Q.shape and out.device == GPU1 and Q.grad.shape == Q.shape
 
 
-def test_bytes_are_not_interpolated(gpus):
-    X = torch.zeros(1, 3, 4, 4, dtype=torch.uint8, device=GPU1)
-    with pytest.raises(NotImplementedError, match=r"upsample_bilinear2d_out_frame.*not implemented for 'Byte'"):
-        F.interpolate(X, scale_factor=2, mode="bilinear")
-    assert F.interpolate(X, scale_factor=2, mode="nearest").shape == (1, 3, 8, 8)
-
-
 def test_storages_are_identities(gpus):
     x, y = torch.ones(4, device=GPU1), torch.ones(1024, device=GPU1)
     storage = x.untyped_storage()

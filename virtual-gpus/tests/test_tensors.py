@@ -613,6 +613,9 @@ NOT_TAKEN = {  # what an H200 says of types that its kernels don't take
         lambda x: F.conv_transpose2d(x.long()[None], x.long()[:, None, None]),
     ],
     "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'": [lambda x: F.avg_pool1d(x.long(), 2)],
+    "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'": [
+        lambda x: F.interpolate(x.byte()[None, None], scale_factor=2, mode="bilinear"),
+    ],
     "\"max_pool3d_with_indices_out_frame\" not implemented for 'Char'": [
         lambda x: F.max_pool3d(x.to(torch.int8)[None, None], 1),
     ],
