@@ -78,7 +78,7 @@ def test_help_and_tables_come_without_pytorch():
     [
         (["--gpu", "V101", "small.py"], "argument --gpu: no GPU named 'V101'. Did you mean 'V100'"),
         (["--gpus", "0", "small.py"], "argument --gpus: 0: use a whole number, at least 1"),
-        (["missing.py"], "there is no file 'missing.py'"),
+        (["missing.py"], "there is no file or command 'missing.py'"),
         (["--link", "string", "small.py"], "no link named 'string'"),
         (["--link", "nvlink", "--gpu", "T4", "small.py"], "the T4 has no NVLink"),
         (["--host", "-1", "small.py"], "argument --host: -1: use a number above 0"),

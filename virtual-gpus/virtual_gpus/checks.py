@@ -8,7 +8,9 @@ Where each GPU has a process of its own, `from_all_ranks` makes the list that a 
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,8 +18,11 @@ from torch import nn
 
 from virtual_gpus.tensors.tensor import is_virtual
 
+Replica: TypeAlias = nn.Module | dict[str, torch.Tensor] | Sequence[torch.Tensor]
+Numbers: TypeAlias = torch.Tensor | Sequence
 
-def from_all_ranks(mine):
+
+def from_all_ranks(mine: Any) -> list:
     """A list of what each rank has passed as `mine`, for the checks: call it on all ranks; all get the same list.
 
     `mine` may hold tensors, in dicts, lists and tuples; they come detached, on the CPU. It's also anything that can be
@@ -28,7 +33,7 @@ def from_all_ranks(mine):
     return everybody
 
 
-def assert_replicas_equal(replicas, atol=0.0):
+def assert_replicas_equal(replicas: Iterable[Replica], atol: float = 0.0) -> None:
     """All `replicas` have the same parameters as the first, to `atol`; after each step, when all took the same one."""
     assert_equal_by_name(
         [tensors(replica) for replica in two_or_more(replicas)],
@@ -38,7 +43,7 @@ def assert_replicas_equal(replicas, atol=0.0):
     )
 
 
-def assert_buffers_equal(replicas, atol=0.0):
+def assert_buffers_equal(replicas: Iterable[Replica], atol: float = 0.0) -> None:
     """All modules `replicas` have the same buffers as the first, such as batch norm's running means.
 
     Dicts and lists don't say which of their tensors are buffers: all are compared.
@@ -54,17 +59,17 @@ def assert_buffers_equal(replicas, atol=0.0):
     )
 
 
-def assert_draws_agree(draws):
+def assert_draws_agree(draws: Iterable[Numbers]) -> None:
     """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
-    draws = two_or_more(draws, "draw")
-    for gpu, draw in enumerate(draws):
+    first, *others = (torch.as_tensor(draw).tolist() for draw in two_or_more(draws, "draw"))
+    for gpu, draw in enumerate(others, start=1):
         fail_if(
-            torch.as_tensor(draw).tolist() != torch.as_tensor(draws[0]).tolist(),
+            draw != first,
             f"GPU {gpu} drew different random numbers from GPU 0. Give all GPUs one seed for what they must share.",
         )
 
 
-def assert_draws_differ(draws):
+def assert_draws_differ(draws: Iterable[Numbers]) -> None:
     """No two of `draws` are the same: what GPUs drew at random for their own rows, or the orders of several epochs.
 
     Each is a tensor or a sequence of numbers, long enough that chance alone won't make two of them equal.
@@ -79,7 +84,7 @@ def assert_draws_differ(draws):
         )
 
 
-def assert_no_aliasing(replicas):
+def assert_no_aliasing(replicas: Iterable[Replica]) -> None:
     """No two tensors of different `replicas` share memory."""
     spans = {}  # for each storage: what bytes of it belong to which tensor of which replica
     for number, replica in enumerate(two_or_more(replicas)):
@@ -96,7 +101,7 @@ def assert_no_aliasing(replicas):
             others.append((start, end, number, name))
 
 
-def assert_gradients_fresh(replicas):
+def assert_gradients_fresh(replicas: Iterable[Replica]) -> None:
     """No parameter of `replicas` has a gradient other than zero; call it when a step is over, or before a backward.
 
     Raises ValueError for a replica without anything that takes a gradient, such as a state_dict.
@@ -115,7 +120,7 @@ def assert_gradients_fresh(replicas):
             )
 
 
-def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
+def assert_step_matches_single_device(before: Replica, after: Replica, expected: Replica, rtol: float = 1e-4) -> None:
     """From the parameters `before` to `after` is the step that one device takes: from `before` to `expected`.
 
     Each of the three is a replica. Take two steps or more on batches that don't divide evenly: stale gradients show
@@ -152,7 +157,7 @@ def assert_step_matches_single_device(before, after, expected, rtol=1e-4):
     )
 
 
-def assert_every_row_once(rows, total):
+def assert_every_row_once(rows: Iterable[Numbers], total: int) -> None:
     """Of the rows 0 … total - 1 each was used once. `rows` holds one sequence of row numbers per GPU or batch."""
     seen = Counter(int(row) for part in rows for row in part)
     never = [row for row in range(total) if row not in seen]
@@ -166,7 +171,7 @@ def assert_every_row_once(rows, total):
     )
 
 
-def assert_mean_over_rows(reported, parts, rtol=1e-5):
+def assert_mean_over_rows(reported: float | torch.Tensor, parts: Iterable[Numbers], rtol: float = 1e-5) -> None:
     """The number `reported` is the mean over all rows. `parts` holds one tensor per GPU: a value for each of its rows.
 
     A value is a loss, say, or whether the answer was right. That no row is in two parts, `assert_every_row_once` says.
@@ -184,7 +189,7 @@ def assert_mean_over_rows(reported, parts, rtol=1e-5):
     )
 
 
-def assert_one_rank_saves(save):
+def assert_one_rank_saves(save: Callable[[str], Any]) -> None:
     """`save(path)`, which all ranks call, writes on exactly one of them; call the check on all ranks, too.
 
     Each rank passes a path of its own, in a temporary folder. Not for checkpoints of which every rank writes a part.
@@ -200,7 +205,7 @@ def assert_one_rank_saves(save):
     )
 
 
-def assert_every_gpu_works(step, devices):
+def assert_every_gpu_works(step: Callable[[], Any], devices: Sequence[torch.device | str]) -> None:
     """One call of `step()` uses memory on each of the `devices`. ValueError for a CPU, whose memory isn't counted."""
     if any(torch.device(device).type != "cuda" for device in devices):
         raise ValueError(f"devices are {devices}: pass GPUs, real or virtual; nothing counts a CPU's memory")

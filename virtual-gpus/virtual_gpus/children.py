@@ -29,7 +29,7 @@ class Setup(NamedTuple):
     run: str = ""  # tells this run from others
     found: bool = True  # see Machine
 
-    def make(self):
+    def make(self) -> Machine:
         """The machine, which is off; ValueError if there can't be such a one."""
         gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4)) if self.gpus is None else self.gpus
         machine = Machine(gpus, **self.machine)
@@ -37,12 +37,12 @@ class Setup(NamedTuple):
         return machine
 
 
-def handed_down(setup):
+def handed_down(setup: Setup) -> contextlib.AbstractContextManager[None]:
     """Inside, each process that is started has virtual GPUs as the Setup says, unless it gets another environment."""
     return naming(setup._asdict())
 
 
-def inherit():
+def inherit() -> None:
     """Turn on the GPUs that were handed down to this process, until it ends."""
     value = os.environ[VARIABLE]
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "VIRTUAL_GPUS"
@@ -10,7 +11,7 @@ STARTUP = Path(__file__).with_name("startup")
 
 
 @contextlib.contextmanager
-def naming(setup):
+def naming(setup: dict) -> Iterator[None]:
     """Inside, a process that is started has the virtual GPUs of `setup`, the fields of a Setup."""
     path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
     with environment({VARIABLE: json.dumps(setup), "PYTHONPATH": path}):
@@ -18,7 +19,7 @@ def naming(setup):
 
 
 @contextlib.contextmanager
-def environment(variables):
+def environment(variables: dict[str, str]) -> Iterator[None]:
     """Inside, the environment has these `variables`; afterwards their values are what they were."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -11,22 +11,29 @@ import math
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from virtual_gpus.clock.events import Totals
+from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.files import locked, private_folder, replacing
+from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import readable
 from virtual_gpus.state import current
+
+if TYPE_CHECKING:
+    from virtual_gpus.children import Setup
 
 HEAD, TAIL = '{"displayTimeUnit": "ms", "otherData": ', "\n]}\n"  # of a trace: an event a line between them
 PIDS = 1000  # numbers of processes in a trace, for each that there really was
 
 
 @contextlib.contextmanager
-def reporting(machine, setup, inherited=False):
+def reporting(machine: Machine, setup: "Setup", inherited: bool = False) -> Iterator[None]:
     """Around a program: at its end what the Setup wants to know, also where it fails.
 
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
@@ -52,13 +59,13 @@ def reporting(machine, setup, inherited=False):
             add_account(setup, name, machine, steps, failed, inherited)
 
 
-def gather_timeline(group=None):
+def gather_timeline(group: "dist.ProcessGroup | None" = None) -> list[Timeline] | None:
     """The timelines of all ranks of a torch.distributed `group`, a list by rank, on its first rank; None on the others.
 
     Each rank must call it. The gathering itself, which is at the end of them, is not in them.
     """
     rank, timeline = dist.get_rank(group), current().timeline
-    timelines = [None] * dist.get_world_size(group) if rank == 0 else None
+    timelines: list | None = [None] * dist.get_world_size(group) if rank == 0 else None
     dist.gather_object(timeline, timelines, group=group, group_dst=0)
     return timelines
 
@@ -162,7 +169,7 @@ def in_words(machine, accounts):
     return "\n".join([first, *(line for name in sorted(accounts, key=number_in) for line in accounts[name])])
 
 
-def machine_in_words(machine):
+def machine_in_words(machine: Machine) -> str:
     return f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
 
 

@@ -149,6 +149,7 @@ def each_after(option: str, arguments: list[str]) -> list[str]:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
+    """What every program can be told: its GPUs, and where to write what they did."""
     add = parser.add_argument
     add("--gpu", type=one_of("GPU", GPUS), help=f"which: {', '.join(GPUS)} (default: %(default)s)")
     about = f"what joins them, or their machine type: {', '.join(LINK_NAMES)} (default: the best that they have)"
@@ -157,6 +158,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--network", type=one_of("network", NETWORKS), metavar="NAME", help=about)
     about = "how long a call takes the host: 1 as on a server of 2020 (default), 0.33 on one three times as fast"
     add("--host", type=positive, metavar="FACTOR", help=about)
+    add("--trace", type=file, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -166,17 +168,11 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     add("arguments", nargs=argparse.REMAINDER, help="the program's own")
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    about = "write a timeline that https://ui.perfetto.dev opens"
-    parser.add_argument("--trace", type=file, metavar="FILE", help=about)
-    about = "at the end, say on standard error what the GPUs did"
-    parser.add_argument("--account", action="store_true", help=about)
-
-
 def add_running(parser: argparse.ArgumentParser) -> None:
     """What a program that runs with values can be told, in this process or in several."""
     add_machine(parser)
-    add_report(parser)
+    about = "at the end, say on standard error what the GPUs did"
+    parser.add_argument("--account", action="store_true", help=about)
     add_program(parser)
     parser.set_defaults(gpu="A100-80")
 
@@ -214,7 +210,6 @@ def plan() -> Parser:
     about = f"exit with {TOO_SMALL} unless a tenth of the memory stays free, for what is not counted"
     add("--fits", action="store_true", help=about)
     add("--json", action="store_true", help="print JSON; what the program prints goes to standard error")
-    add("--trace", type=file, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
     about = "write a page with the timeline, memory over the step and the largest operations"
     add("--html", type=file, metavar="FILE", help=about)
     about = "plan each combination, as --sweep gpu=H100,A100-80 n=8,16,64, and print a table"
@@ -250,7 +245,8 @@ def check(options: argparse.Namespace) -> None:
     if options.program is None:
         raise UsageError("which program? Name a script, or a module after -m")
     if not options.module and not os.path.exists(options.program):
-        raise UsageError(f"there is no file {options.program!r}")
+        what = "file" if "n" in options else "file or command"
+        raise UsageError(f"there is no {what} {options.program!r}")
     numbers = dict(getattr(options, "sweep", None) or []).get("n", [getattr(options, "n", 1)])
     if None in numbers:
         raise UsageError("-n: how many processes does the program have, each with a GPU?")

@@ -22,11 +22,11 @@ def show(error: BaseException) -> int:
 
 
 def where(error: BaseException) -> str:
-    """The program's last line that it came from."""
+    """The program's last line that it came from, if it came from any."""
     only_the_programs(error)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}, line {frame.lineno}" for frame in frames if kind_of(frame.filename) == "program"]
-    return lines[-1] if lines else "the set-up"
+    return lines[-1] if lines else "virtual_gpus itself"
 
 
 def only_the_programs(error: BaseException) -> None:
