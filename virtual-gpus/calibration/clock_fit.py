@@ -11,9 +11,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
-from calibration import published, sheets
+from calibration import fitting, published, sheets
+from calibration.fitting import nested
 from calibration.record import provenance, write
 from virtual_gpus import virtual_gpus
 from virtual_gpus.clock import costs, rates
@@ -22,6 +22,7 @@ from virtual_gpus.clock.work import work_of
 
 OUT = rates.PATH
 CONVOLUTIONS = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise")
+LIGHT = ("pool", "reduce", "gather", "pointwise", "foreach")
 # setting -> (starting value, its uncertainty as a factor e**s, the places in rates.json that it sets)
 START = {}
 
@@ -49,18 +50,11 @@ setting("backward on cores", 0.9, 0.3)
 setting("backward on tensor cores", 0.8, 0.3)
 setting("backward depthwise", 0.5, 0.3)
 setting("half", 4000, 0.5, ("half",))
-setting(
-    "memory convolutions",
-    0.75,
-    0.15,
-    *(("memory", k) for k in CONVOLUTIONS[:3]),
-    ("memory", "matmul"),
-    ("memory", "attention"),
-)
+setting("memory convolutions", 0.75, 0.15, *(("memory", k) for k in (*CONVOLUTIONS[:3], "matmul", "attention")))
 setting("memory grouped", 0.6, 0.3, ("memory", "conv_grouped"))
 setting("memory depthwise", 0.6, 0.3, ("memory", "conv_depthwise"))
 setting("memory norm", 0.7, 0.15, ("memory", "norm"))
-setting("memory elementwise", 0.8, 0.1, *(("memory", k) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
+setting("memory elementwise", 0.8, 0.1, *(("memory", k) for k in LIGHT))
 setting("memory layout", 0.6, 0.3, ("memory", "layout"))
 for generation in ("Pascal", "Turing"):
     setting(f"cores of {generation}", 1.0, 0.2, ("factor", "cores", generation))
@@ -71,7 +65,7 @@ for generation in ("Turing", "Ampere", "Ampere GeForce", "Ada"):
     setting(f"tensor cores of {generation}", 1.0, 0.3, ("factor", "tensor cores", generation))
 setting("copies from shared memory", 3e9, 0.5, ("copy", "shared"))  # bytes per second
 setting("fixed heavy", 6e-6, 0.4, *(("fixed", k) for k in (*CONVOLUTIONS, "matmul", "attention", "norm")))
-setting("fixed light", 2e-6, 0.5, *(("fixed", k) for k in ("pool", "reduce", "gather", "pointwise", "foreach")))
+setting("fixed light", 2e-6, 0.5, *(("fixed", k) for k in LIGHT))
 setting("fixed layout", 3e-6, 0.3, ("fixed", "layout"))
 for i, (way, conv, norm, matmul, light) in enumerate(
     (("called", 40e-6, 35e-6, 25e-6, 15e-6), ("by the engine", 45e-6, 25e-6, 20e-6, 10e-6))
@@ -79,36 +73,15 @@ for i, (way, conv, norm, matmul, light) in enumerate(
     setting(f"host convolutions, {way}", conv, 0.4, *(("host", k, i) for k in CONVOLUTIONS))
     setting(f"host norm, {way}", norm, 0.4, ("host", "norm", i))
     setting(f"host matmul, {way}", matmul, 0.4, ("host", "matmul", i), ("host", "attention", i))
-    setting(
-        f"host others, {way}",
-        light,
-        0.4,
-        *(("host", k, i) for k in ("pool", "reduce", "gather", "pointwise", "foreach")),
-    )
+    setting(f"host others, {way}", light, 0.4, *(("host", k, i) for k in LIGHT))
     setting(f"host views, {way}", (3e-6, 1e-6)[i], 0.4, ("host", "view", i))
     setting(f"host tensors in a list, {way}", 0.7e-6, 0.4, ("host", "tensor", i))
 
 
 def tables(values):
     """The tables of rates.json, from {setting: value}."""
-    found = {
-        "cores": {},
-        "tensor": {},
-        "factor": {"cores": {}, "tensor cores": {}, "memory": {}},
-        "memory": {},
-        "fixed": {},
-        "copy": {},
-        "host": {},
-    }
-    for name, (_, _, places) in START.items():
-        for place in places:
-            if place[0] == "host":
-                found["host"].setdefault(place[1], [None, None])[place[2]] = values[name]
-            else:
-                table = found
-                for key in place[:-1]:
-                    table = table[key]
-                table[place[-1]] = values[name]
+    found = nested({place: values[name] for name, (_, _, places) in START.items() for place in places})
+    found["host"] = {kind: [times[0], times[1]] for kind, times in found["host"].items()}
     for kind in CONVOLUTIONS:
         for units, name in (("cores", "cores"), ("tensor", "tensor cores")):
             if kind in found[units]:
@@ -213,23 +186,15 @@ def replay(log, spec, table):
 
 
 def fit(rows, logs):
-    """{setting: value}: least squares of the logarithms, robust against single rows."""
-    names = list(START)
-    start = np.log([START[n][0] for n in names])
-    loose = np.array([START[n][1] for n in names])
-    weight = weights(rows)
+    """{setting: value}, to these rows and their logs. MXNet's count half."""
 
-    def residuals(x):
-        table = rates.merged(tables(dict(zip(names, np.exp(x), strict=True))), rates.TRANSFORMERS)
-        errors = [
-            math.log(replay(log, sheets.find(row["sheet"]), table) / published.seconds(row))
-            for row, log in zip(rows, logs, strict=True)
-        ]
-        return np.concatenate([soft(np.array(errors) / SPREAD) * weight, (x - start) / loose])
+    def errors(values):
+        table = rates.merged(tables(values), rates.TRANSFORMERS)
+        for row, log in zip(rows, logs, strict=True):
+            yield math.log(replay(log, sheets.find(row["sheet"]), table) / published.seconds(row))
 
-    most = np.log([1.0 if name in PARTS else 1e9 for name in names])
-    found = least_squares(residuals, start, x_scale=loose, bounds=(-np.inf, most))
-    return {name: float(f"{math.exp(x):.3g}") for name, x in zip(names, found.x, strict=True)}
+    weights = fitting.weights(rows, 3) * np.array([0.5 if row["source"] == "mx" else 1.0 for row in rows])
+    return fitting.fit(START, errors, SPREAD, weights, PARTS)
 
 
 # settings that are parts of a peak, and stay below it
@@ -239,17 +204,6 @@ PARTS = {n for n in START if n.startswith("tensor cores ") and " of " not in n} 
 SPREAD = 0.1  # how far a good prediction may be off, as a factor e**s
 
 
-def soft(errors):
-    """Large errors count less than by their square."""
-    return np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-
-
-def weights(rows):
-    """Every curve counts as much as three rows at most, and MXNet's half."""
-    sizes = {curve: sum(r["curve"] == curve for r in rows) for curve in {r["curve"] for r in rows}}
-    return np.array([min(1.0, math.sqrt(3 / sizes[r["curve"]])) * (0.5 if r["source"] == "mx" else 1.0) for r in rows])
-
-
 def used(rows):
     return [r for r in rows if not r["excluded"] and r["n_gpus"] == 1]
 
@@ -257,17 +211,8 @@ def used(rows):
 def main():
     rows = [r for r in used(published.rows()) if r["half"] == "fit"]
     settings = fit(rows, [record(row) for row in rows])
-    write(
-        OUT,
-        {
-            **tables(settings),
-            "settings": settings,
-            "provenance": {
-                **provenance("clock_fit"),
-                "rows": len(rows),
-            },
-        },
-    )
+    about = {**provenance("clock_fit"), "rows": len(rows)}
+    write(OUT, {**tables(settings), "settings": settings, "provenance": about})
 
 
 if __name__ == "__main__":

@@ -7,37 +7,21 @@ predicts every row of published.json and writes recorded/clock_validation.json. 
 predicted as well where that is possible, so that one can see what the rule does to the errors.
 """
 
-import statistics
-
 import torch
 
 from calibration import published, sheets, steps
-from calibration.record import RECORDED, provenance, write
+from calibration.errors import compared, of_halves, summary
+from calibration.record import save
 from virtual_gpus import virtual_gpus
 
-OUT = RECORDED / "clock_validation.json"
 SAMPLE = (  # one GPU and several, timm's layout, inference
     "ddp-v100-resnext50_32x4d-n8-b32",
     "timm-rtx-3090-resnet50-train-amp-nhwc-b512",
     "pycls-v100-resnet50-infer-b64",
 )
 SHOWN = (
-    "id",
-    "source",
-    "gpu",
-    "sheet",
-    "n_gpus",
-    "model",
-    "batch_per_gpu",
-    "precision",
-    "memory_format",
-    "mode",
-    "half",
-    "framework",
-    "url",
-    "where",
-    "quote",
-)
+    "id source gpu sheet n_gpus model batch_per_gpu precision memory_format mode half framework url where quote"
+).split()
 
 
 def cases():
@@ -74,14 +58,8 @@ def several(row):
 
 
 def record(row):
-    """A row with its prediction; "error" is how much too long that is, as a part of the published time."""
-    real, said = published.seconds(row), seconds(row)
-    return {
-        **{key: row.get(key) for key in SHOWN},
-        "published": round(real, 6),
-        "predicted": round(said, 6),
-        "error": round(said / real - 1, 4),
-    }
+    """A row with its prediction."""
+    return {**{key: row.get(key) for key in SHOWN}, **compared(published.seconds(row), seconds(row))}
 
 
 def can_be_predicted(row):
@@ -89,20 +67,8 @@ def can_be_predicted(row):
     return row["sheet"] is not None and row["source"] in published.PROGRAMS and published.build_by(row["model"])
 
 
-def summary(errors):
-    """How far off the predictions are: median, nine in ten, and worst, of the sizes of the errors."""
-    sizes = sorted(map(abs, errors))
-    if not sizes:
-        return {"rows": 0}
-    return {
-        "rows": len(sizes),
-        "median": statistics.median(sizes),
-        "nine in ten": sizes[int(0.9 * (len(sizes) - 1))],
-        "worst": sizes[-1],
-    }
-
-
-def main():
+def result():
+    """All that is recorded, but for how it came about."""
     rows = published.rows()
     found = [record(row) for row in rows if not row["excluded"]]
     left_out, late = {}, []
@@ -120,21 +86,8 @@ def main():
         }
         for rule, errors in sorted(left_out.items())
     ]
-    errors = {half: [row["error"] for row in found if row["half"] == half] for half in ("held out", "fit")}
-    errors["held out, and what late rules left out"] = errors["held out"] + late
-    halves = {name: summary(found) for name, found in errors.items()}
-    write(
-        OUT,
-        {
-            "provenance": provenance("clock_validation"),
-            "summary": halves,
-            "excluded": excluded,
-            "rows": found,
-        },
-    )
-    for half, numbers in halves.items():
-        print(half, numbers)
+    return {"summary": of_halves(found, late), "excluded": excluded, "rows": found}
 
 
 if __name__ == "__main__":
-    main()
+    save("clock_validation", result())

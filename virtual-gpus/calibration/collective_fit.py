@@ -7,12 +7,12 @@ starting value, by as much as it is known beforehand: what the tables say nothin
 """
 
 import math
+from collections import Counter
 
 import numpy as np
-from scipy.optimize import least_squares
 
-from calibration import published_collectives
-from calibration.clock_fit import soft
+from calibration import fitting, published_collectives
+from calibration.fitting import nested
 from calibration.record import provenance, write
 from virtual_gpus.clock import nccl
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
@@ -24,7 +24,7 @@ GPU = {"nvlink2": "V100", "nvlink3": "A100-40", "nvlink4": "H100", None: "A100-4
 SPREAD = 0.15  # how far a good prediction may be off, as a factor e**s
 # (place in nccl.json): (starting value, its uncertainty as a factor e**s). NCCL reckons with 20 of 25 GB/s a NVLink and
 # 12 of 15.8 over PCIe (src/graph/topo.h), with 0.85 of NVSwitch (0.92 for trees): src/graph/tuning.cc
-LINKS, KINDS = ("nvlink2", "nvlink3", "nvlink4", "pcie"), ("RDMA", "EFA", "Slingshot", "TCP")
+LINKS, TRANSPORTS = ("nvlink2", "nvlink3", "nvlink4", "pcie"), ("RDMA", "EFA", "Slingshot", "TCP")
 START = {
     **{("link", link): (0.76 if link == "pcie" else 0.8, 0.2) for link in LINKS},
     **{("begin", link): (1.0, 0.7) for link in LINKS},
@@ -32,20 +32,9 @@ START = {
     **{("tree", link): (0.92, 0.2) for link in LINKS},
     ("nvls",): (1.0, 0.2),
     ("piece",): (2e6, 0.7),
-    **{("network", kind): (0.9, 0.2) for kind in KINDS},
-    **{("hop", kind): (1.0, 0.7) for kind in KINDS},
+    **{("network", kind): (0.9, 0.2) for kind in TRANSPORTS},
+    **{("hop", kind): (1.0, 0.7) for kind in TRANSPORTS},
 }
-
-
-def constants(values):
-    """The tables of nccl.json, from one value for each key of START."""
-    found = {}
-    for (table, *key), value in zip(START, values, strict=True):
-        if key:
-            found.setdefault(table, {})[key[0]] = float(value)
-        else:
-            found[table] = float(value)
-    return found
 
 
 def route(table):
@@ -70,27 +59,22 @@ def errors(table, fitted, where):
 
 
 def fit(tables):
-    """The constants: least squares of the logarithms, robust against single rows; each curve counts as one."""
-    repeated = {t["curve"]: sum(other["curve"] == t["curve"] for other in tables) for t in tables}
-    start, loose = np.array(list(START.values())).T
+    """{key of START: value}, to these tables; each curve counts as one."""
+    repeated = Counter(table["curve"] for table in tables)
     routes = [(table, route(table)) for table in tables]
+    weights = [1 / math.sqrt(repeated[table["curve"]]) for table in tables for _ in table["rows"]]
 
-    def residuals(x):
-        fitted = constants(np.exp(x))
-        found = [
-            soft(np.array(errors(table, fitted, where)) / SPREAD) / math.sqrt(repeated[table["curve"]])
-            for table, where in routes
-        ]
-        return np.concatenate([*found, (x - np.log(start)) / loose])
+    def all_errors(values):
+        constants = nested(values)
+        return [error for table, where in routes for error in errors(table, constants, where)]
 
-    found = least_squares(residuals, np.log(start), x_scale=loose)
-    return constants([float(f"{math.exp(x):.3g}") for x in found.x])
+    return fitting.fit(START, all_errors, SPREAD, np.array(weights))
 
 
 def main():
     tables = [table for table in published_collectives.tables() if table.get("half") == "fit"]
     about = {**provenance("collective_fit"), "tables": len(tables)}
-    write(OUT, {**fit(tables), "provenance": about})
+    write(OUT, {**nested(fit(tables)), "provenance": about})
 
 
 if __name__ == "__main__":

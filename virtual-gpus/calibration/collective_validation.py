@@ -13,13 +13,12 @@ messages of medium size, which had been overlooked, was taken in. Errors of the 
 """
 
 import math
-import statistics
 
 from calibration import collective_fit, published_collectives
-from calibration.record import RECORDED, provenance, write
+from calibration.errors import summary
+from calibration.record import save
 from virtual_gpus.clock import nccl
 
-OUT = RECORDED / "collective_validation.json"
 SHOWN = "key collective source note gpu machine network cards gpus nodes category curve half".split()
 FIRST = {  # category: median error of the held-out half, when it was first looked at
     "DGX-1V": 0.170,
@@ -49,7 +48,7 @@ def can_be_predicted(table):
     return table["nodes"] == 1 or table["network"] is not None
 
 
-def summary(tables):
+def by_category(tables):
     """{category: how far off the modelled bandwidths are} for recorded tables, of the sizes of the rows' errors."""
     return {
         name: about([table for table in tables if table["category"] == name])
@@ -58,17 +57,10 @@ def summary(tables):
 
 
 def about(tables):
-    sizes = sorted(abs(error) for table in tables for *_, error in table["rows"])
-    if not sizes:
-        return {"tables": len(tables), "rows": 0}
-    return {
-        "tables": len(tables),
-        "curves": len({table["curve"] for table in tables}),
-        "rows": len(sizes),
-        "median": round(statistics.median(sizes), 4),
-        "nine in ten": sizes[int(0.9 * (len(sizes) - 1))],
-        "worst": sizes[-1],
-    }
+    found = summary(error for table in tables for *_, error in table["rows"])
+    if found["rows"]:
+        found |= {"median": round(found["median"], 4), "curves": len({table["curve"] for table in tables})}
+    return {"tables": len(tables), **found}
 
 
 def left_out(rule, tables):
@@ -86,19 +78,11 @@ def result():
     found = [record(table) for table in tables if not table["excluded"]]
     return {
         "first look": FIRST,
-        "summary": {half: summary([t for t in found if t["half"] == half]) for half in ("held out", "fit")},
+        "summary": {half: by_category([t for t in found if t["half"] == half]) for half in ("held out", "fit")},
         "excluded": [left_out(rule, tables) for rule in published_collectives.RULES],
         "tables": found,
     }
 
 
-def main():
-    found = result()
-    write(OUT, {"provenance": provenance("collective_validation"), **found})
-    for half, categories in found["summary"].items():
-        for name, errors in categories.items():
-            print(f"{half:9} {name:15}", errors)
-
-
 if __name__ == "__main__":
-    main()
+    save("collective_validation", result())

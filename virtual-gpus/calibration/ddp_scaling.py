@@ -17,13 +17,12 @@ import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration import published_scaling, steps
-from calibration.clock_validation import summary
-from calibration.record import RECORDED, provenance, write
+from calibration.errors import summary
+from calibration.record import save
 from calibration.transformer_validation import alone, of_micro_batches
 from virtual_gpus.clock.machine_types import MACHINES
 from virtual_gpus.clock.specs import GPUS
 
-OUT = RECORDED / "ddp_scaling.json"
 SAMPLE = (  # both networks, one node and several, a machine type that is offered and one that is not
     "csc-puhti-amp",
     "ray-nodes-fp32",
@@ -120,12 +119,5 @@ def result():
     return {"summary": found, "excluded": excluded, "tables": tables}
 
 
-def main():
-    found = result()
-    write(OUT, {"provenance": provenance("ddp_scaling"), **found})
-    for where, errors in found["summary"].items():
-        print(where, *(f"\n    {name}: {numbers}" for name, numbers in errors.items()))
-
-
 if __name__ == "__main__":
-    main()
+    save("ddp_scaling", result())

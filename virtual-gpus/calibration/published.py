@@ -10,7 +10,6 @@ NVIDIA's DeepLearningExamples tables for ResNet-50 are not among them. They are 
 import contextlib
 import copy
 import functools
-import hashlib
 import json
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import torchvision
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchvision.models.resnet import Bottleneck, ResNet
+
+from calibration.halves import halve
 
 PATH = Path(__file__).parent / "published.json"
 # How the sources name GPUs -> key of a data sheet. Where form or memory are not stated, the first kind of that GPU.
@@ -91,7 +92,8 @@ def rows():
             )
         )
         row["excluded"] = excluded(row)
-    halve([row for row in found if not row["excluded"]])
+    # Batches of 8 and less are curves of their own: there the host sets the pace.
+    halve([row for row in found if not row["excluded"]], lambda row: (row["source"], row["small"]))
     return found
 
 
@@ -125,25 +127,6 @@ def late(row):
 
 def is_bert(row):
     return row["model"].startswith("bert-base encoder only")
-
-
-def halve(counted):
-    """Give every row its half: "fit" or "held out".
-
-    A curve (one model in one program on one GPU, over batch sizes and numbers of GPUs) stays together, or the clock
-    would be fitted to the neighbors of what it is tested on. Batches of 8 and less are a curve of their own: there the
-    host sets the pace. In each source the curves of either kind, in the order of a hash of their names, go to the two
-    halves in turn.
-    """
-    for group in {(row["source"], row["small"]) for row in counted}:
-        members = [row for row in counted if (row["source"], row["small"]) == group]
-        curves = sorted({row["curve"] for row in members}, key=digest)
-        for row in members:
-            row["half"] = ("held out", "fit")[curves.index(row["curve"]) % 2]
-
-
-def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def seconds(row):

@@ -4,10 +4,11 @@ The tables stand in published_collectives.json, as nccl-tests printed them on th
 decided from what the sources say of their machines, and committed, before any constant was fitted or any error seen.
 """
 
-import hashlib
 import json
 import re
 from pathlib import Path
+
+from calibration.halves import halve
 
 PATH = Path(__file__).parent / "published_collectives.json"
 # the beginning of a table's key: the machine type, the network, and how many of its cards a node has
@@ -51,7 +52,7 @@ def tables():
         table["category"] = category(table)
         table["curve"] = f"{REPEATED.sub(first_group, table['key'])}/{table['collective']}"
         table["excluded"] = excluded(table)
-    halve([table for table in found if not table["excluded"]])
+    halve([table for table in found if not table["excluded"]], lambda table: table["category"])
     return found
 
 
@@ -73,19 +74,3 @@ def excluded(table):
     if table["nodes"] > 1 and table["network"] is None:
         return "network"
     return None
-
-
-def halve(counted):
-    """Give every table its half: in each category the curves, in the order of a hash, are held out and fitted in turn.
-
-    A curve is one collective operation on one machine. It stays together, with its repetitions.
-    """
-    for name in {table["category"] for table in counted}:
-        members = [table for table in counted if table["category"] == name]
-        curves = sorted({table["curve"] for table in members}, key=digest)
-        for table in members:
-            table["half"] = ("held out", "fit")[curves.index(table["curve"]) % 2]
-
-
-def digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()

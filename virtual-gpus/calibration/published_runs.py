@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from calibration.published import digest
+from calibration.halves import digest
 from calibration.published_scaling import OTHERS
 from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, Network
 

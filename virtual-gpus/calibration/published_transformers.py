@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.published import digest
+from calibration.halves import halve
 
 PATH = Path(__file__).parent / "published_transformers.json"
 # How the sources name GPUs, up to what is put into parentheses -> key of a data sheet, and the machine they stand in
@@ -77,7 +77,7 @@ def rows():
         names[shape] += 1
         row["id"] = shape if names[shape] == 1 else f"{shape}, again {names[shape]}"
         row["excluded"] = excluded(row)
-    halve([row for row in found if not row["excluded"] or late(row)])
+    halve([row for row in found if not row["excluded"] or late(row)], lambda row: row["program"])
     return found
 
 
@@ -113,19 +113,6 @@ def late(row):
     There 512 words cost fewer FLOPs than the GPU can do in the published time, which led to the bins.
     """
     return row["excluded"] == "lengths"
-
-
-def halve(counted):
-    """Give every row its half: "fit" or "held out". In each program the curves go to the halves in turn, by a hash.
-
-    A curve is one model in one program on one kind of GPU at one precision, whatever its batches, lengths and numbers
-    of GPUs: it stays together, or the clock would be fitted to the neighbors of what it is tested on.
-    """
-    for program in {row["program"] for row in counted}:
-        members = [row for row in counted if row["program"] == program]
-        curves = sorted({row["curve"] for row in members}, key=digest)
-        for row in members:
-            row["half"] = ("held out", "fit")[curves.index(row["curve"]) % 2]
 
 
 def seconds(row):

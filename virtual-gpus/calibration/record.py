@@ -37,6 +37,13 @@ def write(path: Path, result: dict) -> None:
         new.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
+def save(name: str, result: dict) -> None:
+    """Write what the program `name` found to `recorded`, and print its summary."""
+    write(RECORDED / f"{name}.json", {"provenance": provenance(name), **result})
+    for what, numbers in result["summary"].items():
+        print(what, numbers)
+
+
 def record_missing(cases: dict[str, tuple], record: Callable, path: Path) -> dict[str, dict]:
     """{key of a case: record(*case)}. What is done is kept in the file `path`: a program that was ended goes on."""
     runs = json.loads(path.read_text()) if path.exists() else {}

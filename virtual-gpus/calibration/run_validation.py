@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import virtual_gpus
 from calibration import large_programs, published_runs
-from calibration.clock_validation import summary as errors_of
-from calibration.record import RECORDED, provenance, record_missing, write
+from calibration.errors import compared
+from calibration.errors import summary as errors_of
+from calibration.record import RECORDED, record_missing, save
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 
-OUT = RECORDED / "run_validation.json"
 USUAL = {"A100-80": "DGX A100", "H100": "DGX H100"}  # machines, where only the memory counts and the network is unknown
 SAMPLE = (  # the two quickest kinds of program
     "DLPerf/16x1536/V100/GPT DP_16x1x1_32_1536x16 (Megatron-LM)/16 GPUs/1 tensor, 1 pipeline x 1, 1 context/"
@@ -128,10 +128,6 @@ def record(row):
     return found
 
 
-def compared(real, said):
-    return {"published": round(real, 6), "predicted": round(said, 6), "error": round(said / real - 1, 4)}
-
-
 # Summing up
 
 
@@ -178,10 +174,9 @@ def left_out():
 
 
 def main():
-    unfinished = OUT.with_suffix(".unfinished.json")
+    unfinished = RECORDED / "run_validation.unfinished.json"
     runs = record_missing(cases(), record, unfinished)
-    written = {"recipe": recipe(), "summary": summary(runs), "runs": runs}
-    write(OUT, {"provenance": provenance("run_validation"), **written})
+    save("run_validation", {"recipe": recipe(), "summary": summary(runs), "runs": runs})
     unfinished.unlink()
 
 

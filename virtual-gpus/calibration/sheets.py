@@ -7,19 +7,14 @@ printed about them is rounded, and for the TITAN V lower (13.8, tensor cores 110
 
 import contextlib
 
-from virtual_gpus.clock.specs import GPU, GPUS, Source
+from virtual_gpus.clock.specs import GPUS, SOURCES, Source, gpu_of_row
 
 GEFORCE_3090 = Source(
     "nvidia-ga102",
     "NVIDIA Ampere GA102 GPU Architecture (white paper)",
     "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",
 )
-TURING = Source(
-    "nvidia-turing",
-    "NVIDIA Turing GPU Architecture (white paper)",
-    "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
-    "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf",
-)
+TURING = SOURCES["nvidia-turing"]
 TITAN_V = Source("nvidia-titan-v", "NVIDIA TITAN V (product page)", "https://www.nvidia.com/en-us/titan/titan-v/")
 PASCAL = Source(
     "nvidia-1080ti",
@@ -27,38 +22,29 @@ PASCAL = Source(
     "https://www.nvidia.com/en-gb/geforce/products/10series/geforce-gtx-1080-ti/",
 )
 
-# key, name, memory in bytes, GB/s, TFLOP/s fp32, tf32, fp16, bf16, SMs, capability, W, year, source
-_ROWS = (
-    ("GTX1080Ti", "GeForce GTX 1080 Ti", 11_715_084_288, 484, 11.34, None, None, None, 28, (6, 1), 250, 2017, PASCAL),
-    ("TitanV", "TITAN V", 12_618_104_832, 652.8, 14.9, None, 119.2, None, 80, (7, 0), 250, 2017, TITAN_V),
-    ("RTX2080Ti", "GeForce RTX 2080 Ti", 11_523_260_416, 616, 13.45, None, 53.8, None, 68, (7, 5), 250, 2018, TURING),
+_ROWS = (  # as in virtual_gpus.clock.specs, without NVLink; and the source
     (
-        "RTX3090",
-        "NVIDIA GeForce RTX 3090",
-        25_447_170_048,
-        936.2,
-        35.6,
-        35.6,
-        71,
-        71,
-        82,
-        (8, 6),
-        350,
-        2020,
+        ("GTX1080Ti", "GeForce GTX 1080 Ti", 2017, (6, 1), 28, 250, None, "pcie3"),
+        (11_715_084_288, 484, 11.34, None, None, None),
+        PASCAL,
+    ),
+    (
+        ("TitanV", "TITAN V", 2017, (7, 0), 80, 250, None, "pcie3"),
+        (12_618_104_832, 652.8, 14.9, None, 119.2, None),
+        TITAN_V,
+    ),
+    (
+        ("RTX2080Ti", "GeForce RTX 2080 Ti", 2018, (7, 5), 68, 250, None, "pcie3"),
+        (11_523_260_416, 616, 13.45, None, 53.8, None),
+        TURING,
+    ),
+    (
+        ("RTX3090", "NVIDIA GeForce RTX 3090", 2020, (8, 6), 82, 350, None, "pcie4"),
+        (25_447_170_048, 936.2, 35.6, 35.6, 71, 71),
         GEFORCE_3090,
     ),
 )
-
-
-def sheet(key, name, memory, bandwidth, fp32, tf32, fp16, bf16, sm_count, capability, power, year, source):
-    rates = [None if rate is None else rate * 1e12 for rate in (fp32, tf32, fp16, bf16)]
-    pcie = "pcie4" if capability >= (8, 0) else "pcie3"
-    return GPU(
-        key, name, memory, bandwidth * 1e9, *rates, sm_count, capability, power, None, pcie, year, source, source
-    )
-
-
-SHEETS = {row[0]: sheet(*row) for row in _ROWS}
+SHEETS = {board[0]: gpu_of_row(board, rates, source, source) for board, rates, source in _ROWS}
 
 
 def find(key):

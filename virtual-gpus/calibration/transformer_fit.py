@@ -9,11 +9,9 @@ Adam. As there, each setting is drawn towards a plain starting value, by as much
 
 import math
 
-import numpy as np
-from scipy.optimize import least_squares
-
-from calibration import published_transformers, sheets, transformers
-from calibration.clock_fit import SPREAD, log_of, replay, soft
+from calibration import fitting, published_transformers, sheets, transformers
+from calibration.clock_fit import SPREAD, log_of, replay
+from calibration.fitting import nested
 from calibration.record import provenance, write
 from virtual_gpus.clock import rates
 
@@ -29,14 +27,6 @@ START = {
     **{("memory", kind): (0.79, 0.3) for kind in ("layer_norm", "softmax", "gather", "foreach")},
 }
 PARTS = {key for key in START if key[0] != "products"}  # parts of a peak, which stay below it
-
-
-def tables(values):
-    """The tables of transformers.json, from {key of START: value}."""
-    found = {}
-    for (table, key), value in values.items():
-        found.setdefault(table, {})[key] = value
-    return found
 
 
 def used(rows):
@@ -64,28 +54,15 @@ def said(row, logs, table):
     return sum(n * replay(log, sheets.find(row["sheet"]), table) for n, log in logs)
 
 
-def weights(rows):
-    """Every curve counts as much as two rows at most."""
-    sizes = {curve: sum(row["curve"] == curve for row in rows) for curve in {row["curve"] for row in rows}}
-    return np.array([min(1.0, math.sqrt(2 / sizes[row["curve"]])) for row in rows])
-
-
 def fit(rows, logs):
-    """{key of START: value}: least squares of the logarithms, robust against single rows."""
-    start, loose = (np.array(column) for column in zip(*START.values(), strict=True))
-    weight = weights(rows)
+    """{key of START: value}, to these rows and their logs."""
 
-    def residuals(x):
-        table = rates.merged(rates.FITTED, tables(dict(zip(START, np.exp(x), strict=True))))
-        errors = [
-            math.log(said(row, log, table) / published_transformers.seconds(row))
-            for row, log in zip(rows, logs, strict=True)
-        ]
-        return np.concatenate([soft(np.array(errors) / SPREAD) * weight, (x - np.log(start)) / loose])
+    def errors(values):
+        table = rates.merged(rates.FITTED, nested(values))
+        for row, log in zip(rows, logs, strict=True):
+            yield math.log(said(row, log, table) / published_transformers.seconds(row))
 
-    most = np.log([1.0 if key in PARTS else 1e9 for key in START])
-    found = least_squares(residuals, np.log(start), x_scale=loose, bounds=(-np.inf, most))
-    return {key: float(f"{math.exp(x):.3g}") for key, x in zip(START, found.x, strict=True)}
+    return fitting.fit(START, errors, SPREAD, fitting.weights(rows, 2), PARTS)
 
 
 def main():
@@ -93,7 +70,7 @@ def main():
     rows = used(counted)
     settings = fit(rows, [logs_of(row) for row in rows])
     origin = {**provenance("transformer_fit"), "rows": len(rows)}
-    write(OUT, {**tables(settings), "provenance": origin})
+    write(OUT, {**nested(settings), "provenance": origin})
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ from functools import partial
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration import published_transformers, transformers
-from calibration.clock_validation import summary
-from calibration.record import RECORDED, provenance, write
+from calibration.errors import compared, of_halves
+from calibration.record import save
 from virtual_gpus import current, dry_run
 
-OUT = RECORDED / "transformer_validation.json"
 FIRST = {"rows": 37, "median": 0.1095, "nine in ten": 0.2111, "worst": 0.2604}  # of the held-out half
 SAMPLE = (  # programs and precisions of every kind
     "DeepLearningExamples, pre-training/24x1024/V100/fp16/128 tokens/64 on each of 1",
@@ -76,14 +75,8 @@ def replicated(net):
 
 
 def record(row):
-    """A row with its prediction; "error" is how much too long that is, as a part of the published time."""
-    real, said = published_transformers.seconds(row), seconds(row)
-    return {
-        **{key: row.get(key) for key in SHOWN},
-        "published": round(real, 6),
-        "predicted": round(said, 6),
-        "error": round(said / real - 1, 4),
-    }
+    """A row with its prediction."""
+    return {**{key: row.get(key) for key in SHOWN}, **compared(published_transformers.seconds(row), seconds(row))}
 
 
 def left_out(rule, rows):
@@ -99,19 +92,14 @@ def left_out(rule, rows):
     }
 
 
-def main():
+def result():
+    """All that is recorded, but for how it came about."""
     rows = published_transformers.rows()
     found = [record(row) for row in rows if not row["excluded"]]
     excluded = [left_out(rule, rows) for rule in published_transformers.RULES]
     late = [row["error"] for group in excluded for row in group["late"] if row["half"] == "held out"]
-    errors = {half: [row["error"] for row in found if row["half"] == half] for half in ("held out", "fit")}
-    errors["held out, and what late rules left out"] = errors["held out"] + late
-    halves = {name: summary(errors) for name, errors in errors.items()}
-    written = {"first look": FIRST, "summary": halves, "excluded": excluded, "rows": found}
-    write(OUT, {"provenance": provenance("transformer_validation"), **written})
-    for half, numbers in halves.items():
-        print(half, numbers)
+    return {"first look": FIRST, "summary": of_halves(found, late), "excluded": excluded, "rows": found}
 
 
 if __name__ == "__main__":
-    main()
+    save("transformer_validation", result())

@@ -14,11 +14,10 @@ import torch
 import torchvision
 
 from calibration import steps
-from calibration.clock_validation import summary
-from calibration.record import RECORDED, provenance, write
+from calibration.errors import summary
+from calibration.record import save
 
 PATH = Path(__file__).parent / "trial.json"
-OUT = RECORDED / "trial.json"
 SAMPLE = ("inference/V100/fp32/64/1",)
 
 
@@ -53,16 +52,13 @@ def record(row):
     return {**{key: value for key, value in row.items() if key != "then"}, "published": round(real, 6), **errors}
 
 
-def main():
+def result():
+    """All that is recorded, but for how it came about."""
     printed = json.loads(PATH.read_text())
     found = [record(*case) for case in cases().values()]
-    errors = {name: summary([row[name]["error"] for row in found]) for name in ("then", "now")}
-    about = {key: printed[key] for key in ("what", "source_url", "rule")}
-    written = {**about, "summary": errors, "rows": found}
-    write(OUT, {"provenance": provenance("trial"), **written})
-    for name, numbers in errors.items():
-        print(name, numbers)
+    errors = {name: summary(row[name]["error"] for row in found) for name in ("then", "now")}
+    return {**{key: printed[key] for key in ("what", "source_url", "rule")}, "summary": errors, "rows": found}
 
 
 if __name__ == "__main__":
-    main()
+    save("trial", result())

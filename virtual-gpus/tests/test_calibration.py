@@ -1,5 +1,6 @@
 """The clock against published figures: records are whole, and within the bounds that they promise."""
 
+import functools
 import json
 import math
 import subprocess
@@ -24,13 +25,16 @@ from calibration import (
     transformer_validation,
     trial,
 )
-from calibration.record import HERE
+from calibration.fitting import nested
+from calibration.halves import digest
+from calibration.record import HERE, RECORDED
 from virtual_gpus import GPUS, virtual_gpus
 from virtual_gpus.clock import nccl, rates
 from virtual_gpus.clock.machine_types import MACHINES
 
 VALIDATIONS = clock_validation, transformer_validation, collective_validation, ddp_scaling, trial, run_validation
-CLOCK, TRANSFORMERS, COLLECTIVES, SCALING, TRIAL, RUNS = (json.loads(module.OUT.read_text()) for module in VALIDATIONS)
+RECORDS = {module: json.loads((RECORDED / f"{module.__name__[12:]}.json").read_text()) for module in VALIDATIONS}
+CLOCK, TRANSFORMERS, COLLECTIVES, SCALING, TRIAL, RUNS = RECORDS.values()
 ROWS = CLOCK["rows"]
 PUBLISHED = {row["id"]: row for row in published.rows()}
 COUNTED = {key: row for key, (row,) in transformer_validation.cases().items()}
@@ -96,14 +100,11 @@ def leaves(data, at=""):
 )
 def test_a_record_is_what_its_program_writes_of_these_predictions(module, seconds, monkeypatch):
     """All published rows are there or left out by a rule, and errors and their sums follow from them."""
-    written = {}
-    monkeypatch.setattr(module, "write", lambda path, what: written.update(plain(what)))
     if seconds:
         monkeypatch.setattr(module, "seconds", seconds)
-    module.main()
-    stored = json.loads(module.OUT.read_text())
+    written, stored = plain(module.result()), plain(RECORDS[module])
+    del stored["provenance"]
     assert written.keys() == stored.keys()
-    del written["provenance"], stored["provenance"]
     if module is clock_validation:
         for record in (written, stored):
             del record["summary"]["held out, and what late rules left out"]
@@ -142,8 +143,11 @@ def test_every_row_says_where_it_was_printed():
 # Samples: where one fails, the code has a fault, or what it models has changed. Then record the validation anew.
 
 
-def rows_of(record):
+def rows_of(module):
     """{key of a case: what the record of a validation holds of it}."""
+    record = RECORDS[module]
+    if module is trial:
+        return dict(zip(trial.cases(), record["rows"], strict=True))
     if "runs" in record:
         return record["runs"]
     return {row["id"]: row for row in record["rows"]} if "rows" in record else TABLES
@@ -155,11 +159,7 @@ SAMPLES = [(module, case) for module in VALIDATIONS if hasattr(module, "SAMPLE")
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "case"), SAMPLES, ids=[case for _, case in SAMPLES])
 def test_a_sample_comes_out_as_it_was_recorded(module, case):
-    if module is trial:
-        stored = dict(zip(trial.cases(), TRIAL["rows"], strict=True))
-    else:
-        stored = rows_of(json.loads(module.OUT.read_text()))
-    assert plain(module.record(*module.cases()[case])) == stored[case]
+    assert plain(module.record(*module.cases()[case])) == rows_of(module)[case]
 
 
 # The bounds
@@ -280,7 +280,7 @@ def test_the_constants_are_those_of_the_fit():
     assert found == set(transformer_fit.START)
     assert rates.TRANSFORMERS["provenance"]["rows"] == len(rows_to_fit())
     assert nccl.NCCL["provenance"]["tables"] == len(tables_to_fit())
-    start = collective_fit.constants([value for value, _ in collective_fit.START.values()])
+    start = nested({place: value for place, (value, _) in collective_fit.START.items()})
     names, wanted = (
         {key: set(value) if isinstance(value, dict) else 0 for key, value in table.items() if key != "provenance"}
         for table in (start, nccl.NCCL)
@@ -291,16 +291,16 @@ def test_the_constants_are_those_of_the_fit():
 
 @pytest.mark.slow
 def test_new_fits_find_the_same_constants():
-    for key, value in collective_fit.fit(tables_to_fit()).items():
-        assert nccl.NCCL[key] == pytest.approx(value, rel=0.02)
     rows = rows_to_fit()
-    for (table, key), value in transformer_fit.fit(rows, [transformer_fit.logs_of(row) for row in rows]).items():
-        assert rates.TRANSFORMERS[table][key] == pytest.approx(value, rel=0.02)
+    transformers = transformer_fit.fit(rows, [transformer_fit.logs_of(row) for row in rows])
+    for stored, found in ((nccl.NCCL, collective_fit.fit(tables_to_fit())), (rates.TRANSFORMERS, transformers)):
+        for place, value in found.items():
+            assert functools.reduce(dict.__getitem__, place, stored) == pytest.approx(value, rel=0.02)
 
 
 def test_the_fits_replay_what_the_clock_does():
     rows = [row for row in clock_fit.used(PUBLISHED.values()) if row["half"] == "fit"]
-    for row in sorted(rows, key=lambda row: published.digest(row["id"]))[:4]:  # the same few every time, of all sources
+    for row in sorted(rows, key=lambda row: digest(row["id"]))[:4]:  # the same few every time, of all sources
         log = clock_fit.record(row)
         said = clock_fit.replay(log, sheets.find(row["sheet"]), rates.TABLES)
         assert said == pytest.approx(clock_validation.seconds(row), rel=0.02)

@@ -6,12 +6,12 @@ from unittest.mock import patch
 import pytest
 
 from calibration import large_programs, published_runs, run_validation
-from calibration.record import record_missing
+from calibration.record import RECORDED, record_missing
 from virtual_gpus import dry_run
 from virtual_gpus.clock.machine_types import MACHINES
 
 CASES = run_validation.cases()
-STORED = json.loads(run_validation.OUT.read_text())
+STORED = json.loads((RECORDED / "run_validation.json").read_text())
 SMALL = {"layers": 4, "width": 1024, "heads": 16, "kv_heads": 16, "ffn": 4096, "vocab": 51200, "seq_len": 1024}
 
 
