@@ -31,6 +31,9 @@ def test_tables_have_sources_and_names_of_their_own():
     assert all(table["source"].startswith("https://") for table in COLLECTIVES)
     for row in [*TRANSFORMERS, *RUNS]:
         assert row["source_url"].startswith("https://") and row["quote"] and row["measured"]
+    for row in published.rows():
+        assert row["url"].startswith("https://") and row["where"] and row["quote"]
+    assert all(table["url"].startswith("https://") and table["quote"] for table in published_scaling.tables())
 
 
 @pytest.mark.parametrize("module", [published, published_collectives, published_runs, published_transformers])

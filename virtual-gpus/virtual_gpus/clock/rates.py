@@ -8,11 +8,13 @@ of those in calibration/published_transformers.json. The rest stands here, each 
 import json
 from pathlib import Path
 
+from virtual_gpus.clock.specs import GPU
+
 GENERATIONS = {6: "Pascal", 7: "Volta", 8: "Ampere", 9: "Hopper", 10: "Blackwell"}
 LOW_POWER = 75  # watts: boards without a power plug of their own don't hold their clock rate under load
 
 
-def generation(spec):
+def generation(spec: GPU) -> str:
     """The name of a GPU's generation, by its compute capability."""
     named = {(7, 5): "Turing", (8, 6): "Ampere GeForce", (8, 9): "Ada"}
     return named.get(spec.capability) or GENERATIONS[spec.capability[0]]
@@ -24,7 +26,7 @@ FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFOR
 AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
 
 
-def merged(fitted, transformers):
+def merged(fitted: dict, transformers: dict) -> dict:
     """All tables, from what stands in the two files."""
     found = {**fitted, "factor": {**fitted["factor"]}}
     found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}

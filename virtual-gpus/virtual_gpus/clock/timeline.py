@@ -80,13 +80,13 @@ class Timeline:
         """The indices of the GPUs that have events."""
         return sorted({e.gpu for e in self.events if e.gpu is not None})
 
-    def since(self, start, end=float("inf")):
+    def since(self, start: float, end: float = math.inf) -> "Timeline":
         """The events asked for at `start` (seconds of machine.elapsed()) or later, and before `end`."""
         events = [e for e in self.events if start <= e.called < end]
         dropped = self.dropped if start <= self.dropped_until else 0
         return Timeline(events, self.spec, self.link, self.reproducible, dropped, self.dropped_until)
 
-    def on(self, gpu):
+    def on(self, gpu: int | None) -> list[Event]:
         """The events on one GPU; None: those of the host."""
         if self.dropped:
             raise RuntimeError(
@@ -141,18 +141,15 @@ class Timeline:
 
         Events in one row don't overlap: what does, such as autograd's threads, has several rows, "... (2)" and so on.
         """
-        found = {}
-        for e in self.events:
-            label = e.row if e.gpu is None else f"cuda:{e.gpu} {e.row}"
-            found.setdefault(((-1 if e.gpu is None else e.gpu), label), []).append(e)
-        launches = {}
-        for e in self.events:
-            if e.launched > e.called and e.gpu is not None:
-                launches[e.thread, e.called] = e  # a copy between two GPUs is two events and one call
-        for (thread, _), e in launches.items():
-            found.setdefault((-1, thread), []).append(
-                e._replace(kind="host", gpu=None, row=thread, start=e.called, end=e.launched)
-            )
+        # a copy between two GPUs is two events and one call
+        calls = {(e.thread, e.called): e for e in self.events if e.launched > e.called and e.gpu is not None}
+        launches = [
+            e._replace(kind="host", gpu=None, row=e.thread, start=e.called, end=e.launched) for e in calls.values()
+        ]
+        found: dict[tuple[int, str], list[Event]] = {}
+        for e in [*self.events, *launches]:
+            row = (-1, e.row) if e.gpu is None else (e.gpu, f"cuda:{e.gpu} {e.row}")
+            found.setdefault(row, []).append(e)
         rows = {}
         for (_, label), events in sorted(found.items(), key=lambda row: row[0]):
             for lane, lane_events in enumerate(lanes(events), start=1):
