@@ -53,11 +53,16 @@ def test_shapes_are_right_until_then_also_of_gradients():
 )
 def test_afterwards_no_gpu_of_the_process_works(wait):
     with virtual_gpus(2) as gpus:
-        x = torch.zeros(3, 4, device="cuda")
+        x, event = torch.zeros(3, 4, device="cuda"), torch.cuda.Event()
+        event.record()
         x[THREE.cuda()]
-        for use in (wait, wait, torch.zeros_like, lambda x: torch.zeros(1, device="cuda:1"), lambda x: x + 1):
+        uses = torch.zeros_like, lambda x: torch.zeros(1, device="cuda:1"), lambda x: x + 1, lambda x: event.query()
+        for use in (wait, wait, *uses, lambda x: torch.cuda.mem_get_info()):
             with pytest.raises(torch.AcceleratorError, match="device-side assert"):
                 use(x)
+        # As on an H100, they still say what they are and hold, and of tensors there are views.
+        assert torch.cuda.memory_allocated() > 0 and torch.cuda.get_device_name() and x.view(12).shape == (12,)
+        torch.cuda.set_device(1)
     with gpus:  # but those of a new one do
         assert torch.ones(2, device="cuda").sum().item() == 2
 

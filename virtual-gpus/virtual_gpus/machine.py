@@ -145,6 +145,13 @@ class Machine:
 
     def gpu(self, index: int) -> VirtualGPU:
         """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
+        gpu = self.look_up(index)
+        if self.refuses is not None:
+            raise self.refuses()
+        return gpu
+
+    def look_up(self, index: int) -> VirtualGPU:
+        """GPU `index`, which still says what it is and holds after a device-side assert."""
         if not self.used:
             self.use()
         if not 0 <= index < len(self.seen):
@@ -152,7 +159,7 @@ class Machine:
                 f"CUDA error: invalid device ordinal\nThere are {len(self.seen)} (virtual) GPUs, cuda:0 to "
                 f"cuda:{len(self.seen) - 1}; cuda:{index} is not one of them.{self.hidden()}"
             )
-        if self.refuses is not None:
+        if self.refuses is not None and self.asserted is None:
             raise self.refuses()
         return self.seen[index]
 

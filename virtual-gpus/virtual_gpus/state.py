@@ -27,7 +27,7 @@ def select(index: int) -> int:
     """Make GPU `index` this thread's current one, and return the one it was; an error if there is no such GPU."""
     before = current_index()
     if index >= 0:
-        current().gpu(index)
+        current().look_up(index)
         current().selected.index = index
     return before
 

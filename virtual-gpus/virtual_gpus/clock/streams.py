@@ -175,6 +175,7 @@ class CudaEvent:
 
 def done(gpu: "VirtualGPU", time: float) -> bool:
     """Whether `time` is over for the host; asking takes a moment of its own."""
+    gpu.machine.report()
     host = gpu.clock.host()
     host.advance(QUERY, gpu.index)
     return host.time(gpu.index) >= time

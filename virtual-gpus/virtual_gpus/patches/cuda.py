@@ -122,7 +122,7 @@ def device_count():
 
 @replaces(torch.cuda)
 def _get_device_properties(index):
-    gpu = current().gpu(index)
+    gpu = current().look_up(index)
     return properties_of(gpu.spec, index, gpu.number)
 
 
@@ -236,13 +236,13 @@ patch(
 
 
 def ledger(index):
-    return current().gpu(index).ledger
+    return current().look_up(index).ledger
 
 
 @replaces(C)
 def _accelerator_getMemoryInfo(index):
     """Free bytes, and all."""
-    held = ledger(index)
+    held = current().gpu(index).ledger
     return held.capacity - held.reserved, held.capacity
 
 
