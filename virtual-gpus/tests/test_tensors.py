@@ -634,6 +634,23 @@ ERRORS = {
 }
 
 
+INF, NAN = float("inf"), float("nan")
+CONVERTED = {  # what an H100 makes of these, by the type that they are converted to; NaN is another one from float64
+    torch.int8: [0, -1, 0, -1, 44, -1, -64],
+    torch.uint8: [0, 255, 0, 255, 44, 0, 192],
+    torch.int16: [0, -1, 0, -1, 300, -1, 25536],
+    torch.int32: [0, 2**31 - 1, -(2**31), -1, 300, 2**31 - 1, -40000],
+    torch.int64: [-(2**63), 2**63 - 1, -(2**63), -1, 300, 3 * 10**9, -40000],
+}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), CONVERTED.items())
+def test_what_integers_do_not_hold_is_converted_as_on_gpus(gpus, dtype, expected):
+    x = torch.tensor([NAN, INF, -INF, -1.5, 300, 3e9, -40000], device="cuda:0")
+    assert x.to(dtype).tolist() == torch.zeros(7, dtype=dtype, device="cuda:0").copy_(x).tolist() == expected
+    assert x.double().to(dtype).tolist() == [-(2**31) if dtype is torch.int32 else expected[0], *expected[1:]]
+
+
 TAKEN = [  # what an H200 computes from a tensor of the CPU and one of its own
     lambda c, g: g.diagonal_scatter(c[0]),
     lambda c, g: g.select_scatter(c[0], 0, 1),

@@ -7,6 +7,7 @@ from virtual_gpus.clock.clock import name_of
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
+from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tensors.tensor import VirtualTensor, check_dense, inner_of, wrap
 
@@ -20,6 +21,7 @@ def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     inner = inner_of(target), inner_of(source)
     if from_gpu is to_gpu:
         to_gpu.run(torch.ops.aten.copy_.default, inner, {})
+        saturate(*inner)
     elif not inner[0].is_meta:
         Base.copy_(*inner)
     elif inner[1].is_meta:

@@ -13,6 +13,7 @@ from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_mask
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.ops import attention
+from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.nondeterministic import NONDETERMINISTIC, check_deterministic
 from virtual_gpus.ops.table import PACK, Base, Op, is_composite_implicit, named, register_handler, with_generator
 from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
@@ -62,6 +63,13 @@ def view(op, args, kwargs):
 @register_handler(named("copy_"))
 def copy(op, args, kwargs):
     return copy_into(*args, **kwargs)
+
+
+@register_handler(named("_to_copy"))
+def to_copy(op, args, kwargs):
+    out = run(op, args, kwargs)
+    saturate(out.inner, args[0].inner)
+    return out
 
 
 @register_handler(named("_foreach_copy_"))
