@@ -205,7 +205,7 @@ class Step:
 
     def __call__(self):
         if self.calls in (0, 1, 4):
-            self.machine.clock.work(0.02, "disturbed")
+            self.machine.clock.host_work(0.02, "disturbed")
         self.calls += 1
         self.small @ self.small
         self.large @ self.large
@@ -249,6 +249,6 @@ def per_batch(loading, step, workers):
     with virtual_gpus(1) as machine:
         times = []
         for _ in machine.loading(range(40), loading, workers):
-            machine.clock.work(step)
+            machine.clock.host_work(step)
             times.append(Timer(machine.devices).now())
     return (times[-1] - times[3]) / (len(times) - 4)

@@ -314,7 +314,7 @@ def test_replicas_threads_start_together_and_the_main_thread_waits_for_them(dry)
     in_turn = replicas[0][0]
     torch.empty(8, 8, device="cuda:0").relu()
     alone = events(dry, "relu")[-1]
-    assert in_turn.launched - in_turn.called > alone.launched - alone.called, "threads take turns at Python's lock"
+    assert in_turn.launched - in_turn.called > alone.launched - alone.called, "threads take turns at the GIL"
 
 
 def data_parallel_times():
@@ -337,7 +337,7 @@ def test_the_same_program_takes_the_same_time_with_threads_too():
 
 
 def test_other_threads_share_the_first_ones_time(gpus):
-    """Python's lock lets one of them work at a time; what they spend is spent when they are joined."""
+    """The GIL lets one of them work at a time; what they spend is spent when they are joined."""
     X = torch.ones(4, device="cuda:0")
     alone = -gpus.elapsed() + [X + X, gpus.elapsed()][1]
     before = gpus.elapsed()
@@ -345,7 +345,7 @@ def test_other_threads_share_the_first_ones_time(gpus):
     assert gpus.elapsed() - before == pytest.approx(150 * alone)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
-            gpus.clock.work(1.0)
+            gpus.clock.host_work(1.0)
             start = gpus.elapsed()
             pool.submit(lambda: X + X).result()
             assert gpus.timeline[-1].called == pytest.approx(start) and gpus.elapsed() > start
@@ -410,7 +410,7 @@ def test_loading_batches(gpus):
     def epoch(workers, step):
         start = gpus.elapsed()
         for _ in gpus.loading(range(12), seconds=0.01, workers=workers):
-            gpus.clock.work(step)
+            gpus.clock.host_work(step)
         return gpus.elapsed() - start
 
     assert epoch(0, 0.005) == pytest.approx(12 * 0.015)

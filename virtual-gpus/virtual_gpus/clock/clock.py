@@ -55,7 +55,7 @@ class Clock:
         self.reset()
 
     def host(self) -> Host:
-        """This thread's host. All but the ReplicaThreads share one, as if Python's lock let only one of them work."""
+        """This thread's host. All but the ReplicaThreads share one, as if the GIL let only one of them work."""
         return this_thread.host or self.shared
 
     def host_in_use(self) -> Host:
@@ -197,7 +197,7 @@ class Clock:
                 gpu=stream.gpu.index, row=row, start=start, end=end, bound="link", **call._asdict(), **event
             )
 
-    def work(self, seconds: float, name: str = "work") -> None:
+    def host_work(self, seconds: float, name: str = "work") -> None:
         """The host itself does something for so long."""
         host = self.host_in_use()
         start, host.now = host.now, host.now + seconds
@@ -212,7 +212,7 @@ class Clock:
         asked_for = done_at * PREFETCH  # when the i-th batch was asked for
         for i, batch in enumerate(batches):
             if workers == 0:
-                self.work(seconds, "load a batch")
+                self.host_work(seconds, "load a batch")
             else:
                 start = max(done_at[i % workers], asked_for[i])
                 done_at[i % workers] = start + seconds

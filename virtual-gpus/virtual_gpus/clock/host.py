@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from virtual_gpus.clock.rates import PYTHON, THREAD
+from virtual_gpus.clock.rates import GIL, THREAD
 
 
 class Launch(NamedTuple):
@@ -25,7 +25,7 @@ class Host:
     thread    its name in a timeline
     now       seconds on its clock
     factor    how long its calls take, 1 on the servers that the clock was fitted to
-    slowdown  how much longer that is because other threads hold Python's lock
+    slowdown  how much longer that is because other threads hold the GIL
     """
 
     def __init__(self, thread: str, now: float = 0.0, factor: float = 1.0, slowdown: float = 1.0):
@@ -35,7 +35,7 @@ class Host:
         self.recomputing = 0  # how many checkpointed parts are being recomputed, one inside the other
         self.in_cpp = False  # whether C++ calls operations, and not Python
         self.paused = False  # while True nothing is recorded: somebody else says how long it takes
-        self.children = 0  # ReplicaThreads that share Python's lock
+        self.children = 0  # ReplicaThreads that share the GIL
 
     def time(self, index: int) -> float:
         """Seconds on the clock of the thread that serves GPU `index`."""
@@ -115,7 +115,7 @@ class ReplicaThread(threading.Thread):
 
     def start(self) -> None:
         self.parent.advance(THREAD, None)
-        slowdown = max(1.0, self.parent.children * PYTHON)
+        slowdown = max(1.0, self.parent.children * GIL)
         self.host = Host(f"replica {self.number}", self.parent.now, self.parent.factor, slowdown)
         self.host.ranges = list(self.parent.ranges)
         super().start()

@@ -68,4 +68,4 @@ HOST_COPY = 12e-6  # seconds of the host's time to ask for a copy
 THREAD = 50e-6  # seconds of the host's time to start a thread
 REPLICATE = 25e-6  # to copy one module for one GPU in nn.parallel.replicate
 UNPACK = 2e-6  # to find one tensor in a buffer of many
-PYTHON = 0.6  # the part of a call's time that holds Python's lock: threads take turns at it
+GIL = 0.6  # the part of a call that holds the GIL: threads take turns at it
