@@ -148,7 +148,6 @@ patch(
         "_exchange_device": select,
         "_maybe_exchange_device": select,
         "default_generators": Generators(),
-        "_check_stray_context": lambda index: None,
     },
 )
 # Not _cuda_getDeviceCount: by its presence PyTorch tells a build with CUDA from one without.

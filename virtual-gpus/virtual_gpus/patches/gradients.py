@@ -40,8 +40,8 @@ def on_device(grad, device, index, who=""):
     return grad.to(device)
 
 
-@replaces(torch.autograd)
-def _engine_run_backward(original, outputs, grads, *args, **kwargs):
+@replaces(torch.autograd, "_engine_run_backward")
+def start_backward(original, outputs, grads, *args, **kwargs):
     """Autograd's engine, under Tensor.backward and torch.autograd.grad, with a thread for each GPU on the clock."""
     grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
     with current().clock.backward():

@@ -29,7 +29,6 @@ def not_imitated(what):
 
 for name, what in REFUSED.items():
     patch(C, {name: refusing(what)})
-patch(C, {"_cuda_memoryMetadataSupported": lambda: False, "_cuda_getMemoryMetadata": lambda: ""})
 
 
 @replaces(C)

@@ -1,11 +1,12 @@
-"""torch.cuda.get_device_properties: what a data sheet says about a GPU, and CUDA about its kind.
+"""torch.cuda.get_device_properties: what a data sheet says about a GPU, and CUDA's documentation about its kind.
 
 A property that stands in neither is missing here, too: asking for it is an error.
 """
 
 import functools
 import uuid
-from dataclasses import dataclass
+
+from virtual_gpus.clock.specs import GPU
 
 KIB, MIB = 2**10, 2**20
 
@@ -20,82 +21,51 @@ LIMITS = {
     (9, 0): (2048, 228, 227),
     (10, 0): (2048, 228, 227),
 }
-# MiB of the L2 cache, as CUDA reports it, and bits of the memory's bus. Caches of V100, A100 and H100: l2_cache_size in
-# OpenXLA's device descriptions; of a T4: deviceQuery on one, gist Terminus-IMRC/5e4b7782; get_device_properties of an
-# RTX 4090 in GitHub chenlb/knowledge, cuda-install-on-windows.md, and of an H200 in ai-bot-pro/achatbot,
-# deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. Buses: "memory interface" in the white papers of Volta, Turing, Ampere,
-# Ada and Hopper. Both of the L4: fpsbench.com; of the RTX 6000 Ada: its data sheet, and the full AD102 of Ada's white
-# paper; of the B200: a query of one in pull request 4002 of pytorch/ao.
-L2_CACHE = {
-    "V100": 6,
-    "T4": 4,
-    "L4": 48,
-    "RTX4090": 72,
-    "RTX6000-Ada": 96,
-    "A100-40": 40,
-    "A100-80": 40,
-    "H100": 50,
-    "H200": 60,
-    "B200": 126.5,
-}
-BUS_WIDTH = {
-    "V100": 4096,
-    "T4": 256,
-    "L4": 192,
-    "RTX4090": 384,
-    "RTX6000-Ada": 384,
-    "A100-40": 5120,
-    "A100-80": 5120,
-    "H100": 5120,
-    "B200": 7680,
+# MiB of the L2 cache, as CUDA reports it, and bits of the memory's bus.
+# Caches: V100, A100, H100: l2_cache_size in OpenXLA's device descriptions. T4: gist Terminus-IMRC/5e4b7782. RTX 4090:
+#   GitHub chenlb/knowledge, cuda-install-on-windows.md. H200: ai-bot-pro/achatbot,
+#   deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. RTX 6000 Ada: the full AD102 of Ada's white paper.
+# Buses: "memory interface" in the white papers of Volta, Turing, Ampere, Ada and Hopper; the RTX 6000 Ada's data sheet.
+# Both: L4: fpsbench.com. B200: a query in pull request 4002 of pytorch/ao.
+CACHE_AND_BUS = {
+    "V100": (6, 4096),
+    "T4": (4, 256),
+    "L4": (48, 192),
+    "RTX4090": (72, 384),
+    "RTX6000-Ada": (96, 384),
+    "A100-40": (40, 5120),
+    "A100-80": (40, 5120),
+    "H100": (50, 5120),
+    "H200": (60, None),
+    "B200": (126.5, 7680),
 }
 
 
-@dataclass(frozen=True)
 class DeviceProperties:
     """torch.cuda.get_device_properties(i), of a virtual GPU."""
 
-    name: str
-    major: int
-    minor: int
-    total_memory: int
-    multi_processor_count: int
-    uuid: uuid.UUID
-    max_threads_per_multi_processor: int
-    shared_memory_per_multiprocessor: int
-    shared_memory_per_block_optin: int
-    clock_rate: int  # kHz
-    pci_bus_id: int
-    bandwidth: float  # of the memory, bytes per second
-    key: str  # of its data sheet
-    # the next four are the same for every compute capability (sources: see LIMITS)
-    max_threads_per_block: int = 1024
-    regs_per_multiprocessor: int = 65536
-    shared_memory_per_block: int = 48 * KIB
-    warp_size: int = 32
-    is_integrated: int = 0
-    is_multi_gpu_board: int = 0
-    pci_device_id: int = 0
-    pci_domain_id: int = 0
-    gcnArchName: str = ""  # of GPUs of another maker
+    # the same for every compute capability (sources: see LIMITS)
+    max_threads_per_block, regs_per_multiprocessor, shared_memory_per_block, warp_size = 1024, 65536, 48 * KIB, 32
+    is_integrated = is_multi_gpu_board = pci_device_id = pci_domain_id = 0
+    gcnArchName = ""  # of GPUs of another maker
 
-    @property
-    def L2_cache_size(self):
-        return int(L2_CACHE[self.key] * MIB)
+    def __init__(self, spec: GPU, index: int, number: int):
+        self.key, self.name = spec.key, f"{spec.name} (virtual)"
+        self.total_memory, self.multi_processor_count = spec.memory, spec.sm_count
+        self.major, self.minor = spec.capability
+        self.uuid = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{number}")
+        self.pci_bus_id, self.clock_rate = index, round(spec.frequency / 1e3)  # kHz
+        threads, shared, optin = LIMITS[spec.capability]
+        self.max_threads_per_multi_processor = threads
+        self.shared_memory_per_multiprocessor, self.shared_memory_per_block_optin = shared * KIB, optin * KIB
+        cache, bus = CACHE_AND_BUS[spec.key]
+        self.L2_cache_size = int(cache * MIB)
+        if bus is not None:
+            self.memory_bus_width = bus
+            self.memory_clock_rate = round(spec.bandwidth / (2 * bus / 8) / 1e3)  # kHz; a wire moves two bits a cycle
 
-    @property
-    def memory_bus_width(self):
-        return self.bus_width("memory_bus_width")
-
-    @property
-    def memory_clock_rate(self):
-        """kHz. Memory moves two bits a cycle on each wire of its bus."""
-        return round(self.bandwidth / (2 * self.bus_width("memory_clock_rate") / 8) / 1e3)
-
-    def bus_width(self, name):
-        if self.key not in BUS_WIDTH:
-            raise AttributeError(f"{name}: the data sheet of the {self.key} has no figure for it")
-        return BUS_WIDTH[self.key]
+    def __getattr__(self, name):
+        raise AttributeError(f"{name}: the data sheet of the {vars(self).get('key')} has no figure for it")
 
     def __repr__(self):
         return (
@@ -106,21 +76,6 @@ class DeviceProperties:
 
 
 @functools.cache
-def properties_of(spec, index, number):
-    """The properties of GPU `number` of a machine, whose data sheet is `spec` (a `specs.GPU`), seen as `index`."""
-    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{number}")
-    threads, shared, optin = LIMITS[spec.capability]
-    return DeviceProperties(
-        f"{spec.name} (virtual)",
-        *spec.capability,
-        spec.memory,
-        spec.sm_count,
-        identity,
-        threads,
-        shared * KIB,
-        optin * KIB,
-        round(spec.frequency / 1e3),
-        index,
-        spec.bandwidth,
-        spec.key,
-    )
+def properties_of(spec: GPU, index: int, number: int) -> DeviceProperties:
+    """The properties of GPU `number` of a machine, whose data sheet is `spec`, seen as cuda:`index`."""
+    return DeviceProperties(spec, index, number)
