@@ -2,12 +2,14 @@
 `startup/sitecustomize.py` takes it by its path."""
 
 import sys
+from collections.abc import Callable
+from types import ModuleType
 
 
 class AfterImport:
     """Calls `action(module)` when the module `name` has been imported; at once, if it has been. See also cancel()."""
 
-    def __init__(self, name, action):
+    def __init__(self, name: str, action: Callable[[ModuleType], object]):
         self.name, self.action = name, action
         if name in sys.modules:
             action(sys.modules[name])
@@ -31,6 +33,6 @@ class AfterImport:
             spec.loader.exec_module = exec_module
         return spec
 
-    def cancel(self):
+    def cancel(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)

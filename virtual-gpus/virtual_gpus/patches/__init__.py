@@ -75,7 +75,7 @@ def replace(stack, owner, name, value):
     return original, value
 
 
-def put(stack, owner, name, value):
+def put(stack: contextlib.ExitStack, owner: Any, name: Any, value: Any) -> None:
     """Set an attribute, or an entry of a dict; `stack` puts back what was there, or nothing if nothing was."""
     is_dict = isinstance(owner, dict)
     there = owner if is_dict else vars(owner)
