@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import platform
+import pprint
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,7 @@ def write(path: Path, result: dict) -> None:
 def save(name: str, result: dict) -> None:
     """Write what the program `name` found to `recorded`, and print its summary."""
     write(RECORDED / f"{name}.json", {"provenance": provenance(name), **result})
-    for what, numbers in result["summary"].items():
-        print(what, numbers)
+    pprint.pprint(result["summary"], width=120, sort_dicts=False)
 
 
 def record_missing(cases: dict[str, tuple], record: Callable, path: Path) -> dict[str, dict]:
