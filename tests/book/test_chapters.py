@@ -1,14 +1,14 @@
-"""The form of a chapter, on which readers rely. test_house.py looks at how notebooks are stored."""
+"""The form of a chapter, on which readers rely, and how it is stored."""
 
 import json
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import nbformat
 import pytest
+import run_notebooks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = run_notebooks.ROOT
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
 chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
@@ -112,17 +112,6 @@ def test_pictures_have_an_alternative_text(path):
 
 
 @chapters
-def test_cells_that_nbval_does_not_compare_check_something_themselves(path):
-    """With nbval-skip they do so where outputs are stored, in scripts/run_notebooks.py."""
-    unchecked = [
-        cell.id
-        for cell in code_cells(read(path))
-        if {"nbval-ignore-output", "nbval-skip"} & set(tags(cell)) and not re.search(r"^\s*assert ", cell.source, re.M)
-    ]
-    assert unchecked == []
-
-
-@chapters
 def test_code_cells_are_short(path):
     """At most 15 lines, blank ones not counted. What the library ships is shown whole."""
     lines = {
@@ -131,3 +120,45 @@ def test_code_cells_are_short(path):
         if "library" not in tags(cell)
     }
     assert {cell: count for cell, count in lines.items() if count > 15} == {}
+
+
+# How it is stored
+
+
+@chapters
+def test_it_is_what_run_notebooks_writes(path):
+    """Same bytes as after a run of `make run-notebooks`, as far as that shows without running it."""
+    notebook = run_notebooks.read(path)
+    run_notebooks.clean(notebook)
+    assert path.read_text(encoding="utf-8") == nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n", (
+        f"make run-notebooks CHAPTER=chapters/{path.name}"
+    )
+    assert list(run_notebooks.complaints(notebook)) == []
+
+
+@chapters
+def test_it_was_run_from_top_to_bottom(path):
+    code = code_cells(read(path))
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        if "raises-exception" not in tags(cell):
+            assert not [output for output in cell.outputs if output.output_type == "error"], cell.source
+
+
+@chapters
+def test_cells_that_nbval_does_not_compare_are_few_and_check_something_themselves(path):
+    """They are tagged: a comment would be printed in the book. With nbval-skip they check where outputs are stored, in
+    scripts/run_notebooks.py."""
+    code = code_cells(read(path))
+    assert not [cell.source for cell in code if re.search(r"#\s*(NBVAL|PYTEST)_", cell.source)]
+    ignored = [cell for cell in code if {"nbval-ignore-output", "nbval-skip"} & set(tags(cell))]
+    assert len(ignored) <= len(code) / 3
+    assert [cell.id for cell in ignored if not re.search(r"^\s*assert ", cell.source, re.M)] == []
+
+
+@chapters
+def test_headings_go_down_one_level_at_a_time(path):
+    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", "\n".join(markdown(read(path))), flags=re.M | re.S)
+    levels = [len(marks) for marks in re.findall(r"^(#{1,6}) ", text, re.M)]
+    assert levels[:1] == [1] and levels.count(1) == 1, "one title, and it comes first"
+    assert all(after <= before + 1 for before, after in pairwise(levels))

@@ -1,4 +1,4 @@
-"""The house around the book: requirements, stored notebooks, the program that runs them, the Makefile."""
+"""The house around the book: requirements, the program that runs the notebooks, the Makefile."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 
 import nbformat
 import pytest
@@ -14,8 +13,6 @@ import run_notebooks
 from packaging.requirements import Requirement
 
 ROOT = run_notebooks.ROOT
-CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
-chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
 
 def requirements(name):
@@ -35,47 +32,6 @@ def test_requirements_hold_what_the_library_declares():
     declared = {str(Requirement(text)) for text in re.findall(r'"(.+?)"', declared) if "virtual-gpus" not in text}
     assert declared, "pyproject.toml declares the library's dependencies"
     assert declared <= {str(requirement) for requirement in requirements("requirements.txt")}
-
-
-# Stored notebooks
-
-
-@chapters
-def test_stored_notebook_is_what_run_notebooks_writes(path):
-    """Same bytes as after a run of `make run-notebooks`, as far as that shows without running it."""
-    notebook = run_notebooks.read(path)
-    run_notebooks.clean(notebook)
-    assert path.read_text(encoding="utf-8") == nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n", (
-        f"make run-notebooks CHAPTER=chapters/{path.name}"
-    )
-    assert list(run_notebooks.complaints(notebook)) == []
-
-
-@chapters
-def test_stored_notebook_was_run_from_top_to_bottom(path):
-    code = [cell for cell in run_notebooks.read(path).cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    for cell in code:
-        if "raises-exception" not in cell.metadata.get("tags", []):
-            assert not [output for output in cell.outputs if output.output_type == "error"], cell.source
-
-
-@chapters
-def test_exceptions_from_strict_comparison_are_tags(path):
-    """A comment would be printed in the book. And they stay exceptions: at most one code cell in three."""
-    code = [cell for cell in run_notebooks.read(path).cells if cell.cell_type == "code"]
-    assert not [cell.source for cell in code if re.search(r"#\s*(NBVAL|PYTEST)_", cell.source)]
-    ignored = [cell for cell in code if {"nbval-ignore-output", "nbval-skip"} & set(cell.metadata.get("tags", []))]
-    assert len(ignored) <= len(code) / 3
-
-
-@chapters
-def test_headings_go_down_one_level_at_a_time(path):
-    text = "\n".join(cell.source for cell in run_notebooks.read(path).cells if cell.cell_type == "markdown")
-    text = re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.M | re.S)
-    levels = [len(marks) for marks in re.findall(r"^(#{1,6}) ", text, re.M)]
-    assert levels[:1] == [1] and levels.count(1) == 1, "one title, and it comes first"
-    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 # scripts/run_notebooks.py
