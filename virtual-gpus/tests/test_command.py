@@ -90,6 +90,7 @@ def test_help_and_tables_come_without_pytorch():
         (["run", "-n", "2", "--machine", "dgx-a100", "--gpu", "t4", "small.py"], "--link 'DGX A100': its GPUs have"),
         (["plan", "small.py"], "-n: how many processes"),
         (["plan", "-n", "12", "--per-node", "8", "small.py"], "-n 12 with --per-node 8: 1.50 nodes"),
+        (["plan", "-n", "16", "--gpu", "T4", "small.py"], "comes with no network: --network one of InfiniBand"),
         (["plan", "-n", "64", "--rank", "99", "small.py"], "--rank 99: with -n 64 it is one of 0 to 63"),
         (["plan", "--sweep", "colour=red", "small.py"], "colour=red: use NAME=VALUE"),
         (["plan", "--sweep", "n=2,0", "small.py"], "0: use a whole number"),

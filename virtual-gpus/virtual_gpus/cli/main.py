@@ -77,8 +77,7 @@ class UsageError(Exception):
 
 def in_options(message: str) -> str:
     """A message about arguments of the library, as one about options of the command."""
-    names = "|".join(rf"(?<![\w]){name}" for name in API)
-    return re.sub(names, lambda found: API[found[0]], message)
+    return re.sub(rf"\b({'|'.join(API)}) ?", lambda found: API[found[1]], message)
 
 
 # Values of options

@@ -155,13 +155,11 @@ def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     if made is None:
         return fields | {"error": plan.error}
     shares = {name: getattr(made, name) for name in ("flops", "mfu", "communication", "exposed")}
-    names = "rank", "peak", "memory", "time"
-    times = [times_of(made, rank) for rank in made.ranks]
-    ranks = zip(made.ranks, made.peak_memory, made.memory, times, strict=True)
+    ranks = zip(made.ranks, made.peak_memory, made.memory, strict=True)
     return fields | {
         "step": {"seconds": made.seconds, **shares, "reproducible": made.timeline.reproducible},
         "capacity": made.timeline.spec.memory,
-        "ranks": [dict(zip(names, values, strict=True)) for values in ranks],
+        "ranks": [{"rank": r, "peak": peak, "memory": held, "time": times_of(made, r)} for r, peak, held in ranks],
     }
 
 
@@ -189,21 +187,29 @@ def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
 
 
 def print_plan(plan: Plan, options: argparse.Namespace) -> None:
-    cluster, made = plan.cluster, plan.made
-    if made is None:
-        print(f"{name_of(cluster)}: no plan\n{plan.error}", file=sys.stderr)
+    if plan.made is None:
+        print(f"{name_of(plan.cluster)}: no plan\n{plan.error}", file=sys.stderr)
         return
     print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
-    print(*summary(plan), f"assumed: {ASSUMED.format(host=cluster.host)}", sep="\n")
-    ranks = made.ranks if len(made.ranks) <= SHOWN else [made.ranks[made.peak_memory.index(max(made.peak_memory))]]
-    heads = [f"rank {rank}" for rank in ranks]
-    memory = [made.memory[made.ranks.index(rank)] for rank in ranks]
-    rows = [[kind, *(readable(held[kind]) for held in memory)] for kind in memory[0]]
-    print_table([["memory when a step holds most", *heads], *rows])
-    times = [times_of(made, rank) for rank in ranks]
-    kinds = dict.fromkeys(kind for those in times for kind in those)
-    rows = [[kind, *(in_words(those.get(kind)) for those in times)] for kind in kinds]
-    print_table([["milliseconds of a step", *heads], *rows])
+    print(*summary(plan), f"assumed: {ASSUMED.format(host=plan.cluster.host)}", sep="\n")
+    ranks = as_fields(plan, options)["ranks"]
+    if len(ranks) > SHOWN:
+        ranks = [max(ranks, key=lambda rank: rank["peak"])]
+    heads = [f"rank {rank['rank']}" for rank in ranks]
+    for title, name, words in (
+        ("memory when a step holds most", "memory", readable),
+        ("milliseconds of a step", "time", ms),
+    ):
+        found = [rank[name] for rank in ranks]
+        kinds = dict.fromkeys(kind for held in found for kind in held)
+        rows = [[kind, *(words(held[kind]) if kind in held else "-" for held in found)] for kind in kinds]
+        print_table([[title, *heads], *rows])
+
+
+def ms(time: dict[str, float]) -> str:
+    """Milliseconds, and how much of that is hidden behind kernels."""
+    hidden = f" ({time['hidden'] / time['seconds']:.0%} hidden)" if time["hidden"] else ""
+    return f"{1e3 * time['seconds']:.3f}{hidden}"
 
 
 def name_of(cluster: Cluster) -> str:
@@ -236,25 +242,16 @@ def write_files(plan: Plan, options: argparse.Namespace) -> None:
         print(f"{options.html} opens in a browser", file=sys.stderr)
 
 
-def in_words(time: dict[str, float] | None) -> str:
-    """Milliseconds, and how much of that is hidden behind kernels."""
-    if time is None:
-        return "-"
-    hidden = f" ({time['hidden'] / time['seconds']:.0%} hidden)" if time["hidden"] else ""
-    return f"{1e3 * time['seconds']:.3f}{hidden}"
-
-
 def print_sweep(combinations: list[dict[str, Any]], plans: list[Plan]) -> None:
     rows = [[*combinations[0], "ms a step", "MFU", "in communication alone", "memory", "of", ""]]
     for values, plan in zip(combinations, plans, strict=True):
         made, said = plan.made, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
-        if made is None:
-            rows.append([*map(str, values.values()), *["-"] * 5, said])
-        else:
-            sizes = readable(max(made.peak_memory)), readable(made.timeline.spec.memory)
-            numbers = f"{1e3 * made.seconds:.3f}", f"{made.mfu:.0%}", f"{made.exposed:.0%}"
-            rows.append([*map(str, values.values()), *numbers, *sizes, said])
+        numbers = ["-"] * 5
+        if made is not None:
+            numbers = [f"{1e3 * made.seconds:.3f}", f"{made.mfu:.0%}", f"{made.exposed:.0%}"]
+            numbers += [readable(max(made.peak_memory)), readable(made.timeline.spec.memory)]
+        rows.append([*map(str, values.values()), *numbers, said])
     print_table(rows)
     for plan in plans:
         if plan.error:
-            print(f"{plan.cluster.n_gpus} {plan.cluster.gpu}: {plan.error}", file=sys.stderr)
+            print(f"{name_of(plan.cluster)}: {plan.error}", file=sys.stderr)
