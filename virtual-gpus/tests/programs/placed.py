@@ -202,9 +202,9 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(self.embed(tokens))))
 
 
-def texts():
+def texts(rows=3):
     generator = torch.Generator().manual_seed(2)
-    return [tuple(torch.randint(12, (3, 8), generator=generator) for _ in range(2)) for _ in range(STEPS)]
+    return [tuple(torch.randint(12, (rows, 8), generator=generator) for _ in range(2)) for _ in range(STEPS)]
 
 
 def loss_of(y_hat, y):

@@ -44,8 +44,13 @@ def replica(net, rank, **options):
 
 @check
 def ddp_buckets(rank, n):
-    net = network()
-    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+    for net, options in (
+        (network(), {}),
+        (Tied(), {}),
+        (network(), {"gradient_as_bucket_view": True}),
+        (network(), {"static_graph": True}),
+        (network(), {"find_unused_parameters": True}),
+    ):
         ddp = train(replica(net, rank, bucket_cap_mb=SMALL, **options), parts(rank, n))
         same_networks(ddp.module, trained_alone(net))
 
@@ -215,13 +220,6 @@ def ddp_buffers(rank, n):
         same(found, expected)
     for found, expected in zip(ddp.module[1].buffers(), after[rank], strict=True):
         same(found, expected)
-
-
-@check
-def ddp_tied_and_frozen_parameters(rank, n):
-    ddp = replica(Tied(), rank)
-    assert ddp.module.last.weight is ddp.module.first.weight
-    same_networks(train(ddp, parts(rank, n)).module, trained_alone(Tied()))
 
 
 @check

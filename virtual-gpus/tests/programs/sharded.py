@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 import torch
 import torch.distributed as dist
 from checking import batches, check, network, part, parts, raises, sgd, train, trained_alone, whole
+from placed import Block, Transformer, loss_of, same_placed, texts
 from torch import nn
 from torch.distributed import checkpoint, fsdp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -224,33 +225,15 @@ def same_states(found, net):
         torch.testing.assert_close(whole(found[name]), expected)
 
 
-class Block(nn.Module):
-    """Attention and two layers, with a residual connection."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.layers = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
-
-    def forward(self, X):
-        X = X + self.attention(X, X, X, need_weights=False)[0]
-        return X + self.layers(X)
-
-
 @check
 def fsdp_with_recomputation(rank, n):
     """A transformer whose activations are computed again in the backward pass."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 8), Block(), Block(), nn.Linear(8, 3)).double()
-    data = [(torch.randn(8, 6, 5, dtype=torch.float64), torch.randint(6, (8, 3))) for _ in range(3)]
-    alone = trained_alone(net, adam, data)
-    net = net.cuda()
+    net, data = Transformer().cuda(), texts(rows=8)
     apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, Block))
-    for block in net:
+    for block in net.blocks:
         fully_shard(block)
-    train(fully_shard(net), parts(rank, n, data), adam)
-    for parameter, expected in zip(net.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(whole(parameter), expected.detach(), rtol=1e-9, atol=1e-9)
+    train(fully_shard(net), parts(rank, n, data), adam, loss_of)
+    same_placed(net, trained_alone(Transformer(), adam, data, loss=loss_of))
 
 
 @check

@@ -25,39 +25,24 @@ WIDTH, TOKENS, VOCAB = 96, 40, 101
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-class Attention(nn.Module):
-    """Causal, with 4 heads of 24 numbers, 2 of which have keys and values; or with a part of the heads."""
+class Layer(nn.Module):
+    """Causal attention with 4 heads of 24 numbers, 2 of which have keys and values, and a gated feed-forward network;
+    or with a part of the heads and of the hidden numbers."""
 
     def __init__(self):
         super().__init__()
         self.query, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         self.key, self.value = (nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(WIDTH, 256, bias=False) for _ in range(2))
+        self.down, self.norms = nn.Linear(256, WIDTH, bias=False), nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
 
     def forward(self, X):  # (sequences, tokens, WIDTH)
-        heads = [layer(X).unflatten(2, (-1, 24)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        Y = self.norms[0](X)
+        heads = [layer(Y).unflatten(2, (-1, 24)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
         attended = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        return self.out(attended.transpose(1, 2).flatten(2))
-
-
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up = (nn.Linear(WIDTH, 256, bias=False) for _ in range(2))
-        self.down = nn.Linear(256, WIDTH, bias=False)
-
-    def forward(self, X):
-        return self.down(F.silu(self.gate(X)) * self.up(X))
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.attention, self.feed_forward = Attention(), FeedForward()
-
-    def forward(self, X):
-        X = X + self.attention(self.norms[0](X))
-        return X + self.feed_forward(self.norms[1](X))
+        X = X + self.out(attended.transpose(1, 2).flatten(2))
+        Y = self.norms[1](X)
+        return X + self.down(F.silu(self.gate(Y)) * self.up(Y))
 
 
 class Transformer(nn.Module):
@@ -117,12 +102,9 @@ def fsdp_that_keeps():
 
 def tensor_parallel():
     net, mesh = network().cuda(), dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
-    columns, rows = ("query", "key", "value", "gate", "up"), ("out", "down")
+    ways = {name: ColwiseParallel() for name in ("query", "key", "value", "gate", "up")}
     for layer in net.layers:
-        for part in (layer.attention, layer.feed_forward):
-            ways = {name: ColwiseParallel() for name in columns if hasattr(part, name)}
-            ways |= {name: RowwiseParallel() for name in rows if hasattr(part, name)}
-            parallelize_module(part, mesh["tp"], ways)
+        parallelize_module(layer, mesh["tp"], ways | {name: RowwiseParallel() for name in ("out", "down")})
         fully_shard(layer, mesh=mesh["dp"])
     fully_shard(net, mesh=mesh["dp"])
     return training(net, torch.optim.SGD(net.parameters(), 0.1, foreach=False))

@@ -19,29 +19,17 @@ class Reduction(NamedTuple):
     factor: float | Tensor | None  # PREMUL_SUM's
 
 
-def gloo_reduction(reduction: Reduction, size: int):
-    """(gloo's op, before, after) over `size` ranks: before(inputs) and after(result) change them in place."""
-    op, factor = reduction
-    if op == AVG:
-        return SUM, leave, lambda x: x.copy_(x.div(size, rounding_mode=None if x.is_floating_point() else "trunc"))
-    if op == PREMUL_SUM:
-        return SUM, lambda x: x.mul_(factor), leave
-    return op, leave, leave
-
-
-def leave(x: Tensor) -> None:
-    """Nothing to do."""
-
-
 def reduce(gloo, call, options, reduction: Reduction, inputs: Tensor, result: Tensor) -> None:
     """call(result, inputs, options) of gloo, with this reduction. It may write to the `inputs`."""
-    op, before, after = gloo_reduction(reduction, gloo.size())
+    op, factor = reduction
     if inputs.dtype is torch.bool:  # which NCCL takes for bytes, and their sum for the largest
         inputs, result, op = inputs.view(torch.uint8), result.view(torch.uint8), MAX if op == SUM else op
-    options.reduceOp = op
-    before(inputs)
+    if op == PREMUL_SUM:
+        inputs.mul_(factor)
+    options.reduceOp = SUM if op in (AVG, PREMUL_SUM) else op
     call(result, inputs, options).wait()
-    after(result)
+    if op == AVG:
+        result.copy_(result.div(gloo.size(), rounding_mode=None if result.is_floating_point() else "trunc"))
 
 
 def all_reduce(gloo, reduction: Reduction, x: Tensor) -> Tensor:
