@@ -14,6 +14,7 @@ from oracle import check_same_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import comm
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from virtual_gpus import virtual_gpus
 
@@ -157,8 +158,37 @@ def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(X)
-    with pytest.warns(UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory. This"):
+    with pytest.warns(UserWarning, match=f"^{SCATTERED}"):
         nn.DataParallel(net)(X)
+
+
+SCATTERED = "RNN module weights are not part of single contiguous chunk of memory. This"
+REPLACED = {  # what a program does with a recurrent network, and whether an H100 warns of its weights then
+    "clone": (lambda net: each(net, torch.clone), True),
+    "clone and flatten": (lambda net: (each(net, torch.clone), net.flatten_parameters()), False),
+    "write": (lambda net: each(net, torch.detach), False),
+    "deepcopy": (lambda net: setattr(net, "forward", copy.deepcopy(net).forward), True),
+    "views of one": (lambda net: vector_to_parameters(parameters_to_vector(net.parameters()), net.parameters()), False),
+    "there and back": (lambda net: net.cpu().cuda(), False),
+    "bfloat16": (lambda net: net.bfloat16(), True),
+}
+
+
+def each(net, function):
+    for parameter in net.parameters():
+        parameter.data = function(parameter.data)
+
+
+@pytest.mark.parametrize(("replace", "warned"), REPLACED.values(), ids=REPLACED)
+def test_cudnn_warns_of_weights_that_were_replaced(gpus, replace, warned):
+    net = nn.GRU(8, 16).cuda()
+    replace(net)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net(torch.ones(1, 1, 8, device="cuda", dtype=net.weight_hh_l0.dtype))
+        with torch.backends.cudnn.flags(enabled=False):
+            net(torch.ones(1, 1, 8, device="cuda", dtype=net.weight_hh_l0.dtype))
+    assert [str(w.message).startswith(SCATTERED) for w in caught] == [True] * warned
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])

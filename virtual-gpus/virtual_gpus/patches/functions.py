@@ -45,14 +45,33 @@ def recurrent(original, input, *args):
     (input, lengths, hidden, weights, …)."""
     hidden, weights = args[:2] if isinstance(args[2], bool) else args[1:3]
     check_recurrent(input, hidden, weights)
-    if isinstance(input, VirtualTensor) and not all(isinstance(w, nn.Parameter) for w in weights):
-        warnings.warn(SCATTERED, stacklevel=3)  # those of a replica, or computed anew; parameters lie together
-    if not torch.is_autocast_enabled("cuda") or not isinstance(input, VirtualTensor):
+    if not isinstance(input, VirtualTensor):
+        return original(input, *args)
+    if not torch.is_autocast_enabled("cuda"):  # which copies the weights together
+        if torch.backends.cudnn.enabled and len({id(chunk_of(w)) for w in weights}) > 1:
+            warnings.warn(SCATTERED, stacklevel=3)
         return original(input, *args)
     # Whatever type the program asks for, autocast gives float16 to cuDNN. (aten/src/ATen/cudnn/AutocastRNN.cpp)
     dtype = torch.float16 if torch.backends.cudnn.enabled else torch.get_autocast_dtype("cuda")
     with ExcludeDispatchKeyGuard(AUTOCAST):
         return original(*(cast(a, dtype) for a in (input, *args)))
+
+
+def chunk_of(weight):
+    """What a weight shares with those that it lies beside; no parameter: it was computed, or is a replica's."""
+    storage = weight.inner.untyped_storage()
+    return getattr(storage, "chunk", storage if isinstance(weight, nn.Parameter) else weight)
+
+
+@replaces(nn.RNNBase)
+def flatten_parameters(original, self):
+    """Weights that cuDNN would put into one chunk of memory stay where they are; their storages name the chunk."""
+    original(self)
+    weights, chunk = list(self.parameters(recurse=False)), object()
+    types = {w.dtype if isinstance(w, VirtualTensor) else None for w in weights}
+    if len(types) == 1 and types <= {torch.float16, torch.float32, torch.float64}:
+        for weight in weights:
+            weight.inner.untyped_storage().chunk = chunk
 
 
 @replaces(VF, "lstm_cell gru_cell")
