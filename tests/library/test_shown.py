@@ -1,4 +1,4 @@
-"""What a chapter shows of a module is what the library ships, docstrings and layout apart."""
+"""What a chapter shows of a module is what the library ships, docstrings, types and layout apart."""
 
 import ast
 import copy
@@ -22,6 +22,10 @@ def definitions(nodes):
         for inner in ast.walk(node):
             if isinstance(inner, DEFINITIONS) and ast.get_docstring(inner) is not None:
                 inner.body = inner.body[1:]
+            if isinstance(inner, ast.arg):
+                inner.annotation = None
+            if isinstance(inner, ast.FunctionDef):
+                inner.returns = None
     return {name: ast.dump(node) for name, node in found.items()}
 
 
