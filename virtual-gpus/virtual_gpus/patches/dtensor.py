@@ -38,6 +38,9 @@ def patch_dtensor(module):
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
     yield tracker, "_distribute_region", distribute_region
+    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):  # lists made before DTensor was imported
+        if DTensor not in (types := sys.modules[name]._foreach_supported_types):
+            types.append(DTensor)
     if hasattr(module._sharding_prop, FLAG):
         yield module._sharding_prop, FLAG, propagation_of_flag(module.placement_types._StridedShard)
     WRAPPERS[DTensor], SHARDED_ATTENTION[DTensor] = make_of_parts, attention_of_parts
