@@ -127,7 +127,7 @@ def optimizer(name: str, width: int, layers: int) -> dict[str, Step]:
     net = net_of(width, layers)
     if name == "clip":
         return {"forward": lambda: nn.utils.clip_grad_norm_(net, 1.0)}
-    return {"forward": torch.optim.AdamW(net, fused=name == "fused").step}
+    return {"forward": torch.optim.AdamW(net, foreach=name == "foreach", fused=name == "fused").step}
 
 
 class Block(nn.Module):
@@ -177,7 +177,7 @@ KINDS = {
     ]),
     "layer_norm": (layer_norm, [(width,) for width in WIDTHS]),
     "rms_norm": (rms_norm, [(width,) for width in WIDTHS]),
-    "optimizer": (optimizer, list(itertools.product(("foreach", "fused", "clip"), (1536, 4096), (1, 4)))),
+    "optimizer": (optimizer, list(itertools.product(("for-loop", "foreach", "fused", "clip"), (1536, 4096), (1, 4)))),
     "pointwise": (pointwise, list(itertools.product(
         ("gelu", "silu, times", "add", "to fp32"), (2**20, 2**22, 2**24, 2**26, 2**28)
     ))),
@@ -192,12 +192,12 @@ KINDS = {
         for length, head in itertools.product((1024, 4096, 16384), (64, 128))
     ]),
 }  # fmt: skip
-HOST = ("add", "linear", "layer_norm", "gelu", "attention", "block", "fused", "foreach")
+HOST = ("add", "linear", "layer_norm", "gelu", "attention", "block", "fused", "foreach", "for-loop")
 
 
 def host(name: str) -> dict[str, Step]:
     """Calls so small that the GPU waits for the host."""
-    if name in ("fused", "foreach"):
+    if name in ("fused", "foreach", "for-loop"):
         return {"forward": optimizer(name, 16, 24)["forward"]}
     X, net = random(1, 8, 128), Block(128).to("cuda", torch.bfloat16)
     inputs = X.unflatten(2, (2, 64)).transpose(1, 2)
