@@ -177,6 +177,8 @@ def registered_flops(packet: OpOverloadPacket, args: Sequence, kwargs: dict, out
 
     if packet in (aten.addmm, aten.baddbmm):  # those two call the next one
         packet, args = (aten.mm if packet is aten.addmm else aten.bmm), args[1:]
+    if packet in (aten.mm, aten.bmm):
+        args = args[:2]  # PyTorch 2.11 has no formula for bmm with a dtype of the result
     count = flop_registry.get(packet)
     if not hasattr(count, "__wrapped__"):  # somebody's own formula may want the tensors
         return count and count(*args, **kwargs, out_val=out)

@@ -125,9 +125,10 @@ def barrier(original, self, opts=None, **options):
 
 
 @replaces(ProcessGroup)
-def split_group(self, new_ranks, timeout=None, **options):
+def split_group(original, self, new_ranks, timeout=None, **options):
     """Under torch.distributed's: `new_ranks` are numbers in this group."""
-    made, whole = older.split_group(self, new_ranks, timeout=timeout, **options), GROUPS.get(self.group_name)
+    split, whole = original if compat.HAS_SPLITTING else older.split_group, GROUPS.get(self.group_name)
+    made = split(self, new_ranks, timeout=timeout, **options)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
         members = whole.members.subset(list(new_ranks)).under(made.group_name)
         members = members._replace(timeout=timeout or members.timeout)

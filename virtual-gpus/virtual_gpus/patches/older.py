@@ -1,6 +1,5 @@
 """What PyTorch from 2.10 to 2.14 needs replaced and newer versions don't. Each part asks for a feature of `compat`."""
 
-import functools
 from types import SimpleNamespace
 
 import torch
@@ -18,7 +17,7 @@ def patches(create, create_gloo):
     """(owner, name, replacement), for patches.install; create(options, None) and create_gloo make backends."""
     if not compat.HAS_UNBOX:
         for name in REDUCING.split():
-            yield ProcessGroup, name, noting_factor(getattr(ProcessGroup, name))
+            yield ProcessGroup, name, note_factor
         for owner in (torch.cuda, torch.cuda.random):  # a seed would be kept until a driver starts, and none does
             yield owner, "_lazy_call", lambda call, **options: call()
     if not compat.HAS_PLUGINS:
@@ -32,28 +31,20 @@ def patches(create, create_gloo):
         yield FakeProcessGroup, "options", property(lambda self: Options())
 
 
-def noting_factor(original):
+def note_factor(original, self, *args, **kwargs):
     """A method of ProcessGroup that calls C++, which comes back in the same thread."""
-
-    @functools.wraps(original)
-    def call(self, *args, **kwargs):
-        options = next((arg for arg in (*args, *kwargs.values()) if hasattr(arg, "reduceOp")), None)
-        op, factor = (None, None) if options is None else options.reduceOp.__getstate__()
-        compat.noted.factor = factor if op == ReduceOp.PREMUL_SUM else None
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            compat.noted.factor = None
-
-    return call
+    options = next((arg for arg in (*args, *kwargs.values()) if hasattr(arg, "reduceOp")), None)
+    op, factor = (None, None) if options is None else options.reduceOp.__getstate__()
+    compat.noted.factor = factor if op == ReduceOp.PREMUL_SUM else None
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        compat.noted.factor = None
 
 
-def new_process_group_helper(size, rank, ranks, backend, store, group_name, *args, **kwargs):
+def new_process_group_helper(original, size, rank, ranks, backend, store, group_name, *args, **kwargs):
     making.update(group_id=group_name, global_ranks_in_group=ranks)
-    return _new_process_group_helper(size, rank, ranks, backend, store, group_name, *args, **kwargs)
-
-
-_new_process_group_helper = distributed_c10d._new_process_group_helper
+    return original(size, rank, ranks, backend, store, group_name, *args, **kwargs)
 
 
 class Options:
@@ -81,9 +72,6 @@ def stand_in(real, create):
 def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **options):
     """ProcessGroup.split_group: a FakeProcessGroup can't be split, so its parts are made as new_group makes them."""
     backends = {device: self._get_backend(device) for device in self._device_types}
-    if compat.HAS_SPLITTING or not any(isinstance(backend, FakeProcessGroup) for backend in backends.values()):
-        options = options | {"timeout": timeout, "opts": opts, "group_name": group_name, "group_desc": group_desc}
-        return _split_group(self, ranks, **options)
     if self.rank() not in ranks:
         return None
     store, rank = c10d.PrefixStore(f"{group_name}/", self.get_group_store()), ranks.index(self.rank())
@@ -99,6 +87,3 @@ def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_des
     made._set_group_name(group_name)
     made._set_group_desc(group_desc or "undefined")
     return made
-
-
-_split_group = ProcessGroup.split_group
