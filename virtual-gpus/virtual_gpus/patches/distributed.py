@@ -130,7 +130,8 @@ def split_group(original, self, new_ranks, timeout=None, **options):
     split, whole = original if compat.HAS_SPLITTING else older.split_group, GROUPS.get(self.group_name)
     made = split(self, new_ranks, timeout=timeout, **options)
     if made is not None and whole is not None and any(device.type == "cuda" for device in made._device_types):
-        members = whole.members.subset(list(new_ranks)).under(made.group_name)
+        whole.splits[tuple(new_ranks)] += 1  # no name: before 2.14 PyTorch may give the group another on each rank
+        members = whole.members.subset(list(new_ranks)).under(f"split {whole.splits[tuple(new_ranks)]}")
         members = members._replace(timeout=timeout or members.timeout)
         GROUPS[made.group_name] = type(whole)(members, made.group_name)
     return made

@@ -26,6 +26,8 @@ def patches(create, create_gloo):
         yield distributed_c10d, "ProcessGroupNCCL", stand_in(real, create)
         yield distributed_c10d, "ProcessGroupGloo", stand_in(distributed_c10d.ProcessGroupGloo, create_gloo)
         yield FakeProcessGroup, "_set_sequence_number_for_group", lambda self: None
+        # NCCL's options would take a part of a group, where it has a bound device, from a ProcessGroupNCCL only.
+        yield distributed_c10d, "_get_split_source", lambda group: None
     if not compat.HAS_SPLITTING:
         yield FakeProcessGroup, "supports_splitting", True
         yield FakeProcessGroup, "options", property(lambda self: Options())

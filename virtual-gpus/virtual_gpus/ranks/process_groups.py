@@ -1,5 +1,6 @@
 """The process groups whose ranks have virtual GPUs. What they are called and who belongs to them is PyTorch's."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class Group:
         self.members, self.group_name, self.name = members, name, f"group {name}"
         self.communicators: dict[int, Communicator] = {}  # by the index of this rank's GPU: usually one
         self.channels: dict[tuple[int, int], Communicator] = {}  # by sender and receiver
+        self.splits: Counter[tuple[int, ...]] = Counter()  # how often some of its ranks have been made a group
         self.coalesced: list[NcclWork] | None = None  # the works of a block that coalesces them, while it is open
 
     def __len__(self) -> int:
