@@ -1,0 +1,58 @@
+"""errors.md: each program prints the message that it stands under."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ranks import python, torchrun
+
+PAGE = (Path(__file__).parents[2] / "errors.md").read_text(encoding="utf-8")
+OF_RANKS = "DistributedDataParallel", "Collectives and NCCL", "FSDP and DTensor"  # sections whose programs have two
+START = re.search(r"```python\n(# two ranks\n.*?)```", PAGE, re.S)[1]
+
+
+def entries():
+    """(section, title, message, program or None) of each message on the page."""
+    for section in PAGE.split("\n## ")[1:]:
+        for entry in section.split("\n### ")[1:]:
+            program = re.search(r"```python\n(.*?)```", entry, re.S)
+            message = re.search(r"```text\n(.*?)```", entry, re.S)[1]
+            yield section.partition("\n")[0], entry.partition("\n")[0], message, program and program[1]
+
+
+def printed(section, program, folder):
+    """What a program of that section prints, in words alone: no `[rank0]:`, no spaces at ends of lines."""
+    if section in OF_RANKS and not program.startswith("# two ranks"):
+        program = START + program
+    path = folder / "program.py"
+    path.write_text(program)
+    if program.startswith("# two ranks, torchrun"):
+        done = torchrun(2, path, folder=folder, check=False)
+    else:
+        options = ("run", "-n", 2) if program.startswith("# two ranks") else ("--gpus", 4)
+        done = python("-m", "virtual_gpus", *options, path, folder=folder, check=False)
+    return re.sub(r"^\[rank\d\]: ?|[^\S\n]+$", "", done.stdout + done.stderr, flags=re.M)
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize(
+    ("section", "message", "program"),
+    [pytest.param(s, m, p, id=re.sub(r"\W+", "_", title)) for s, title, m, p in entries() if p],
+)
+def test_a_program_prints_the_message_that_it_stands_under(section, message, program, tmp_path):
+    found = printed(section, program, tmp_path)
+    place = 0
+    for part in message.strip().split("…"):
+        place = found.find(part.strip(), place)
+        assert place >= 0, f"{part!r} is not in:\n{found}"
+
+
+def test_there_are_fifty_messages_that_a_program_raises():
+    assert len([program for *_, program in entries() if program]) >= 50
+
+
+@pytest.mark.parametrize(("title", "message"), [(title, message) for _, title, message, _ in entries()])
+def test_a_title_is_in_its_message(title, message):
+    """So a search for the first words of a message finds it. `and` stands where a type does."""
+    for part in re.split(" and weight type | at least two devices", title):
+        assert part.replace("`", "") in re.sub(r"[`\s]+", " ", message).replace("`", "")
