@@ -17,6 +17,7 @@ def entries():
         for entry in section.split("\n### ")[1:]:
             program = re.search(r"```python\n(.*?)```", entry, re.S)
             message = re.search(r"```text\n(.*?)```", entry, re.S)[1]
+            assert program or "](https://" in entry, "what no program here raises names its source"
             yield section.partition("\n")[0], entry.partition("\n")[0], message, program and program[1]
 
 
@@ -45,10 +46,6 @@ def test_a_program_prints_the_message_that_it_stands_under(section, message, pro
     for part in message.strip().split("…"):
         place = found.find(part.strip(), place)
         assert place >= 0, f"{part!r} is not in:\n{found}"
-
-
-def test_there_are_fifty_messages_that_a_program_raises():
-    assert len([program for *_, program in entries() if program]) >= 50
 
 
 @pytest.mark.parametrize(("title", "message"), [(title, message) for _, title, message, _ in entries()])
