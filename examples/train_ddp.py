@@ -10,11 +10,11 @@ In one process for each of four GPUs; with fewer GPUs, the four share the CPU an
 
 On four virtual GPUs:
 
-    torchrun --standalone --nproc-per-node 4 -m virtual_gpus examples/train_ddp.py
+    virtual-gpus run -n 4 examples/train_ddp.py
 
 What a step would take on 16 H100, without any of them:
 
-    python -m virtual_gpus plan -n 16 --gpu H100 examples/train_ddp.py --net resnet18 --batch-size 4096
+    virtual-gpus plan -n 16 --gpu H100 examples/train_ddp.py --net resnet18 --batch-size 4096
 
 On two machines with four GPUs each. Start the same line on both; HOST is the name of one of them:
 

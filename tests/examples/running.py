@@ -27,8 +27,10 @@ FORK = "fork"  # instead of a path to Python: run the program as forking.py does
 
 
 def forked(command):
-    """A command line of python or torchrun, as the command of a fork."""
-    return [FORK, *command.replace("torchrun ", "python -m torch.distributed.run ").split()[1:]]
+    """A command line of python, torchrun or virtual-gpus, as the command of a fork."""
+    for script, module in {"torchrun ": "torch.distributed.run ", "virtual-gpus ": "virtual_gpus "}.items():
+        command = command.replace(script, f"python -m {module}")
+    return [FORK, *command.split()[1:]]
 
 
 def write_data(folder, images=240, tests=61):

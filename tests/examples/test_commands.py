@@ -58,8 +58,8 @@ def test_the_docstring_has_every_way_to_start_it():
     for words in (
         "python ",
         "--standalone",
-        "virtual_gpus",
-        "virtual_gpus plan",
+        "virtual-gpus run",
+        "virtual-gpus plan",
         "--nnodes 2",
         "--checkpoint",
         "sbatch",
@@ -76,13 +76,13 @@ def test_the_page_on_jobs_that_survive_shows_two_of_them():
 
 
 def test_a_dry_run_of_it(folder):
-    (command,) = (line for line in COMMANDS if "virtual_gpus plan" in line)
+    (command,) = (line for line in COMMANDS if "virtual-gpus plan" in line)
     data = running.write_data(folder[0] / "more", images=4 * 4096)
     said = running.done(["bash", "-c", command], folder[0], MGPU_DATA=data)
     assert "\n16 H100, DGX H100" in said and "ms from one optimizer step to the next" in said
 
 
-ELSEWHERE = "HOST", "sbatch", "virtual_gpus plan"  # words of commands that have tests of their own
+ELSEWHERE = "HOST", "sbatch", "virtual-gpus plan"  # words of commands that have tests of their own
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if not any(words in line for words in ELSEWHERE)])

@@ -129,6 +129,6 @@ def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Ma
                 "virtual_gpus.dry_run"
             )
         raise NotConverged(
-            f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take at least three"
+            f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take a few more"
         )
     return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)
