@@ -116,6 +116,7 @@ def torchrun(n, program, *arguments, options=(), **how):
 def wanted(request, name):
     """The values of the parameter `name` that this run of pytest has chosen for the tests of the request's file."""
     items = [item for item in request.session.items if item.path == request.path]
+    items = [item for item in items if not any(mark.args[0] for mark in item.iter_markers("skipif"))]
     return [item.callspec.params[name] for item in items if hasattr(item, "callspec") and name in item.callspec.params]
 
 

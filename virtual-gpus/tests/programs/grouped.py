@@ -86,5 +86,5 @@ def programs_that_start_otherwise(rank, n):
 
 @check
 def monitored_barriers(rank, n):
-    raises(ValueError, "monitored_barrier requires a group with a CPU-capable backend", dist.monitored_barrier)
+    raises(ValueError, "monitored_barrier ", dist.monitored_barrier)
     dist.monitored_barrier(dist.new_group(backend="gloo"))

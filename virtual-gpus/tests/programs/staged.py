@@ -64,6 +64,8 @@ def pipelines(rank, n):
         (ScheduleZBVZeroBubble, turned, 8),
         (ScheduleDualPipeV, turned, 8),
     ):
+        if numbers is turned and torch.__version__ < "2.13":
+            continue  # the last rank, which has the stages at the turn, sends to itself
         net = layers(len(numbers) * n)
         stages = [stage_of(net, number, rank) for number in numbers]
         given = stages if len(stages) > 1 else stages[0]
