@@ -1,5 +1,6 @@
-"""errors.md: each program prints the message that it stands under."""
+"""errors.md: a program prints the message that it stands under; the search box finds what people have reported."""
 
+import json
 import re
 from pathlib import Path
 
@@ -53,3 +54,20 @@ def test_a_title_is_in_its_message(title, message):
     """So a search for the first words of a message finds it. `and` stands where a type does."""
     for part in re.split(" and weight type | at least two devices", title):
         assert part.replace("`", "") in re.sub(r"[`\s]+", " ", message).replace("`", "")
+
+
+REPORTED = json.loads(Path(__file__).with_name("reported_messages.json").read_text(encoding="utf-8"))
+
+
+def test_a_pasted_message_is_found_whatever_its_numbers_and_names(book, page):
+    page.goto((book / "errors.html").as_uri())
+    for report in REPORTED:
+        page.fill("#pasted", report["message"])
+        found = [re.sub("[‘’]", "'", text) for text in page.locator(".find-error li").all_inner_texts()]
+        if report["title"] is None:
+            assert found == ["No message on this page is like it."], report["message"]
+        else:
+            assert report["title"].replace("`", "") in found, report["message"]
+    page.fill("#pasted", REPORTED[0]["message"])
+    page.locator(".find-error a").first.click()
+    assert page.evaluate("document.querySelector(':target h3').textContent.length") > 0
