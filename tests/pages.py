@@ -10,7 +10,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
 PAGES = sorted(path.stem for path in CHAPTERS.glob("*.ipynb"))
-BOOK = ["index.md", "test-your-own-program.md", "glossary.md", "references.md", *(f"chapters/{p}.ipynb" for p in PAGES)]
+TEXTS = "index", "test-your-own-program", "errors", "glossary", "references"
+BOOK = [*(f"{name}.md" for name in TEXTS), *(f"chapters/{name}.ipynb" for name in PAGES)]
 IMPORTS, DEFINITIONS = (ast.Import, ast.ImportFrom), (ast.FunctionDef, ast.ClassDef)
 
 

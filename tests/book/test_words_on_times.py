@@ -35,10 +35,10 @@ def test_what_a_small_step_is_spent_on(monkeypatch, host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [hosts.PYTHON, 0.25])
+@pytest.mark.parametrize("share", [hosts.GIL, 0.25])
 def test_how_many_gpus_are_best_depends_on_a_guess(monkeypatch, share):
     """Chapter 5, phases-why: with 1,024 rows two are; if calls held the lock for a quarter of their time, also four."""
-    monkeypatch.setattr(hosts, "PYTHON", share)
+    monkeypatch.setattr(hosts, "GIL", share)
     with chapter_5(monkeypatch) as step_times:
         one, two, four = (step_times(1024, k)["together"] for k in (1, 2, 4))
     if share == 0.25:

@@ -185,6 +185,7 @@ def test_events_are_walked_through_by_keyboard(page, write, says):
     expect("ArrowRight", "addmm (")  # the last of its row
     expect("ArrowDown", "copy cuda:0 to cuda:1 (copy) on cuda:0, copy out")
     expect("ArrowUp", "addmm (")
+    expect("ArrowUp", "host hands addmm to cuda:0")
     expect("End", "collate, work of host")
     expect("Home", "host hands convolution")
     for _ in range(3):
@@ -247,6 +248,8 @@ def test_it_is_moved_by_pointer(page, write, says):
     assert begin == pytest.approx(376.9 - 125.6, abs=1)
     page.get_by_role("button", name="Show all").click()
     assert sentence(root) == says(viewer())
+    disabled = [button.get_attribute("aria-disabled") for button in page.get_by_role("button").all()]
+    assert disabled == ["true", "false", "true"]
 
 
 def bars(page):
