@@ -34,7 +34,7 @@ def test_formulas_equal_dry_runs(split):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.15", reason="pipelines keep more of each micro-batch until the step ends")
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="older pipelines hold 1 to 2 % more than is predicted")
 def test_two_short_steps_say_how_long_a_long_one_takes():
     setting = {"layers": 4, "width": 2048, "heads": 16, "seq_len": 4096, "batch_tokens": 2**18, "n_gpus": 8}
     setting |= {"gpu": "H100", "network": "EFA", "tensor": 2, "pipeline": 2, "zero": 1, "micro_batch": 1}

@@ -84,6 +84,7 @@ def test_help_and_tables_come_without_pytorch():
         (["--host", "-1", "small.py"], "argument --host: -1: use a number above 0"),
         (["--account"], "which program? Name a script"),
         (["--trace", "nowhere/trace.json", "small.py"], "there is no folder"),
+        (["plan", "-n", "2", "--html", ".", "small.py"], ". can't be written"),
         (["--dry-run", "--gpus", "64", "small.py"], "--dry-run is a command now: virtual-gpus plan -n 64"),
         (["run", "small.py"], "-n: how many processes"),
         (["run", "-n", "16", "--machine", "dgx-a100", "small.py"], "a DGX A100 has 8. More take a network"),

@@ -116,10 +116,12 @@ def positive(text: str) -> float:
 
 
 def file(text: str) -> str:
-    """The whole path, because the program may go to another folder; its folder must be there."""
+    """The whole path, because the program may go to another folder; what can't be written is said at once."""
     path = os.path.abspath(text)
     if not os.path.isdir(os.path.dirname(path)):
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {os.path.dirname(path)}")
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} can't be written")
     return path
 
 
