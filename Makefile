@@ -1,6 +1,7 @@
 # Three commands do it: `make book` to read, `make lab` to run, `make test` to check. The first sets up .venv with what builds
 # the book (0.3 GB), the second adds what chapters run with (6 GB), the third what tests need (0.5 GB), each once.
 #   make book                 build the static book and print where to open it
+#                             to publish it: make book REPOSITORY=https://github.com/owner/name
 #   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them

@@ -3,6 +3,7 @@
 The book goes to _build/html, with warnings as errors. Nothing is done when nothing it is made of has changed. Otherwise
 every page is written anew (some seconds; no notebook is run): a changed title shows in every page's sidebar, and Sphinx
 repeats a page's warnings only when it reads the page again, so an incremental build would call a faulty book good.
+Where the book is published is told by the environment's REPOSITORY and SITE: see published.py.
 """
 
 import fcntl
@@ -14,15 +15,18 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from published import addresses
+
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/plain_markdown.py")
+SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/*")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "pydata-sphinx-theme", "myst-nb", "docutils")
 TIME_LIMIT = 600  # seconds
 
 
 def digest(source):
-    """SHA-256 of all that the book is made of: the sources' names and bytes, and the builders' versions."""
-    hashed = hashlib.sha256(" ".join(f"{name}={version(name)}" for name in BUILDERS).encode())
+    """SHA-256 of all that the book is made of: sources' names and bytes, the builders' versions, and its addresses."""
+    settings = {name: version(name) for name in BUILDERS} | addresses(os.environ)
+    hashed = hashlib.sha256(" ".join(f"{name}={value}" for name, value in settings.items()).encode())
     paths = {path for pattern in SOURCES for path in source.glob(pattern) if path.is_file()}
     for path in sorted(paths):
         hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
@@ -58,7 +62,8 @@ def build(source=ROOT, quiet=False):
 def run_jupyter_book(source, quiet):
     # -W: warnings are errors; -n: so are references to nothing; --keep-going: show all of them, not the first
     command = ["jupyter-book", "build", str(source), "--all", "-W", "-n", "--keep-going"]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, **addresses(os.environ), "PATH": path}
     captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if quiet else {}
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=TIME_LIMIT, **captured)
     if done.returncode:
@@ -68,6 +73,6 @@ def run_jupyter_book(source, quiet):
 if __name__ == "__main__":
     try:
         pages = build()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
     print(f"\nThe book is ready. Open it in a browser:\n\n    {(pages / 'index.html').as_uri()}\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import build_book
+import published
 import pytest
 import yaml
 from bs4 import BeautifulSoup
@@ -132,8 +133,7 @@ def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small_book")
     shutil.copy(ROOT / "_config.yml", folder)
     shutil.copytree(ROOT / "assets", folder / "assets")
-    (folder / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "plain_markdown.py", folder / "scripts")
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in SMALL_BOOK.items():
         (folder / name).write_text(text)
     return folder
@@ -169,3 +169,53 @@ def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
     before = built.stat().st_mtime_ns
     build_book.build(small_book, quiet=True)
     assert built.stat().st_mtime_ns == before, "nothing changed, so nothing is built"
+
+
+FORK = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "Ada/book"}
+
+
+@pytest.mark.parametrize(
+    "environment, repository, site",
+    [
+        ({}, "", ""),
+        (
+            {"REPOSITORY": "https://github.com/Ada/book.git"},
+            "https://github.com/Ada/book",
+            "https://ada.github.io/book/",
+        ),
+        (FORK, "https://github.com/Ada/book", "https://ada.github.io/book/"),
+        (FORK | {"SITE": "https://gpus.example"}, "https://github.com/Ada/book", "https://gpus.example/"),
+        (FORK | {"REPOSITORY": "https://gitlab.com/a/b/c"}, "https://gitlab.com/a/b/c", ""),
+        (
+            {"REPOSITORY": "https://github.com/ada/Ada.github.io"},
+            "https://github.com/ada/Ada.github.io",
+            "https://ada.github.io/",
+        ),
+    ],
+)
+def test_addresses_follow_from_the_repository(environment, repository, site):
+    assert published.addresses(environment) == {"REPOSITORY": repository, "SITE": site}
+
+
+def test_what_is_no_address_of_a_repository_is_refused():
+    for wrong in ("ada/book", "git@github.com:ada/book", "https://github.com/ada"):
+        with pytest.raises(ValueError, match=f"REPOSITORY={wrong}"):
+            published.addresses({"REPOSITORY": wrong})
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """The build of a folder that is published nowhere, also where CI runs the test."""
+    for name in ("REPOSITORY", "SITE", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.slow
+def test_a_page_names_its_address_where_one_is_known(small_book, nowhere):
+    """And the next build, for another place, is another one, though no file has changed."""
+    index = build_book.build(small_book, quiet=True) / "index.html"
+    assert "http" not in str(soup(index).head)
+    nowhere.setenv("REPOSITORY", "https://github.com/ada/book")
+    build_book.build(small_book, quiet=True)
+    assert soup(index).find("link", rel="canonical")["href"] == "https://ada.github.io/book/index.html"
