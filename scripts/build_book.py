@@ -18,7 +18,7 @@ from pathlib import Path
 from published import addresses
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/*")
+SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/*", "scripts/templates/**/*")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "pydata-sphinx-theme", "myst-nb", "docutils")
 TIME_LIMIT = 600  # seconds
 

@@ -17,6 +17,7 @@ PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text())["parts"]
 CHAPTERS = [entry["file"] for part in PARTS for entry in part["chapters"]]
 PAGES = ["index", *CHAPTERS]
 PAGE_LIMIT = 1_500_000  # bytes
+SHARED_LIMIT = 1_250_000
 LOADS = {"link": "href", **dict.fromkeys(["script", "img", "iframe", "source", "video", "audio"], "src")}
 
 
@@ -36,10 +37,17 @@ def test_toc_lists_every_chapter():
     assert numbered == sorted(numbered)
 
 
+def said(page):
+    """What a page's <meta> elements say."""
+    tags = page.find_all("meta", content=True)
+    return {tag.get("name", tag.get("property")): tag["content"] for tag in tags}
+
+
 def check_form(page):
     assert page.title and page.title.get_text(strip=True)
     assert len(page.select("article h1")) == 1
     assert page.html.get("lang") == "en"
+    assert len(said(page)["description"]) > 50
     for image in page.find_all("img"):
         alt = image.get("alt", "").strip()
         assert alt, f"no alt text: {image.get('src', '')[:100]}"
@@ -90,13 +98,39 @@ def test_page_in_a_browser(book, page, name):
     page.wait_for_load_state("load")
     assert page.locator(".katex-error").count() == 0, page.locator(".katex-error").first.text_content()
     assert page.locator(".math").count() == page.locator(".math .katex").count()
-    assert page.evaluate("!document.querySelector('.katex') || document.fonts.check('16px KaTeX_Main')")
+    assert page.evaluate(MISSING_FONTS) == [], "assets/katex/katex.css has only the fonts that were used"
     broken = "images => images.filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
     assert page.locator("img").evaluate_all(broken) == []
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page scrolls sideways on a phone"
     narrow = "figures => figures.filter(f => f.clientWidth && f.clientWidth < 344).map(f => [f.id, f.clientWidth])"
     assert page.locator("[data-mgpu]").evaluate_all(narrow) == [], "tests/figures look at figures 344 pixels wide"
+
+
+MISSING_FONTS = """() => {
+    const known = new Set([...document.fonts].map((f) => `${f.family} ${f.weight} ${f.style}`.replaceAll('"', "")));
+    const used = [...document.querySelectorAll(".katex-html *")].filter((e) => e.firstChild?.data?.trim()).map((e) => {
+      const style = getComputedStyle(e);
+      return `${style.fontFamily.split(",")[0]} ${style.fontWeight} ${style.fontStyle}`;
+    });
+    return [...new Set(used)].filter((font) => !known.has(font.replaceAll('"', "")));
+}"""
+NO_ICON = """() => [...document.querySelectorAll("[class*='fa-']")]
+    .filter((icon) => getComputedStyle(icon, "::before").content === "none").map((icon) => icon.className)"""
+
+
+@pytest.mark.parametrize("name", ["index", "chapters/04-data-parallelism-from-scratch"])
+def test_what_pages_share_is_light(book, page, name):
+    """Style sheets, scripts, fonts: of icons and of KaTeX's fonts only those that the book shows."""
+    requests = []
+    page.on("request", requests.append)
+    page.goto((book / f"{name}.html").as_uri())
+    page.remove_listener("request", requests.append)
+    files = {Path(unquote(urlsplit(request.url).path)) for request in requests if request.resource_type != "image"}
+    loaded = {path for path in files if path.suffix != ".html"}
+    assert len(loaded) > 10 and sum(path.stat().st_size for path in loaded) <= SHARED_LIMIT
+    assert not [path for path in loaded if "webfonts" in path.parts], "an icon that assets/icons.css hasn't"
+    assert page.evaluate(NO_ICON) == []
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -122,14 +156,15 @@ def test_search_from_disk(book, page):
 
 
 SMALL_BOOK = {
-    "_toc.yml": "format: jb-book\nroot: index\n",
+    "_toc.yml": "format: jb-book\nroot: index\nchapters: [{file: end}]\n",
     "index.md": "# A small book\n\nOf a few words.\n",
+    "end.md": "# The end\n\nOf a small book.\n",
 }
 
 
 @pytest.fixture(scope="module")
 def small_book(tmp_path_factory):
-    """A book of one page with the settings and the assets of the real one."""
+    """A book of two pages with the settings and the assets of the real one."""
     folder = tmp_path_factory.mktemp("small_book")
     shutil.copy(ROOT / "_config.yml", folder)
     shutil.copytree(ROOT / "assets", folder / "assets")
@@ -212,10 +247,34 @@ def nowhere(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_page_names_its_address_where_one_is_known(small_book, nowhere):
-    """And the next build, for another place, is another one, though no file has changed."""
-    index = build_book.build(small_book, quiet=True) / "index.html"
-    assert "http" not in str(soup(index).head)
+def test_a_published_page_says_where_it_is_and_what_it_is_about(small_book, nowhere):
+    """One built for nowhere names no address; nothing but the place has changed, and yet it is built anew."""
+    pages = build_book.build(small_book, quiet=True)
+    index = soup(pages / "index.html")
+    assert said(index)["description"] == "Of a few words."
+    assert "http" not in str(index.head) and not (pages / "sitemap.xml").exists()
+
     nowhere.setenv("REPOSITORY", "https://github.com/ada/book")
     build_book.build(small_book, quiet=True)
-    assert soup(index).find("link", rel="canonical")["href"] == "https://ada.github.io/book/index.html"
+    index, address = soup(pages / "index.html"), "https://ada.github.io/book/index.html"
+    assert index.find("link", rel="canonical")["href"] == said(index)["og:url"] == address
+    assert said(index)["og:title"] == "A small book"
+    picture = said(index)["og:image"].removeprefix("https://ada.github.io/book/")
+    assert (pages / picture).is_file()
+    assert address in [place.get_text() for place in soup(pages / "sitemap.xml").find_all("loc")]
+
+
+@pytest.mark.slow
+def test_the_page_for_a_wrong_address_works_at_any_depth(small_book, nowhere):
+    nowhere.setenv("REPOSITORY", "https://github.com/ada/book")
+    pages = build_book.build(small_book, quiet=True)
+    page = soup(pages / "404.html")
+    links = [
+        tag[where]
+        for kind, where in [*LOADS.items(), ("a", "href"), ("form", "action")]
+        for tag in page.find_all(kind)
+        if tag.get(where, "#")[0] != "#"
+    ]
+    for link in links:
+        path = urlsplit(link).path
+        assert path.startswith("/book/") and (pages / path.removeprefix("/book/")).is_file(), link
