@@ -122,12 +122,16 @@ NO_ICON = """() => [...document.querySelectorAll("[class*='fa-']")]
 @pytest.mark.parametrize("name", ["index", "chapters/04-data-parallelism-from-scratch"])
 def test_what_pages_share_is_light(book, page, name):
     """Style sheets, scripts, fonts: of icons and of KaTeX's fonts only those that the book shows."""
-    requests = []
-    page.on("request", requests.append)
+    loaded = set()
+
+    def note(request):
+        path = Path(unquote(urlsplit(request.url).path))
+        if request.resource_type != "image" and path.suffix != ".html":
+            loaded.add(path)
+
+    page.on("request", note)
     page.goto((book / f"{name}.html").as_uri())
-    page.remove_listener("request", requests.append)
-    files = {Path(unquote(urlsplit(request.url).path)) for request in requests if request.resource_type != "image"}
-    loaded = {path for path in files if path.suffix != ".html"}
+    page.remove_listener("request", note)
     assert len(loaded) > 10 and sum(path.stat().st_size for path in loaded) <= SHARED_LIMIT
     assert not [path for path in loaded if "webfonts" in path.parts], "an icon that assets/icons.css hasn't"
     assert page.evaluate(NO_ICON) == []
