@@ -28,7 +28,7 @@ def try_gpu(i=0):
 
 
 def try_all_gpus():
-    """The torch.devices of all GPUs, or [torch.device('cpu')] when there is none."""
+    """The torch.devices of all GPUs, or `[torch.device('cpu')]` when there is none."""
     return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
 
 
@@ -36,8 +36,8 @@ def use_gpus(n, gpu="A100-80"):
     """`n` GPUs, as a list of torch.devices, and one line saying of which kind they are.
 
     Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones,
-    named `gpu` (see `virtual.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of them,
-    it adds some. ValueError if n isn't at least 1, or no GPU has that name.
+    named `gpu` (see `virtual_gpus.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of
+    them, it adds some. ValueError if n isn't at least 1, or no GPU has that name.
     """
     global _started
     wanted = virtual_gpus(n, gpu)

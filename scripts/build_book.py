@@ -18,7 +18,10 @@ from pathlib import Path
 from published import addresses
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/*", "scripts/templates/**/*")
+SOURCES = (
+    *("_config.yml", "_toc.yml", "*.md", "assets/**/*", "chapters/**/*", "scripts/*", "scripts/templates/**/*"),
+    *("mgpu_lib/**/*.py", "virtual-gpus/virtual_gpus/**/*.py"),  # their docstrings
+)
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "pydata-sphinx-theme", "myst-nb", "docutils")
 TIME_LIMIT = 600  # seconds
 

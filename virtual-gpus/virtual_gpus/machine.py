@@ -34,13 +34,17 @@ SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
 class Machine:
     """`n` GPUs named `gpu`, joined by `link`, made of `backing`: a context manager; see also start() and stop().
 
-    n: at least 1. gpu: a name in `specs.GPUS`. link: "nvlink", "pcie", a name in `specs.LINKS`, or None for the best
-    that the GPU has: it joins every pair. Or the name of a machine type in `machine_types.MACHINES`, such as "DGX-1V":
-    then pairs are joined as in that machine, and more GPUs than it has take several of them on a `network`, a name in
-    `machine_types.NETWORKS` such as "InfiniBand HDR". backing: where the values are: "cpu"; "cuda:0" or "mps" (one real
-    GPU acts as several); or "meta" (no values, only shapes: a dry run of a network of any size). host: how long the
-    host takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a fast processor of today
-    may need a third. ValueError for anything else.
+    n        at least 1
+    gpu      a name in `GPUS`
+    link     joins every pair: "nvlink", "pcie", a name in `LINKS`, or None for the best that the GPU has. Or the name
+             of a machine type, such as "DGX-1V": then pairs are joined as in that machine, and more GPUs than it has
+             take several of them. `virtual-gpus gpus` lists machine types and networks
+    backing  where the values are: "cpu"; "cuda:0" or "mps" (one real GPU acts as several); or "meta" (no values, only
+             shapes: a dry run of a network of any size)
+    network  what joins machines of a type, such as "InfiniBand HDR"; None: there is one machine
+    host     how long the host takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a
+             fast processor of today may need a third
+    ValueError for anything else. Its attributes:
 
     spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
     topology          what joins each pair of them, see `topology.Topology`

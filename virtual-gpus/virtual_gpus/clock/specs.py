@@ -206,9 +206,11 @@ def gpu_of_row(board: tuple, rates: tuple, source: Source, memory_source: Source
     return GPU(key, name, memory, bandwidth * 1e9, *flops, *rest)
 
 
+# Data sheets by name, such as GPUS["H100"]: each a `GPU`. `virtual-gpus gpus` prints them
 GPUS = {board[0]: gpu_of_row(board, rates, *map(SOURCES.get, sources)) for board, rates, sources in _GPUS}
 
 _PCIE_X16 = 16 * 128 / 130 / 8  # bytes that 16 lanes move per transfer of each lane: 130 bits sent carry 128 of data
+# Generations of PCIe and NVLink by name, such as LINKS["nvlink4"]: each a `Link`
 LINKS = {
     key: Link(key, name, bandwidth, latency, SOURCES[source], SOURCES[latency_source])
     for key, name, bandwidth, latency, source, latency_source in (
