@@ -1,5 +1,32 @@
-// From a folder on disk a page may not fetch another one, so the search page lists its hits without an excerpt there.
-if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+// Words of a search: marked where a text has them, in the singular or plural, and not as a part of another word.
+const wordPattern = (words) => new RegExp(`(?<![a-z0-9])(?:${words.join("|") || "(?!)"})s?(?![a-z0-9])`, "gi");
+function markWords(root, words, except = "script, style") {
+  const take = (node) =>
+    node.nodeType === Node.TEXT_NODE
+      ? NodeFilter.FILTER_ACCEPT
+      : node.matches(except)
+        ? NodeFilter.FILTER_REJECT
+        : NodeFilter.FILTER_SKIP;
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT, take);
+  const ranges = [];
+  while (walker.nextNode())
+    for (const match of walker.currentNode.data.matchAll(wordPattern(words))) {
+      const range = new Range();
+      range.setStart(walker.currentNode, match.index);
+      range.setEnd(walker.currentNode, match.index + match[0].length);
+      ranges.push(range);
+    }
+  globalThis.CSS?.highlights?.set("found", new Highlight(...ranges)); // browsers of 2023 and later
+}
+
+// A hit of the search leads to page.html?find=two+words#section: there the words are marked, until Escape is pressed.
+document.addEventListener("DOMContentLoaded", () => {
+  const words = new URLSearchParams(location.search).get("find")?.match(/[a-z0-9]+|[\u4e00-\u9fff]+/g);
+  const target = words && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  markWords(target.matches("section, .admonition") ? target : target.parentElement, words, "section, script, style, .katex");
+  addEventListener("keydown", ({ key }) => key === "Escape" && CSS.highlights?.delete("found"));
+});
 
 // Sphinx wrote each formula's TeX into an element of class "math"; a displayed one may hold its number as well.
 document.addEventListener("DOMContentLoaded", () => {
