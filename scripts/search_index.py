@@ -1,7 +1,8 @@
 """A Sphinx extension: the book's own search, which finds sections and works from a folder on disk.
 
-It takes the place of Sphinx's, which finds pages. A page search.html and sections.js, the text of all sections, are written;
-assets/search.js makes an index of them in the browser, with MiniSearch. What is found on its own has an anchor and a title:
+It takes the place of Sphinx's, which finds pages. A page search.html and sections.js, the text of all sections, are
+written; assets/search.js makes an index of them in the browser, with MiniSearch. Whatever has an anchor and a title is
+found on its own:
 
 - a section, without those in it;
 - an exercise;
