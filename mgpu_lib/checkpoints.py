@@ -15,6 +15,9 @@ def strip_prefix(state):
     front. (A plain network that has all its parameters in a part called `module` looks wrapped, too.)
     Raises ValueError when some names have the prefix and others don't: two checkpoints were mixed, or a network has a
     part called `module` beside others, and nobody but the caller knows which.
+
+    >>> strip_prefix({"module.weight": 1, "module.bias": 2})
+    {'weight': 1, 'bias': 2}
     """
     wrapped = [name for name in state if name.startswith(PREFIX)]
     if wrapped and len(wrapped) < len(state):

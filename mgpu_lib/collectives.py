@@ -108,6 +108,9 @@ def bytes_per_link(schedule, nbytes, k, itemsize=4):
     """Bytes that `schedule` sends from GPU to GPU, {(source, target): bytes}, where each of `k` GPUs holds `nbytes`.
 
     `itemsize` is that of one number, in bytes: chunks hold whole numbers. Raises ValueError if `nbytes` doesn't.
+
+    >>> bytes_per_link(ring(2), nbytes=8, k=2)
+    {(0, 1): 8, (1, 0): 8}
     """
     sizes = chunk_sizes(nbytes, k, itemsize)
     links = Counter()
@@ -126,7 +129,11 @@ def seconds(schedule, nbytes, k, link, itemsize=4):
 
 
 def chunk_sizes(nbytes, k, itemsize=4):
-    """Bytes of each of the `k` chunks of a tensor of `nbytes`, as `tensor_split` cuts it."""
+    """Bytes of each of the `k` chunks of a tensor of `nbytes`, as `tensor_split` cuts it.
+
+    >>> chunk_sizes(nbytes=40, k=4)
+    [12, 12, 8, 8]
+    """
     numbers, rest = divmod(nbytes, itemsize)
     if rest or numbers < 0:
         raise ValueError(f"{nbytes} bytes are no whole number of items of {itemsize} bytes")

@@ -28,6 +28,10 @@ def split_batch(X, y, devices):
 
     Shard sizes differ by at most one row; with fewer rows than devices the last shards are empty.
     Raises ValueError when X and y differ in length, when the batch is empty, or when there are no devices.
+
+    >>> X_shards, y_shards = split_batch(torch.zeros(5, 2), torch.arange(5), ["cpu", "cpu"])
+    >>> y_shards
+    [tensor([0, 1, 2]), tensor([3, 4])]
     """
     if len(X) != len(y):
         raise ValueError(f"X has {len(X)} rows and y has {len(y)}: each row needs one label")

@@ -13,6 +13,9 @@ def linear_scaling(lr, batch_size, new_batch_size):
     Batch sizes are in images per step, over all GPUs; the loss is the mean over the batch. As long as the gradient
     hardly changes during k small steps, one large step goes as far. Source: Goyal et al. 2017, section 2.1
     (arXiv:1706.02677), who use warm-up with it. Raises ValueError for numbers that make no sense.
+
+    >>> linear_scaling(0.1, batch_size=256, new_batch_size=1024)
+    0.4
     """
     return check_rate("lr", lr) * batch_ratio(batch_size, new_batch_size)
 
@@ -23,6 +26,9 @@ def sqrt_scaling(lr, batch_size, new_batch_size):
     It keeps the variance of a step, which is lr² / batch_size times the variance of one image's gradient. Sources:
     Krizhevsky 2014 (arXiv:1404.5997), who found the linear rule to work better; Hoffer et al. 2017, section 4
     (arXiv:1705.08741). Raises ValueError for numbers that make no sense.
+
+    >>> sqrt_scaling(0.1, batch_size=256, new_batch_size=1024)
+    0.2
     """
     return check_rate("lr", lr) * math.sqrt(batch_ratio(batch_size, new_batch_size))
 
@@ -32,6 +38,9 @@ def warmup(step, warmup_steps, lr, start):
 
     Goyal et al. 2017, section 2.2 (arXiv:1706.02677), begin with the rate of the small batch and take five epochs.
     `warmup_steps` 0 means none. Raises ValueError for numbers that make no sense.
+
+    >>> warmup(step=5, warmup_steps=10, lr=0.4, start=0.1)
+    0.25
     """
     check_count("step", step, least=0)
     check_count("warmup_steps", warmup_steps, least=0)

@@ -7,8 +7,9 @@ LiveAccuracy redraw
 
 in a page describes two names of a module, and one method of the second. A name may be one that the module imports.
 ```{printed} virtual-gpus plan --help``` shows what a command prints.
-Docstrings are plain text: paragraphs, `code`, rows of a name and what it means, indented programs. Below each stands
-the section of a chapter that first defines or uses the name. A name that isn't there is an error of the build.
+Docstrings are plain text: paragraphs, `code`, rows of a name and what it means, indented programs, sessions of >>>.
+Below each stands the section of a chapter that first defines or uses the name. A name that isn't there is an error of
+the build.
 """
 
 import ast
@@ -133,9 +134,10 @@ def paragraph(lines, module):
 
 def block(lines, module):
     """Nodes of lines without an empty one between them: paragraphs, and lists of rows."""
-    if all(line.startswith("    ") for line in lines):
+    session = lines[0].startswith(">>> ")
+    if session or all(line.startswith("    ") for line in lines):
         code = dedent("\n".join(lines))
-        return [nodes.literal_block(code, code, language="python")]
+        return [nodes.literal_block(code, code, language="pycon" if session else "python")]
     groups = []  # a list of lines is a paragraph, a list of pairs (name, lines) a list of rows
     for line in lines:
         row = ROW.fullmatch(line)

@@ -1,5 +1,7 @@
-"""The reference in the book describes every public name, and every one that a chapter uses."""
+"""The reference in the book describes every public name, and every one that a chapter uses; its examples are true."""
 
+import doctest
+import importlib
 import json
 import re
 
@@ -47,3 +49,14 @@ def test_every_name_that_a_chapter_uses_is_described(described):
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
         names = {name for name in used(code) - SAID if not name.startswith("mgpu_lib.exercises")}
         assert {name for name in names if name.rpartition(".")[2] not in last} == set(), path.name
+
+
+LIBRARY = build_book.ROOT / "mgpu_lib"
+WITH_EXAMPLES = [path for path in sorted(LIBRARY.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_examples_in_docstrings_are_true(path):
+    module = importlib.import_module(".".join(path.relative_to(LIBRARY.parent).with_suffix("").parts))
+    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert tried and not failed

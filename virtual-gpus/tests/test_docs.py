@@ -1,5 +1,7 @@
-"""ARCHITECTURE.md names what there is, and the README's figures are those that were recorded."""
+"""ARCHITECTURE.md names what there is, the README's figures are the recorded ones, examples in docstrings are true."""
 
+import doctest
+import importlib
 import json
 import re
 from pathlib import Path
@@ -59,3 +61,13 @@ def test_errors_that_the_readme_states_are_those_that_were_recorded(row, found):
     [line] = re.findall(rf"^\| {row}.*$", (PROJECT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     wanted = [str(found["rows"]), *(f"{found[name]:.0%}" for name in ("median", "nine in ten", "worst"))]
     assert [cell.strip() for cell in line.split("|")[2:6]] == wanted
+
+
+WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_examples_in_docstrings_are_true(path):
+    module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert tried and not failed

@@ -154,7 +154,12 @@ def assert_step_matches_single_device(before: Replica, after: Replica, expected:
 
 
 def assert_every_row_once(rows: Iterable[Numbers], total: int) -> None:
-    """Of the rows 0 … total - 1 each was used once. `rows` holds one sequence of row numbers per GPU or batch."""
+    """Of the rows 0 … total - 1 each was used once. `rows` holds one sequence of row numbers per GPU or batch.
+
+    >>> assert_every_row_once([[0, 2], [1, 2]], total=4)
+    Traceback (most recent call last):
+    AssertionError: of 4 rows 1 were never used (3), and 1 more than once (2). Do all GPUs cut ...
+    """
     seen = Counter(int(row) for part in rows for row in part)
     never = [row for row in range(total) if row not in seen]
     often = [row for row, times in seen.items() if times > 1]

@@ -44,7 +44,14 @@ class Machine:
     network  what joins machines of a type, such as "InfiniBand HDR"; None: there is one machine
     host     how long the host takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a
              fast processor of today may need a third
-    ValueError for anything else. Its attributes:
+    ValueError for anything else.
+
+    >>> with Machine(4) as machine:
+    ...     x = torch.ones(3, device="cuda:3")
+    ...     print(x, machine.ledgers[3].allocated)
+    tensor([1., 1., 1.], device='cuda:3') 512
+
+    Its attributes:
 
     spec, link, pcie  the data sheets of its GPUs, of what joins them, and of what joins them to the host
     topology          what joins each pair of them, see `topology.Topology`

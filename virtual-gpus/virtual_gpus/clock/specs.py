@@ -234,7 +234,11 @@ def unknown(kind: str, key: object, known: Sequence[str]) -> ValueError:
 
 
 def find_gpu(key: str) -> GPU:
-    """The data sheet named `key`, such as "V100". ValueError for any other name, with the names that would do."""
+    """The data sheet named `key`, such as "V100". ValueError for any other name, with the names that would do.
+
+    >>> find_gpu("V100").memory
+    16914055168
+    """
     if key not in GPUS:
         raise unknown("GPU", key, list(GPUS))
     return GPUS[key]
