@@ -5,6 +5,7 @@ written; assets/search.js makes an index of them in the browser, with MiniSearch
 found on its own:
 
 - a section, without those in it;
+- a function or class of the reference;
 - an exercise;
 - an entry of the glossary or the references: a paragraph that begins with an anchor and bold words.
 """
@@ -13,6 +14,7 @@ import json
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 
 PAGE = """
 <section id="search"><h1>Search</h1>
@@ -33,12 +35,14 @@ PAGE = """
 NOT_TEXT = nodes.raw, nodes.math, nodes.math_block, nodes.comment, nodes.image
 
 
-def unit_title(node):
-    """The title of `node` if it is found on its own, or None."""
+def unit(node):
+    """(anchor, title) of `node` if it is found on its own, or None."""
     if isinstance(node, nodes.section) or (isinstance(node, nodes.admonition) and node["ids"]):
-        return node.next_node(nodes.title).astext()
-    if isinstance(node, nodes.paragraph) and len(node) > 1 and isinstance(node[0], nodes.target):
-        return node[1].astext().removesuffix(".") if isinstance(node[1], nodes.strong) else None
+        return node["ids"][0], node.next_node(nodes.title).astext()
+    if isinstance(node, addnodes.desc) and node[0]["ids"]:
+        return node[0]["ids"][0], node[0]["ids"][0]
+    if isinstance(node, nodes.paragraph) and isinstance(node.next_node(), nodes.target) and len(node) > 1:
+        return (node[0]["ids"][0], node[1].astext().removesuffix(".")) if isinstance(node[1], nodes.strong) else None
     return None
 
 
@@ -54,17 +58,16 @@ def texts(node):
     """The text of `node`, piece by piece, without its title, code, and what is found on its own."""
     for child in node.children:
         code = isinstance(child, nodes.literal_block) and child.get("language") != "text"  # of errors.md: a message
-        if code or isinstance(child, (nodes.title, *NOT_TEXT)) or unit_title(child) is not None:
+        if code or unit(child) or isinstance(child, (nodes.title, addnodes.desc_signature, *NOT_TEXT)):
             continue
         yield from [text(child)] if isinstance(child, nodes.TextElement) else texts(child)
 
 
 def units(document):
     """[anchor, title, text] of all that is found in a page."""
-    for node in document.findall(lambda node: unit_title(node) is not None):
-        anchor = (node["ids"] or node[0]["ids"])[0]
+    for node in document.findall(unit):
         body = [text(node)] if isinstance(node, nodes.paragraph) else texts(node)
-        yield [anchor, unit_title(node), " ".join(filter(None, body))]
+        yield [*unit(node), " ".join(filter(None, body))]
 
 
 def collect(app, document, docname):
