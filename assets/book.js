@@ -1,3 +1,19 @@
+// What the browser remembers of a reader, where it may.
+const remembered = (name, otherwise) => {
+  try {
+    return JSON.parse(localStorage.getItem(`mgpu-${name}`)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+};
+const remember = (name, value) => {
+  try {
+    localStorage.setItem(`mgpu-${name}`, JSON.stringify(value));
+  } catch {
+    // a private window, or no room: the page works, and forgets
+  }
+};
+
 // Words of a search: marked where a text has them, in the singular or plural, and not as a part of another word.
 const wordPattern = (words) => new RegExp(`(?<![a-z0-9])(?:${words.join("|") || "(?!)"})s?(?![a-z0-9])`, "gi");
 function markWords(root, words, except = "script, style") {
