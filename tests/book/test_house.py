@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -171,3 +172,32 @@ def test_make_explains_each_of_its_targets():
     text = (ROOT / "Makefile").read_text()
     for target in re.search(r"^\.PHONY: (.*)", text, re.M)[1].split():
         assert f"#   make {target} " in text
+
+
+# What GitHub reads
+
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))
+SCHEMAS = {
+    "citation-file-format": [ROOT / "CITATION.cff"],
+    "github-issue-config": [ROOT / ".github/ISSUE_TEMPLATE/config.yml"],
+    "github-issue-forms": FORMS,
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_files_that_github_reads_follow_their_schemas(schema):
+    command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run([*command, *SCHEMAS[schema]], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_every_form_for_an_issue_asks_for_versions(form):
+    assert "`virtual-gpus --version`" in form.read_text()
+
+
+@needs_make
+def test_a_codespace_is_set_up_by_a_command_that_there_is():
+    command = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"]
+    done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "jupyter lab" in done.stdout, done.stderr
