@@ -112,7 +112,7 @@ def test_gradients_that_stay_at_home_fail_the_test_and_not_the_script(project):
     of_pytest, of_script = CONSEQUENCES[0]
     said = run(running.forked(f"python -m {PYTEST}"), project, status=1)
     assert says(of_pytest, said) and "1 failed, 1 passed" in said
-    assert says(of_script, run(command_of(RUN), project))
+    assert says(of_script, run(running.forked(RUN), project))
 
 
 @pytest.mark.slow
@@ -128,4 +128,4 @@ def test_in_one_process_nobody_notices(mistake, project):
     """As the page begins: with and without the mistake, the loss is the same."""
     if mistake:
         make_mistake(project, *mistake)
-    assert "step 40: loss 0.25" in run(command_of(RUN.replace("-n 4", "-n 1")), project)
+    assert "step 40: loss 0.25" in run(running.forked(RUN.replace("-n 4", "-n 1")), project)

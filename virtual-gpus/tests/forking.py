@@ -2,7 +2,8 @@
 
 python forking.py reads a request a line, in JSON, and answers each with a line: the arguments of Fork, to start one,
 with the process's number; that number with the exit status, or null while the process runs. It ends with its input.
-torchrun's ranks are forks, too, of a process that it has for that; all else about it is as it is.
+torchrun's ranks are forks, too, of a process that it has for that; all else about it is as it is. So are those of
+virtual-gpus run, of itself: it has no threads.
 python forking.py -m torch.distributed.run ... is torchrun as a process of its own, with such ranks.
 
 A fork is as a process of its own, but for three things: what is imported here, which isn't virtual_gpus, is there from
@@ -13,7 +14,9 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import io
+import itertools
 import json
 import os
 import runpy
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # what an optimizer imports with its first step
@@ -35,6 +39,7 @@ with contextlib.suppress(ImportError):
 
 PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 AT_THE_START = "PYTHON", "OMP_", "VIRTUAL_GPUS"  # variables that are read as Python starts, or imports PyTorch
+AT_FIRST = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}  # handlers
 torch.set_num_threads(1)
 
 
@@ -120,10 +125,32 @@ def fork_ranks(parent, pipe):
     os._exit(0)
 
 
-def exit_status(args, env, folder, files):
+class RankOfRun(Fork):
+    """What virtual-gpus run needs of subprocess.Popen."""
+
+    def __init__(self, args, env, start_new_session, pass_fds):
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in handlers:
+            signal.signal(number, AT_FIRST[number])
+        self.args, self.returncode, self.pid = args, None, fork()
+        if self.pid == 0:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "virtual_gpus"]:
+                del sys.modules[name]
+            end(exit_status(args, env, None, (None, None), pass_fds))
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        while os.getpgid(self.pid) != self.pid:  # it has no session of its own yet
+            time.sleep(0.001)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def exit_status(args, env, folder, files, kept=()):
     """Be the program that `args` name until it ends."""
     try:
-        settle(env, folder, files)
+        settle(env, folder, files, kept)
         run(args)
         return 0
     except SystemExit as error:
@@ -143,6 +170,8 @@ def run(args):
     if program[0] == "-m":
         if program[1] == "torch.distributed.run":
             start_forking()
+        elif program[1:3] == ["virtual_gpus", "run"]:
+            importlib.import_module("virtual_gpus.cli.processes").subprocess = SimpleNamespace(Popen=RankOfRun)
         sys.argv, sys.path[0] = program[1:], os.getcwd()
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     else:
@@ -159,15 +188,16 @@ def end(status):
     os._exit(status)
 
 
-def settle(env, folder, files):
+def settle(env, folder, files, kept):
     """What a new process gets: a session, environment, folder and random numbers of its own, and no open files but
-    three."""
+    three and those `kept`."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(files, start=1):
         if path is not None:
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(low + 1, high)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder or ".")

@@ -7,10 +7,10 @@ import ranks
 
 pytest.importorskip("numpy")
 SAYS = """
-import atexit, os, random, signal, sys, tempfile, threading, time
+import atexit, os, random, re, signal, sys, tempfile, threading, time
 import numpy, torch
 new = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-print({name: value for name, value in os.environ.items() if name not in new})
+print({name: re.sub(r'"run": "[^"]+"', "", value) for name, value in os.environ.items() if name not in new})
 print(__name__, sys.argv, sys.path, os.getcwd(), os.listdir("/proc/self/fd"), tempfile.gettempdir())
 print(*map(signal.getsignal, (signal.SIGTERM, signal.SIGPIPE)), torch.get_num_threads(), threading.active_count())
 print("numbers", torch.initial_seed(), random.random(), numpy.random.random(), file=sys.stderr)
@@ -21,9 +21,10 @@ sys.exit("words")
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_a_fork_of_a_fork_is_as_a_process_of_its_own(tmp_path):
+@pytest.mark.parametrize("starter", [ranks.TORCHRUN, (*ranks.VIRTUAL, "run", "-n")], ids=["torchrun", "virtual-gpus"])
+def test_a_rank_that_is_a_fork_of_a_fork_is_as_a_process_of_its_own(tmp_path, starter):
     (tmp_path / "script.py").write_text(SAYS)
-    command = *ranks.TORCHRUN, 1, "script.py", "--more"
+    command = *starter, 1, "script.py", "--more"
     said = [ranks.python(*command, folder=tmp_path, fork=fork, check=False) for fork in (True, True, False)]
     for done in said:
         assert done.returncode == 1 and "words\n" in done.stderr
