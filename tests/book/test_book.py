@@ -4,7 +4,7 @@ import re
 import shutil
 from functools import cache
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import build_book
 import published
@@ -200,6 +200,7 @@ def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
     assert built.stat().st_mtime_ns == before, "nothing changed, so nothing is built"
 
 
+REPORT = "Report an error on this page"
 FORK = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "Ada/book"}
 
 
@@ -247,6 +248,7 @@ def test_a_published_page_says_where_it_is_and_what_it_is_about(small_book, nowh
     index = soup(pages / "index.html")
     assert said(index)["description"] == "Of a few words."
     assert "http" not in str(index.head) and not (pages / "sitemap.xml").exists()
+    assert not index.find("a", string=REPORT)
 
     nowhere.setenv("REPOSITORY", "https://github.com/ada/book")
     build_book.build(small_book, quiet=True)
@@ -256,6 +258,11 @@ def test_a_published_page_says_where_it_is_and_what_it_is_about(small_book, nowh
     picture = said(index)["og:image"].removeprefix("https://ada.github.io/book/")
     assert (pages / picture).is_file()
     assert address in [place.get_text() for place in soup(pages / "sitemap.xml").find_all("loc")]
+    report = index.find("a", string=REPORT)["href"]
+    assert report.startswith("https://github.com/ada/book/issues/new?template=book.yml&")
+    assert parse_qs(urlsplit(report).query)["place"] == ["A small book"]
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "book.yml").read_text())
+    assert "place" in [field.get("id") for field in form["body"]]
 
 
 @pytest.mark.slow
