@@ -92,16 +92,13 @@ class Clock:
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, cost.seconds)
             self.log.record(
+                (called, launched, host.thread, host.phase),
                 name=work.name,
                 kind=work.kind,
                 gpu=gpu.index,
                 row=stream.name,
                 start=start,
                 end=end,
-                called=called,
-                launched=launched,
-                thread=host.thread,
-                phase=host.phase,
                 bound=cost.bound,
                 nbytes=work.nbytes,
                 flops=work.flops,
@@ -152,22 +149,23 @@ class Clock:
         host = self.host_in_use()
         if host.paused:
             return
-        gpus = [gpu for gpu in (source, target) if gpu is not None]
-        first, peer = gpus[0], len(gpus) == 2
-        streams = [current_stream_of(gpu) for gpu in gpus]
-        numbers = (None if gpu is None else gpu.number for gpu in (source, target))
-        link, ports = first.machine.topology.path(*numbers)
+        first, peer = source or target, source is not None and target is not None
+        streams = [current_stream_of(gpu) for gpu in (source, target) if gpu is not None]
+        numbers = None if source is None else source.number, None if target is None else target.number
+        link, ports, rows = first.machine.topology.path(*numbers)
         call = host.launch(HOST_COPY, first.index)
-        ready = [stream.done_at for stream in streams] + [self.ports.get(port, 0.0) for port in ports]
-        start = max(call.launched, *ready)
+        start = call.launched
+        for stream, port in zip(streams, ports, strict=True):
+            start = max(start, stream.done_at, self.ports.get(port, 0.0))
         end = start + costs.link_seconds(nbytes, link, "peer" if peer else memory)
-        self.ports.update(dict.fromkeys(ports, end))
-        name, rows = f"copy {name_of(source)} to {name_of(target)}", [row for _, row in ports]
-        self.occupy(streams, rows, start, end, call, name=name, kind="copy", nbytes=nbytes)
+        for port in ports:
+            self.ports[port] = end
+        name = f"copy {name_of(source)} to {name_of(target)}"
+        self.occupy(streams, rows, start, end, call, name, "copy", nbytes)
         if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif peer and host.engine is not None:  # the thread that serves the target hears of it now
-            host.wait(gpus[1].index, call.launched)
+            host.wait(target.index, call.launched)
 
     def launch(self, gpu: "VirtualGPU", name: str, seconds: float) -> None:
         """A kernel of so many `seconds` in the current stream of `gpu`, which no operation of PyTorch stands for."""
@@ -175,7 +173,7 @@ class Clock:
         call = host.launch(HOST["pointwise"][0], gpu.index)
         start, end = stream.enqueue(call.launched, seconds)
         event = {"name": name, "kind": "pointwise", "gpu": gpu.index, "row": stream.name, "bound": "fixed"}
-        self.log.record(start=start, end=end, **event, **call._asdict())
+        self.log.record(call, start=start, end=end, **event)
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
@@ -183,18 +181,27 @@ class Clock:
         call = host.launch(HOST_COPY * len(gpus), gpus[0].index)
         start = max(call.launched, *(stream.done_at for stream in streams))
         rows = ["collective"] * len(gpus)
-        self.occupy(streams, rows, start, start + seconds, call, name=name, kind="collective", nbytes=nbytes)
+        self.occupy(streams, rows, start, start + seconds, call, name, "collective", nbytes)
         for gpu in gpus:
             host.wait(gpu.index, call.launched)
 
     def occupy(
-        self, streams: list[Stream], rows: list[str], start: float, end: float, call: Launch, **event: Any
+        self,
+        streams: list[Stream],
+        rows: list[str],
+        start: float,
+        end: float,
+        call: Launch,
+        name: str,
+        kind: str,
+        nbytes: int,
     ) -> None:
         """Something runs in all these `streams` at once: an event in a row of each stream's GPU."""
         for stream, row in zip(streams, rows, strict=True):
             stream.done_at = end
+            gpu = stream.gpu.index
             self.log.record(
-                gpu=stream.gpu.index, row=row, start=start, end=end, bound="link", **call._asdict(), **event
+                call, name=name, kind=kind, gpu=gpu, row=row, start=start, end=end, bound="link", nbytes=nbytes
             )
 
     def host_work(self, seconds: float, name: str = "work") -> None:
@@ -224,9 +231,7 @@ class Clock:
     def record_host(self, name: str, thread: str, start: float, end: float) -> None:
         """A `thread` of the host, or a DataLoader's worker, did something."""
         call = Launch(start, end, thread, self.host().phase)
-        self.log.record(
-            name=name, kind="host", gpu=None, row=thread, start=start, end=end, bound="host", **call._asdict()
-        )
+        self.log.record(call, name=name, kind="host", gpu=None, row=thread, start=start, end=end, bound="host")
 
     def paused(self) -> contextlib.AbstractContextManager:
         """Inside, nothing that this thread does is recorded, or takes time."""

@@ -89,13 +89,11 @@ class EventLog:
         self.pending: dict[Hashable, float] = {}
         self.dropping = threading.Lock()
 
-    def record(
-        self, *, name, kind, gpu, row, start, end, called, launched, thread, phase, bound, nbytes=0, flops=0
-    ) -> None:
-        """Something has happened: the fields of an Event."""
+    def record(self, launch: tuple, *, name, kind, gpu, row, start, end, bound, nbytes=0, flops=0) -> None:
+        """Something has happened: the fields of an Event, those of its Launch (`host.Launch`) first."""
         # A plain tuple, and the only place that makes one: called for every operation, this takes 0.3 µs where
         # Event(...) takes 0.9, and Python's garbage collector doesn't track tuples of numbers and strings.
-        self.events.append((name, kind, gpu, row, start, end, called, launched, thread, phase, nbytes, flops, bound))
+        self.events.append((name, kind, gpu, row, start, end, *launch, nbytes, flops, bound))
         if len(self.events) > self.limit:
             self.drop()
 

@@ -42,7 +42,7 @@ class Topology:
         self.machine_type, self.link, self.pcie, self.network = machine_type, link, pcie, network
         self.nics = nics or (network and network.nics) or (machine_type.nics if machine_type else 1)
         self.ring_bandwidths: dict[tuple[int, ...], float] = {}  # by the GPUs that the rings go through
-        self.paths: dict[tuple, tuple[Connection | Link, list[tuple[tuple, str]]]] = {}  # what `path` says
+        self.paths: dict[tuple, tuple[Connection | Link, list[tuple], list[str]]] = {}  # what `path` says
 
     @property
     def name(self) -> str:
@@ -104,14 +104,15 @@ class Topology:
         bandwidth = min(self.pcie.bandwidth, kind.socket_bandwidth) if name == "SYS" else self.pcie.bandwidth
         return Connection(name, bandwidth, self.pcie.latency)
 
-    def path(self, source: int | None, target: int | None) -> tuple[Connection | Link, list[tuple[tuple, str]]]:
-        """What a copy from GPU `source` to GPU `target` (one of them None: the host) goes over, and the ports that it
-        occupies, one for each GPU: (the port's key, the copy's row in a timeline)."""
+    def path(self, source: int | None, target: int | None) -> tuple[Connection | Link, list[tuple], list[str]]:
+        """What a copy from GPU `source` to GPU `target` (one of them None: the host) goes over, and for each GPU the
+        key of the port that it occupies and its row in a timeline."""
         ends = source, target
         if ends not in self.paths:
             link = self.pcie if None in ends else self.connection(source, target)
-            rows = (source, target, "copy out"), (target, source, "copy in")
-            self.paths[ends] = link, [(self.port(gpu, other), row) for gpu, other, row in rows if gpu is not None]
+            sides = (source, target, "copy out"), (target, source, "copy in")
+            found = [(self.port(gpu, other), row) for gpu, other, row in sides if gpu is not None]
+            self.paths[ends] = link, [port for port, _ in found], [row for _, row in found]
         return self.paths[ends]
 
     def port(self, gpu: int, other: int | None) -> tuple:

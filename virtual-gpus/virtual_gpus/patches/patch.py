@@ -67,7 +67,7 @@ class Method:
         self.original, self.function, self.asks = original, function, asks
 
     def __call__(self, *args, **kwargs):
-        tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if self.asks and has_torch_function(tensors):
             return handle_torch_function(self, tensors, *args, **kwargs)
         return self.function(*args, **kwargs)

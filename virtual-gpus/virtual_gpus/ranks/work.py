@@ -81,7 +81,7 @@ class NcclWork(c10d.Work):
         if self.launch is not None:
             log, gpu, row = communicator.gpu.clock.log, communicator.gpu.index, communicator.row
             event = {"name": call.name, "kind": "collective", "nbytes": call.nbytes, "bound": "link"}
-            log.record(gpu=gpu, row=row, start=self.start, end=self.end, **event, **self.launch._asdict())
+            log.record(self.launch, gpu=gpu, row=row, start=self.start, end=self.end, **event)
             log.pending.pop(self, None)
             self.launch = None
 

@@ -10,7 +10,7 @@ from virtual_gpus.compat import Generator
 from virtual_gpus.errors import check_devices, check_generator
 from virtual_gpus.frames import called_from_cpp_autograd
 from virtual_gpus.gpu import VirtualGPU, record_copy
-from virtual_gpus.meta_cache import key_part
+from virtual_gpus.meta_cache import key_part, tensor_meta_of
 from virtual_gpus.ops.table import MixedDevices, Op
 from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
 
@@ -61,6 +61,9 @@ class Arguments:
                 key.append(value)
             elif kind is float:
                 key.append(float)
+            elif kind is Tensor:
+                key.append(tensor_meta_of(value))
+                self.misplaced += (value,)
             elif kind is list or kind is tuple:
                 if value and type(value[0]) is int:  # sizes
                     key.append(tuple(value))
