@@ -40,6 +40,19 @@ if local_rank == 0:
     print(dist.get_world_size(), torch.cuda.device_count(), dist.is_torchelastic_launched())
 dist.destroy_process_group()
 """
+PIPELINE = """
+import os, time
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+X = torch.ones(4, device="cuda")
+dist.send(X, 1) if rank == 0 else dist.recv(X, 0)
+while rank == 1:
+    X.add_(1), print("running", flush=True), {}
+dist.recv(X, 1)
+"""
 NEXT = "import torch; print(torch.ones(2, device='cuda:1').sum().item())"
 
 
@@ -205,6 +218,19 @@ def test_ctrl_c_of_a_program_in_one_process_is_a_line(folder, capsys):
 
 
 # plan
+
+
+@pytest.mark.parametrize("rank_1", ["time.sleep(0)", "time.sleep(600)"])
+def test_ctrl_c_ends_a_plan_of_several_ranks_whatever_the_one_that_runs_does(folder, rank_1):
+    (folder / "pipeline.py").write_text(PIPELINE.format(rank_1))
+    before = sorted(os.listdir())
+    process = started("plan", "-n", "2", "pipeline.py")
+    assert "running" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == INTERRUPTED
+    assert err == "virtual-gpus plan: interrupted in pipeline.py, line 11\n"
+    assert sorted(os.listdir()) == before
 
 
 def test_a_plan_has_tables_of_memory_and_of_time(folder, capsys):

@@ -100,7 +100,7 @@ class Machine:
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
         self.asserted: str | None = None  # what a kernel has found wrong, which the host may not know yet
         # makes the error of every further use, after that or in a fork
-        self.refuses: Callable[[], Exception] | None = None
+        self.refuses: Callable[[], BaseException] | None = None
         self.sync_debug = 0  # torch.cuda.set_sync_debug_mode: 1 warns where the host waits, 2 is an error there
         self.installed: list[VirtualGPU] = []
         self.seen: list[VirtualGPU] = []  # those of `installed` that the program sees

@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -71,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
         for cluster in clusters:
             plans.append(planned(options, cluster, quiet=bool(swept) or options.json))
     except KeyboardInterrupt as error:
-        print(f"virtual-gpus plan: interrupted in {where(error)}", file=sys.stderr)
+        print(f"virtual-gpus plan: interrupted in {where(error)}", file=sys.stderr, flush=True)
+        if threading.active_count() > 1:  # a rank that waits for something else than the others, and can't be ended
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
         return show(error)

@@ -13,6 +13,7 @@ from virtual_gpus.compat import World as _World
 from virtual_gpus.compat import set_thread_isolation_mode
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
+from virtual_gpus.dry_runs.scheduler import Cancelled
 from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
@@ -38,12 +39,19 @@ def ranks_in_this_process(
         os.environ.update(variables[ranks[0]])
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
         rendezvous = Rendezvous(n_gpus, ranks, None if contexts is None else contexts.switch_to)
-        stack.callback(rendezvous.close)
+        stack.callback(end_ranks, rendezvous, machines)
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator
         if contexts is None:
             stack.callback(leave_groups)
         yield rendezvous, machines
+
+
+def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
+    """After Ctrl-C one of them may be running: it ends with the next operation on its GPU."""
+    for machine in machines.values():
+        machine.refuses = Cancelled
+    rendezvous.close()
 
 
 def set_back_default_device(before: torch.device | None) -> None:

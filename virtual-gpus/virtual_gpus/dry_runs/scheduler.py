@@ -4,9 +4,13 @@ A rank runs until it has to wait for another one; then the next one runs that ca
 thread is, so all happens in the same order every time.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
+
+PATIENCE = 0.5  # seconds that a rank gets to end after Ctrl-C
 
 
 class Cancelled(BaseException):
@@ -32,12 +36,16 @@ class Scheduler:
     def run(self, task: Callable[[int], Any]) -> dict[int, Any]:
         """{rank: task(rank)}, each in its rank's thread, when all are done. Raises the first error that one raises.
 
-        RuntimeError if each of them waits for another one.
+        RuntimeError if each of them waits for another one; KeyboardInterrupt, from where the running rank is: Ctrl-C
+        comes to this thread, and is meant for that one.
         """
         self.tasks, self.results = dict.fromkeys(self.ranks, task), {}
         self.hand_over(self.ranks[0])
-        with self.changed:
-            self.changed.wait_for(lambda: self.running is None)
+        try:
+            with self.changed:
+                self.changed.wait_for(lambda: self.running is None)
+        except KeyboardInterrupt as interrupt:
+            raise interrupt.with_traceback(self.stack()) from None
         if self.error is not None:
             raise self.error
         return self.results
@@ -54,12 +62,22 @@ class Scheduler:
         self.waiting.pop(rank, None)
 
     def close(self) -> None:
-        """End the threads, wherever they wait."""
+        """End the threads, wherever they wait. After Ctrl-C one of them runs, and may take long."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
         for thread in self.threads:
-            thread.join()
+            thread.join(None if self.running is None else PATIENCE)
+
+    def stack(self) -> TracebackType | None:
+        """Where the running rank is."""
+        if self.running is None:
+            return None
+        frame = sys._current_frames().get(self.threads[self.ranks.index(self.running)].ident)
+        entry = None
+        while frame is not None:
+            entry, frame = TracebackType(entry, frame, frame.f_lasti, frame.f_lineno), frame.f_back
+        return entry
 
     def serve(self, rank: int) -> None:
         """What a rank's thread does: one task after the other."""
