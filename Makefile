@@ -5,22 +5,25 @@
 #   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them
-#   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB)
+#   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB); or nightly
 #   make serve                build the book and serve it at http://localhost:8000
 #   make run-notebooks        run all chapters and store their outputs
 #                             one chapter: make run-notebooks CHAPTER=chapters/NN-name.ipynb
 #   make pictures             take the pictures that figures show where no JavaScript runs, of the stored outputs
 #                             a figure's look changed: make pictures, then run-notebooks, which puts them in
 #                             its values or data changed: run-notebooks, pictures, run-notebooks
+#   make links                ask each address outside of the book whether it is still there
+#   make pdf                  the whole book as _build/book.pdf, made by an installed Chromium or Chrome
+#   make dist                 wheels and sdists of both libraries, in dist
 #   make clean                remove what was built (the environment stays: delete .venv to have it set up anew)
-# Without NVIDIA's libraries, 4 GB less: make lab CPU=1, make test CPU=1, as the environment grows
+# Without NVIDIA's libraries, 4 GB less: make lab CPU=1, make test CPU=1, as an environment grows
 # Another Python: make book PYTHON=python3.12
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ALL ?=
-TORCH ?=
+TORCH ?= newest
 CPU ?=
 CHAPTER ?=
 LAB_ARGS ?=
@@ -28,6 +31,7 @@ LAB_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CPU_INDEX := https://download.pytorch.org/whl/cpu
+NIGHTLY_INDEX := https://download.pytorch.org/whl/nightly/cpu
 CPU_BUILDS = grep '^torch' requirements.txt | $(PIP) --timeout 15 --retries 1 --index-url $(CPU_INDEX) -r /dev/stdin || \
   echo "CPU=1: no PyTorch from $(CPU_INDEX) (see above). The next step takes the builds with NVIDIA's libraries."
 HASH := $(shell cat requirements*.txt | cksum | cut -d ' ' -f 1)
@@ -36,7 +40,7 @@ READY := $(VENV)/.ready-$(HASH)
 # The libraries of this checkout, also where the environment was set up for another one.
 export PYTHONPATH := $(CURDIR):$(CURDIR)/virtual-gpus$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: book test test-virtual serve lab run-notebooks pictures clean
+.PHONY: book test test-virtual serve lab run-notebooks pictures links pdf dist clean
 .DEFAULT_GOAL := book
 
 $(READY)-book: NEEDS = requirements-book.txt
@@ -68,12 +72,13 @@ test: $(READY)-dev
 	$(BIN)/mypy --config-file virtual-gpus/pyproject.toml virtual-gpus/virtual_gpus
 	MGPU_ALL=$(ALL) $(BIN)/python -m pytest --nbval -q -n $(JOBS) --dist loadscope --no-loadscope-reorder --durations 10
 
-# Without TORCH, the newest. A build without CUDA: TORCH=2.13.0 where pip finds such a wheel.
-test-virtual: PY = .venv-torch-$(or $(TORCH),newest)/bin/python
+test-virtual: PY = .venv-torch-$(TORCH)/bin/python
+test-virtual: OF = $(if $(filter newest nightly,$(TORCH)),,==$(TORCH).*)
+test-virtual: FROM = $(if $(filter nightly,$(TORCH)),--pre --extra-index-url $(NIGHTLY_INDEX),$(if $(CPU),--extra-index-url $(CPU_INDEX)))
 test-virtual:
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(PY:/bin/python=)
-	$(PY) -m pip install -q --disable-pip-version-check 'torch$(if $(TORCH),==$(TORCH).*)' pytest psutil numpy expecttest hypothesis \
-	  setuptools matplotlib
+	$(PY) -m pip install -q --disable-pip-version-check $(FROM) 'torch$(OF)'
+	$(PY) -m pip install -q --disable-pip-version-check pytest psutil numpy expecttest hypothesis setuptools matplotlib
 	cd virtual-gpus && PYTHONPATH=$(CURDIR)/virtual-gpus MGPU_ALL=$(ALL) $(CURDIR)/$(PY) -m pytest -q
 
 serve: book
@@ -88,6 +93,17 @@ run-notebooks: $(READY)-run
 pictures: $(READY)-dev
 	$(BIN)/python scripts/take_pictures.py
 
+links: $(READY)-book
+	$(BIN)/python scripts/build_book.py links
+
+pdf: $(READY)-dev book
+	$(BIN)/python scripts/make_pdf.py
+
+dist: $(READY)-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist virtual-gpus
+	$(BIN)/python -m build --outdir dist .
+
 clean:
-	rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info virtual-gpus/*.egg-info
+	rm -rf _build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info virtual-gpus/*.egg-info
 	find mgpu_lib scripts tests virtual-gpus -name __pycache__ -type d -prune -exec rm -rf {} +

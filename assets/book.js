@@ -62,3 +62,10 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const element of document.querySelectorAll("details > summary[aria-label], .search-button-field[aria-label]"))
     element.removeAttribute("aria-label");
 });
+
+// Paper is white: a dark page is printed in its light colors.
+addEventListener("beforeprint", () => {
+  const { theme } = document.documentElement.dataset;
+  document.documentElement.dataset.theme = "light";
+  addEventListener("afterprint", () => (document.documentElement.dataset.theme = theme), { once: true });
+});

@@ -1,4 +1,5 @@
 """Build the static book: python scripts/build_book.py
+Ask the addresses outside of the book whether they are still there: python scripts/build_book.py links
 
 The book goes to _build/html, with warnings as errors. Nothing is done when nothing it is made of has changed. Otherwise
 every page is written anew (some seconds; no notebook is run): a changed title shows in every page's sidebar, and Sphinx
@@ -62,9 +63,15 @@ def build(source=ROOT, quiet=False):
     return output / "html"
 
 
-def run_jupyter_book(source, quiet):
+def check_links(source=ROOT):
+    """Raises RuntimeError, with what Sphinx said, where an address doesn't answer. `build` looks at links within."""
+    with locked(source / "_build" / "lock"):
+        run_jupyter_book(source, False, "--builder", "linkcheck")
+
+
+def run_jupyter_book(source, quiet, *options):
     # -W: warnings are errors; -n: so are references to nothing; --keep-going: show all of them, not the first
-    command = ["jupyter-book", "build", str(source), "--all", "-W", "-n", "--keep-going"]
+    command = ["jupyter-book", "build", str(source), "--all", "-W", "-n", "--keep-going", *options]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, **addresses(os.environ), "PATH": path}
     captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if quiet else {}
@@ -73,9 +80,14 @@ def run_jupyter_book(source, quiet):
         raise RuntimeError("the book has warnings, and they are errors; look above\n" + (done.stdout or ""))
 
 
-if __name__ == "__main__":
+def main(links=False):
     try:
-        pages = build()
+        pages = check_links() if links else build()
     except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
-    print(f"\nThe book is ready. Open it in a browser:\n\n    {(pages / 'index.html').as_uri()}\n")
+    if pages:
+        print(f"\nThe book is ready. Open it in a browser:\n\n    {(pages / 'index.html').as_uri()}\n")
+
+
+if __name__ == "__main__":
+    main(links=sys.argv[1:] == ["links"])

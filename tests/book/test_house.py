@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_notebooks
+import yaml
 from packaging.requirements import Requirement
 
 ROOT = run_notebooks.ROOT
@@ -177,10 +178,12 @@ def test_make_explains_each_of_its_targets():
 # What GitHub reads
 
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 SCHEMAS = {
     "citation-file-format": [ROOT / "CITATION.cff"],
     "github-issue-config": [ROOT / ".github/ISSUE_TEMPLATE/config.yml"],
     "github-issue-forms": FORMS,
+    "github-workflows": WORKFLOWS,
 }
 
 
@@ -201,3 +204,13 @@ def test_a_codespace_is_set_up_by_a_command_that_there_is():
     command = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"]
     done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "jupyter lab" in done.stdout, done.stderr
+
+
+def test_workflows_run_what_can_be_run_here():
+    """Each of their steps is an action, a target of the Makefile, or a program that such a machine has."""
+    targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    commands = [step["run"].split() for job in jobs for step in job["steps"] if "run" in step]
+    assert {words[1] for words in commands if words[0] == "make"} <= set(targets)
+    assert {words[0] for words in commands} == {"make", "sudo", "gh"}
+    assert all("timeout-minutes" in job for job in jobs)
