@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from published import addresses
+from standalone import library
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (
@@ -30,6 +31,7 @@ TIME_LIMIT = 600  # seconds
 def digest(source):
     """SHA-256 of all that the book is made of: sources' names and bytes, the builders' versions, and its addresses."""
     settings = {name: version(name) for name in BUILDERS} | addresses(os.environ)
+    settings["library"] = library(source, settings["REPOSITORY"])
     hashed = hashlib.sha256(" ".join(f"{name}={value}" for name, value in settings.items()).encode())
     paths = {path for pattern in SOURCES for path in source.glob(pattern) if path.is_file()}
     for path in sorted(paths):
