@@ -31,7 +31,8 @@ def environment(folder, wheels):
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = next(path for path in (folder / "bin" / "python", folder / "Scripts" / "python.exe") if path.exists())
-    run(*PIP, "--python", python, "install", "--no-index", "--no-deps", *wheels)
+    if wheels:
+        run(*PIP, "--python", python, "install", "--no-index", "--no-deps", *wheels)
     (there,) = run(python, "-c", "import site; print(*site.getsitepackages())").split()
     Path(there, "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return python
