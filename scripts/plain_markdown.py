@@ -5,6 +5,7 @@ The chapters hold only the Markdown that every reader of notebooks shows. Here i
 - a block quote that begins with a bold word becomes a box:         > **Predict.** Which of the two is faster?
 - a picture and a caption in the next paragraph become a figure:    ![what it shows](picture.svg)
   (a code cell that draws does for the picture, too)                **Figure 4.1.** What to see.
+- a drawing with links in it (SVG) becomes a part of the page, where they lead somewhere;
 - an anchor becomes a target, also for links from other pages:      <a id="fig-ring"></a>
 - a link to an entry of the references says, pointed at, what it is.
 
@@ -12,6 +13,8 @@ What is almost one of these, and isn't, is a warning, and so an error of the bui
 """
 
 import re
+from html import escape
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
@@ -124,6 +127,15 @@ def make_figure(caption):
     caption.parent.remove(caption)
 
 
+def draw_into_page(image, folder):
+    """An SVG with links, in place of its `image`, in which a browser follows none. Other images stay as they are."""
+    path = folder / image["uri"]
+    drawing = path.read_text(encoding="utf-8") if path.suffix == ".svg" and path.is_file() else ""
+    if "<a href=" in drawing:
+        named = f'<svg class="drawing" role="group" aria-label="{escape(image["alt"])}" '
+        image.replace_self(nodes.raw("", drawing.replace("<svg ", named, 1), format="html"))
+
+
 def dress(document, slugs):
     """Make boxes, figures and targets of the plain Markdown in `document`; the targets go into `slugs`, too."""
     drop_empty_texts(document)
@@ -143,6 +155,8 @@ class PlainMarkdown(SphinxTransform):
         slugs = self.env.metadata[self.env.docname].setdefault("myst_slugs", {})
         self.document.myst_slugs = slugs  # one for links within the page and from others
         dress(self.document, slugs)
+        for image in list(self.document.findall(nodes.image)):
+            draw_into_page(image, Path(self.env.doc2path(self.env.docname)).parent)
 
 
 def say_what_is_cited(app, document, docname):

@@ -89,6 +89,15 @@ def test_page_is_whole_and_leads_nowhere_outside(book, name):
         check_links(page, path)
 
 
+def test_the_map_of_the_first_page_leads_to_chapters(book):
+    """Each stop to the one that it names."""
+    stops = soup(book / "index.html").select("svg.drawing a")
+    assert len(stops) == 16
+    for stop in stops:
+        label = stop.find_all("text")[1].get_text()
+        assert label in soup(book / stop["href"]).h1.get_text()
+
+
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.sweep(4)
 def test_page_in_a_browser(book, page, name):

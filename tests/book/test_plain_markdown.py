@@ -207,6 +207,20 @@ def test_an_anchor_in_text_is_a_place():
     assert not list(document.findall(nodes.raw))
 
 
+def test_a_drawing_with_links_becomes_a_part_of_the_page(tmp_path):
+    """In a picture a browser follows no links. What it shows is said as before."""
+    (tmp_path / "map.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg"><a href="1.html"><text>1</text></a></svg>'
+    )
+    (tmp_path / "plain.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><text>1</text></svg>')
+    document, _ = made('![the "path"](map.svg)\n\n![no links](plain.svg)\n\n![a photo](photo.png)')
+    for image in list(document.findall(nodes.image)):
+        plain_markdown.draw_into_page(image, tmp_path)
+    assert [image["uri"] for image in document.findall(nodes.image)] == ["plain.svg", "photo.png"]
+    drawing = one(document, nodes.raw).astext()
+    assert 'aria-label="the &quot;path&quot;"' in drawing and '<a href="1.html">' in drawing
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
