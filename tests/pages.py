@@ -10,7 +10,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
 PAGES = sorted(path.stem for path in CHAPTERS.glob("*.ipynb"))
-TEXTS = "index", "test-your-own-program", "errors", "glossary", "references"
+TEXTS = "index", "test-your-own-program", "instructors", "errors", "glossary", "references"
 BOOK = [*(f"{name}.md" for name in TEXTS), *(f"chapters/{name}.ipynb" for name in PAGES)]
 IMPORTS, DEFINITIONS = (ast.Import, ast.ImportFrom), (ast.FunctionDef, ast.ClassDef)
 

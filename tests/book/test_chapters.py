@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -162,3 +163,16 @@ def test_headings_go_down_one_level_at_a_time(path):
     levels = [len(marks) for marks in re.findall(r"^(#{1,6}) ", text, re.M)]
     assert levels[:1] == [1] and levels.count(1) == 1, "one title, and it comes first"
     assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+ROW = re.compile(r"^\| \[\w+\]\((chapters/.*?)\) \|.*\| (\d+) \| (\d+) \|$", re.M)
+MINUTES = ROW.findall((ROOT / "instructors.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name, reading, exercises", MINUTES, ids=[Path(name).stem for name, *_ in MINUTES])
+def test_minutes_for_instructors_follow_from_a_chapters_length(name, reading, exercises):
+    """As the page says: 180 words a minute without what is folded, 2 minutes a prediction, 15 an exercise."""
+    text = "\n".join(markdown(read(ROOT / name)))
+    words = len(re.sub(r"<details>.*?</details>", "", text, flags=re.S).split())
+    assert abs(words / 180 + 2 * text.count("**Predict") - int(reading)) <= 10
+    assert 15 * len(re.findall(r"\*\*Exercise \w", text)) == int(exercises)
