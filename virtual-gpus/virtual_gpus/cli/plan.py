@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
             plans.append(planned(options, cluster, quiet=bool(swept) or options.json))
     except KeyboardInterrupt as error:
         print(f"virtual-gpus plan: interrupted in {where(error)}", file=sys.stderr, flush=True)
-        if threading.active_count() > 1:  # a rank that waits for something else than the others, and can't be ended
+        if threading.active_count() > 1:  # a rank is asleep, say: Python might abort if it woke up while all ends
             os._exit(INTERRUPTED)
         return INTERRUPTED
     except Exception as error:

@@ -172,8 +172,9 @@ class Clock:
         host, stream = self.host_in_use(), current_stream_of(gpu)
         call = host.launch(HOST["pointwise"][0], gpu.index)
         start, end = stream.enqueue(call.launched, seconds)
-        event = {"name": name, "kind": "pointwise", "gpu": gpu.index, "row": stream.name, "bound": "fixed"}
-        self.log.record(call, start=start, end=end, **event)
+        self.log.record(
+            call, name=name, kind="pointwise", gpu=gpu.index, row=stream.name, start=start, end=end, bound="fixed"
+        )
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
