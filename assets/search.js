@@ -41,12 +41,15 @@
   });
   index.addAll(sections);
 
-  // What stands in quotes must stand in the section, whatever lies between the words.
+  // What stands in quotes must stand in the section, whatever lies between the words. A message has quotes, too: where no section
+  // has all that stands in them, they count like other words.
   const spaced = (text) => ` ${(text.normalize("NFKC").toLowerCase().match(/[a-z0-9\u4e00-\u9fff]+/g) ?? []).join(" ")} `;
   const search = (query) => {
     const phrases = [...query.matchAll(/["“”]([^"“”]+)["“”]/g)].map((match) => spaced(match[1]));
     const whole = ({ title, text }) => spaced(`${title} ${text}`);
-    return index.search(query, { filter: ({ id }) => phrases.every((phrase) => whole(sections[id]).includes(phrase)) });
+    const hits = index.search(query);
+    const exact = hits.filter(({ id }) => phrases.every((phrase) => whole(sections[id]).includes(phrase)));
+    return exact.length ? exact : hits;
   };
 
   // The part of a text that holds most of the words.
