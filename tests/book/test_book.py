@@ -10,6 +10,7 @@ import build_book
 import published
 import pytest
 import yaml
+from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 
 ROOT = build_book.ROOT
@@ -313,3 +314,15 @@ def test_the_page_for_a_wrong_address_works_at_any_depth(small_book, nowhere):
     for link in links:
         path = urlsplit(link).path
         assert path.startswith("/book/") and (pages / path.removeprefix("/book/")).is_file(), link
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index", "chapters/01-meet-your-gpus", "search", "api-virtual-gpus"])
+def test_axe_finds_nothing_serious(book, page, name, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.goto((book / f"{name}.html").as_uri())
+    found = Axe().run(page, options={"preload": False}).response["violations"]
+    serious = {fault["id"]: fault["nodes"] for fault in found if fault["impact"] in ("serious", "critical")}
+    serious.pop("definition-list", None)  # Sphinx's: arguments of a long signature are a list of <dd> without <dt>
+    assert not serious
