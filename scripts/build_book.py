@@ -68,10 +68,12 @@ def build(source=ROOT, quiet=False):
 def check_links(source=ROOT):
     """Raises RuntimeError, with what Sphinx said, where an address doesn't answer. `build` looks at links within."""
     with locked(source / "_build" / "lock"):
-        run_jupyter_book(source, False, "--builder", "linkcheck")
+        run_jupyter_book(
+            source, False, "--builder", "linkcheck", fault="addresses don't answer, or the book has warnings"
+        )
 
 
-def run_jupyter_book(source, quiet, *options):
+def run_jupyter_book(source, quiet, *options, fault="the book has warnings, and they are errors"):
     # -W: warnings are errors; -n: so are references to nothing; --keep-going: show all of them, not the first
     command = ["jupyter-book", "build", str(source), "--all", "-W", "-n", "--keep-going", *options]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -79,7 +81,7 @@ def run_jupyter_book(source, quiet, *options):
     captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if quiet else {}
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=TIME_LIMIT, **captured)
     if done.returncode:
-        raise RuntimeError("the book has warnings, and they are errors; look above\n" + (done.stdout or ""))
+        raise RuntimeError(f"{fault}; look above\n{done.stdout or ''}")
 
 
 def main(links=False):

@@ -113,6 +113,8 @@ def test_page_in_a_browser(book, page, name):
     assert page.locator("img").evaluate_all(broken) == []
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page scrolls sideways on a phone"
+    cut = "bars => bars.filter(b => b.scrollWidth > b.clientWidth).length"
+    assert page.locator(".bd-sidebar-secondary").evaluate_all(cut) == 0, "the contents of the page scroll sideways"
     narrow = "figures => figures.filter(f => f.clientWidth && f.clientWidth < 344).map(f => [f.id, f.clientWidth])"
     assert page.locator("[data-mgpu]").evaluate_all(narrow) == [], "tests/figures look at figures 344 pixels wide"
 
@@ -156,7 +158,8 @@ def test_page_weight(book, name):
     assert sum(file.stat().st_size for file in files) <= PAGE_LIMIT
 
 
-TO_USE = """() => [...document.querySelectorAll("nav, aside, button, input, .copybtn, .headerlink, #pst-back-to-top")]
+TO_USE = """() => [...document.querySelectorAll(
+        "nav, aside, button, input, .copybtn, .headerlink, #pst-back-to-top, .mgpu-event")]
     .filter((e) => e.checkVisibility({ visibilityProperty: true })).map((e) => e.outerHTML.slice(0, 100))"""
 SCROLLS = """() => [...document.querySelectorAll("article *")]
     .filter((e) => e.scrollWidth > e.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(e).overflowX))
