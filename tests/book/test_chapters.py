@@ -49,6 +49,18 @@ def test_a_chapter_opens_with_what_the_reader_will_be_able_to_do(path):
     assert "import mgpu_lib as mgpu" in first
 
 
+def absent(source):
+    """The GPUs of `source` that a reader with two lacks. A program with virtual GPUs of its own has them."""
+    named = re.findall(r"cuda:[2-9]\b|devices\[[2-9]\]|try_gpu\w*\([2-9]\)", source)
+    return [] if "virtual_gpus(" in source else named
+
+
+@pytest.mark.parametrize("path", [path for path in CHAPTERS if path.stem[:2] <= "06"], ids=lambda path: path.stem)
+def test_part_1_names_no_gpu_that_a_reader_with_two_lacks(path):
+    assert absent('X.to("cuda:1").to("cuda:2"), devices[3], try_gpu(2)') == ["cuda:2", "devices[3]", "try_gpu(2)"]
+    assert [cell["id"] for cell in code_cells(read(path)) if absent(cell.source)] == []
+
+
 def wrong_numbers(text):
     """Links to chapters that say another number than that of the file they lead to, such as "chapter 2 <03-…>"."""
     links = re.findall(r"chapters? (\d+)[^<>()\[\]`]*?(?:<|\]\()(?:chapters/)?(\d\d)-", text, re.I)
