@@ -98,7 +98,23 @@ def test_views_run_nothing(gpus):
     X = torch.ones(64, 64, device=gpus.devices[0])
     before = free(gpus.devices[0]), len(gpus.timeline)
     X.T, X[0], X.view(-1), X.detach(), torch.empty(5, device="cuda:0"), X.expand(2, 64, 64), X.requires_grad_()
+    X = X.detach()
+    X.t_(), X.unsqueeze_(0), X.squeeze_(), X.as_strided_((64, 32), (64, 1)), X.resize_(64, 64)  # in place
+    X.is_set_to(X), X.is_same_size(X)
     assert (free(gpus.devices[0]), len(gpus.timeline)) == before
+    torch.equal(X, X)
+    assert len(gpus.timeline) > before[1]
+
+
+@since("2.15")
+def test_what_fsdp_only_notes_runs_nothing(gpus):
+    """An operation of FSDP2 that does nothing on CUDA, and is given the whole gradient."""
+    import torch.distributed.fsdp  # registers it
+
+    X = torch.ones(64, device=gpus.devices[0])
+    before = len(gpus.timeline)
+    torch.ops.fsdp.record_grad_output_stream(X, 0, 0, 1)
+    assert len(gpus.timeline) == before
 
 
 def test_tf32_follows_pytorchs_switches_or_the_clocks():

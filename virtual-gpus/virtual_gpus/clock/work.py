@@ -32,9 +32,10 @@ class Work(NamedTuple):
 
 
 NOTHING_RUNS = set(
-    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ set_ "
-    "_unsafe_view _reshape_alias lift_fresh _local_scalar_dense _fused_sdp_choice".split()
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh "
+    "_local_scalar_dense".split()
 )
+READS_VALUES = {"equal", "allclose", "_assert_async", "check_for_nan"}  # and returns no tensor
 _KINDS = {
     "matmul": "mm addmm bmm baddbmm addmv mv dot _scaled_mm",
     "norm": "native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_stats batch_norm_elemt "
@@ -65,7 +66,7 @@ def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf3
     """
     name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
     inputs, outputs = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((out,)))
-    if name in NOTHING_RUNS or is_view(func) or not any(t.numel() for t in (*inputs, *outputs)):
+    if name in NOTHING_RUNS or touches_no_data(func) or not any(t.numel() for t in (*inputs, *outputs)):
         return Work(name, "view", kernels=0)
     kind, nbytes = kind_of(name, args), bytes_moved(name, args, inputs, outputs)
     if kind.startswith("conv"):
@@ -109,6 +110,16 @@ def written_in_place(func: OpOverload, args: Sequence) -> Iterable[Tensor]:
     changed = [(known.name, arg) for known, arg in arguments if known.alias_info and known.alias_info.is_write]
     # a fused optimizer changes gradients only where it undoes their scale
     return tensors_in(arg for name, arg in changed if name != "grads")
+
+
+def touches_no_data(func: OpOverload) -> bool:
+    """Whether `func` returns a view of its argument, makes it one in place, or only asks about its metadata."""
+    if is_view(func):
+        return True
+    if not hasattr(func, "_schema"):
+        return False
+    asks = not func._schema.is_mutable and not any("Tensor" in str(r.type) for r in func._schema.returns)
+    return torch.Tag.inplace_view in func.tags or (asks and func.overloadpacket.__name__ not in READS_VALUES)
 
 
 def is_view(func: OpOverload) -> bool:
