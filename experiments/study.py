@@ -34,6 +34,7 @@ def run(name, cases, record, recipe, summary):
     part = out.with_name(f"{name}.unfinished.json")
     before = kept(out, recipe)
     runs = {**before.get("runs", {}), **kept(part, recipe).get("runs", {})}
+    runs = {key: run for key, run in runs.items() if key in cases}
     missing = [key for key in cases if key not in runs]
     set_up()
     for key in tqdm(missing, unit="run", smoothing=0):

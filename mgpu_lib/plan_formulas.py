@@ -11,6 +11,7 @@ PARTS_OF_MEMORY = "parameters", "gradients", "optimizer", "activations", "buffer
 PARTS_OF_STEP = "compute", "recomputation", "tensor parallel", "data parallel", "bubble", "update"
 PER_NODE = 8
 LARGEST = 16_384  # GPUs of a plan
+WIDEST_HEAD = 256  # numbers; wider ones are computed step by step, with all weights of attention in memory
 # Part of a GPU's memory that a plan may fill. Real runs hold more than is counted here: CUDA itself, NCCL's buffers,
 # what PyTorch's allocator has reserved. In recorded/run_validation.json it is typically 1.4 times as much.
 ROOM = 0.7
@@ -121,6 +122,8 @@ def fault(run):
         return f"tensor={tensor}: 1, 2, 4, or whole machines of {PER_NODE}"
     if sizes["heads"] % tensor or sizes["width"] % sizes["heads"]:
         return f"tensor={tensor}: {sizes['heads']} heads can't be shared by so many, or the width by the heads"
+    if sizes["width"] > WIDEST_HEAD * sizes["heads"]:
+        return f"heads={sizes['heads']}: PyTorch's fast attention takes heads of {WIDEST_HEAD} numbers at most"
     if sizes["layers"] % pipeline:
         return f"pipeline={pipeline}: {sizes['layers']} layers don't make so many equal stages"
     if run.seq_len % tensor:

@@ -63,6 +63,7 @@ const CHANGES = {
   pipeline: (n) => (n === 1 ? "a single pipeline stage" : `${n} pipeline stages`),
   batch_tokens: (n) => `a batch of ${short(n)} tokens`,
   n_gpus: (n) => `${whole(n)} GPUs`,
+  heads: (n) => `${n} heads`,
 };
 
 // What one change would do
@@ -82,7 +83,7 @@ function remedies(data, at, names, good) {
 const changed = (found) => either(found.slice(0, 3).map(([name, value]) => CHANGES[name](value)));
 
 function faultAdvice(data, at) {
-  const found = remedies(data, at, [...SPLIT, "batch_tokens", "n_gpus"], (other) => fault(runOf(other)) === null);
+  const found = remedies(data, at, [...SPLIT, "batch_tokens", "n_gpus", "heads"], (other) => fault(runOf(other)) === null);
   return found.length ? `It would run with ${changed(found)}.` : "No single change helps; look for the best split.";
 }
 
@@ -132,7 +133,7 @@ function bestSplit(data, at) {
 }
 
 function searchWords({ best, tried, fitting }) {
-  if (tried === 0) return "There is no way to split this run: other numbers of GPUs or tokens would do. ";
+  if (tried === 0) return "There is no way to split this run: other numbers of GPUs, tokens or heads would do. ";
   if (best) return `The fastest of ${whole(fitting)} splits that fit, of ${whole(tried)} tried. `;
   return `Of ${whole(tried)} splits tried none fits: use more GPUs, shorter sequences or a smaller model. `;
 }

@@ -37,7 +37,7 @@ def test_the_page_computes_what_planning_does(calls):
     odd += [{"seq_len": 8200, "tensor": 16, "batch_tokens": 8200 * 512}, {"heads": 48, "tensor": 1}]
     settings = drawn(SEED, 1000, possible=300)
     settings += [settings[0] | {"pipeline": 1, "tensor": 1, "zero": 1, "n_gpus": 512} | other for other in odd]
-    kinds = {"divide", "whole machines of 8, and", "of 8", "heads", "stages", "tokens", "multiple", "would send all"}
+    kinds = {"divide", "whole machines of 8, and", "of 8", "heads", "stages", "tokens", "multiple", "send all", "256"}
     for setting, found in zip(settings, calls(Planner, PLANS, planner_data(), settings), strict=True):
         run = planning.run_of(**setting)
         if wrong := planning.fault(run):
@@ -102,6 +102,9 @@ def test_sentence(says):
     assert says(Planner(zero=2, pipeline=4)) == (
         "Llama 3 70B on 512 H100 (InfiniBand NDR): there is no such run. zero=2 with pipeline=4: each micro-batch "
         "would send all gradients; use 0 or 1. It would run with a single pipeline stage or ZeRO stage 1."
+    )
+    assert says(Planner(heads=16)).endswith(
+        "heads=16: PyTorch's fast attention takes heads of 256 numbers at most. It would run with 32 heads."
     )
     large = {"layers": 128, "width": 16_384, "heads": 128, "n_gpus": 64, "tensor": 1}
     assert says(Planner(**large)) == (

@@ -92,6 +92,8 @@ def test_a_split_that_there_can_not_be_is_named(split, words):
         plan(TrainingRun(SMALL, **{"n_gpus": 32, "batch": 96, "seq_len": 4096, **split}))
     with pytest.raises(ValueError, match="batch=100: not a multiple of 32 × 1"):
         plan(TrainingRun(SMALL, n_gpus=32, batch=100, seq_len=4096))
+    with pytest.raises(ValueError, match="heads=4: PyTorch's fast attention takes heads of 256 numbers at most"):
+        plan(TrainingRun(SMALL | {"heads": 4, "kv_heads": 4}, n_gpus=32, batch=96, seq_len=4096))
 
 
 def test_what_a_plan_says():
