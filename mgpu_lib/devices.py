@@ -33,7 +33,7 @@ def try_all_gpus():
 
 
 def use_gpus(n, gpu="A100-80"):
-    """`n` GPUs, as a list of torch.devices, and one line saying of which kind they are.
+    """`n` GPUs, as a list of torch.devices, and a line saying of which kind they are.
 
     Real GPUs, if there are n of them and the environment variable MGPU_VIRTUAL isn't set. Otherwise virtual ones,
     named `gpu` (see `virtual_gpus.GPUS`), which stay on until `use_gpus` is asked for another kind. Asked for more of
@@ -44,6 +44,7 @@ def use_gpus(n, gpu="A100-80"):
     if enough_real_gpus(n):
         print(f"Using {n} real GPU{'s' * (n > 1)}: {', '.join(torch.cuda.get_device_name(i) for i in range(n))}.")
         return [torch.device("cuda", i) for i in range(n)]
+    idle = 0 if current() or os.environ.get("MGPU_VIRTUAL") else torch.cuda.device_count()
     if current() is not None and current() is _started and _started.spec is not wanted.spec:
         _started.stop()
     if current() is None:
@@ -54,6 +55,8 @@ def use_gpus(n, gpu="A100-80"):
         raise ValueError(f"use_gpus({n}): this program sees fewer GPUs{machine.hidden()}")
     kind = "GPU" if n == 1 else "GPUs"
     print(f"Using {n} virtual {kind} ({machine.spec.key}), made of this computer's memory.")
+    if idle:
+        print(f"Your {idle} real GPU{'s' * (idle > 1)} won't be used. use_gpus({idle}) in a restarted kernel would.")
     return machine.devices[:n]
 
 

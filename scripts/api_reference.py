@@ -5,7 +5,8 @@ use_book_style
 LiveAccuracy redraw
 ```
 
-in a page describes two names of a module, and one method of the second. A name may be one that the module imports.
+in a page describes two names of a module, and one method of the second. A name may be one that the module imports;
+__doc__ stands for what the module says of itself.
 ```{printed} virtual-gpus plan --help``` shows what a command prints.
 Docstrings are plain text: paragraphs, `code`, rows of a name and what it means, indented programs, sessions of >>>.
 Below each stands the section of a chapter that first defines or uses the name. A name that isn't there is an error of
@@ -229,6 +230,8 @@ class Api(SphinxDirective):
 
     def entry(self, name, *members):
         module = self.arguments[0]
+        if name == "__doc__":
+            return self.body(module, module, source(module)[1])
         home, node = find(module, name)
         inner = [member(node, one) for one in members]
         found = self.described(module, name, kind(node), signature(node))

@@ -31,6 +31,12 @@ if importlib.util.find_spec("mgpu_lib") is None:
     book = "{library}"
     pytorch = "torch==" + version("torch") if importlib.util.find_spec("torch") else "torch"
     %pip install --quiet {{pytorch}} "virtual-gpus @ {{book}}#subdirectory=virtual-gpus" "mgpu-lib @ {{book}}"
+    importlib.invalidate_caches()
+    if importlib.util.find_spec("mgpu_lib") is None:
+        raise ModuleNotFoundError(
+            f"The book's library could not be installed: see above. It needs the Internet and PyTorch 2.10 or later; "
+            f"here is {{pytorch}}. Then run this cell again."
+        )
 """
 SAY = """\
 # A chapter opened alone: it needs the book's library.

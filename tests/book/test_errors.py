@@ -8,23 +8,23 @@ import pytest
 from ranks import python, torchrun
 
 PAGE = (Path(__file__).parents[2] / "errors.md").read_text(encoding="utf-8")
-OF_RANKS = "DistributedDataParallel", "Collectives and NCCL", "FSDP and DTensor"  # sections whose programs have two
+FIRST = "# two ranks; the lines at the top of this page come first\n"
 START = re.search(r"```python\n(# two ranks\n.*?)```", PAGE, re.S)[1]
 
 
 def entries():
-    """(section, title, message, program or None) of each message on the page."""
-    for section in PAGE.split("\n## ")[1:]:
-        for entry in section.split("\n### ")[1:]:
+    """(title, message, program or None) of each message on the page."""
+    for entry in re.split(r"\n### |\n## .*\n", PAGE)[1:]:
+        if "```text" in entry:
             program = re.search(r"```python\n(.*?)```", entry, re.S)
             message = re.search(r"```text\n(.*?)```", entry, re.S)[1]
             assert program or "](https://" in entry, "what no program here raises names its source"
-            yield section.partition("\n")[0], entry.partition("\n")[0], message, program and program[1]
+            yield entry.partition("\n")[0], message, program and program[1]
 
 
-def printed(section, program, folder):
-    """What a program of that section prints, in words alone: no `[rank0]:`, no spaces at ends of lines."""
-    if section in OF_RANKS and not program.startswith("# two ranks"):
+def printed(program, folder):
+    """What a program of the page prints, in words alone: no `[rank0]:`, no spaces at ends of lines."""
+    if program.startswith(FIRST):
         program = START + program
     path = folder / "program.py"
     path.write_text(program)
@@ -38,18 +38,18 @@ def printed(section, program, folder):
 
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize(
-    ("section", "message", "program"),
-    [pytest.param(s, m, p, id=re.sub(r"\W+", "_", title)) for s, title, m, p in entries() if p],
+    ("message", "program"),
+    [pytest.param(message, program, id=re.sub(r"\W+", "_", title)) for title, message, program in entries() if program],
 )
-def test_a_program_prints_the_message_that_it_stands_under(section, message, program, tmp_path):
-    found = printed(section, program, tmp_path)
+def test_a_program_prints_the_message_that_it_stands_under(message, program, tmp_path):
+    found = printed(program, tmp_path)
     place = 0
     for part in message.strip().split("…"):
         place = found.find(part.strip(), place)
         assert place >= 0, f"{part!r} is not in:\n{found}"
 
 
-@pytest.mark.parametrize(("title", "message"), [(title, message) for _, title, message, _ in entries()])
+@pytest.mark.parametrize(("title", "message"), [(title, message) for title, message, _ in entries()])
 def test_a_title_is_in_its_message(title, message):
     """So a search for the first words of a message finds it. `and` stands where a type does."""
     for part in re.split(" and weight type | at least two devices", title):

@@ -1,8 +1,10 @@
 """Chapters opened alone: notebooks that need no other file, install what is missing, and run; the buttons to them."""
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import nbformat
@@ -104,6 +106,16 @@ def test_the_branch_holds_the_last_notebooks_and_the_checkout_stays(tmp_path):
     assert git("ls-tree", "--name-only", "notebooks", folder=remote) == "01-new.ipynb"
     assert git("rev-list", "--count", "notebooks", folder=remote) == "1"
     assert git("status", "--porcelain", folder=checkout) == "" and not (checkout / "01-new.ipynb").exists()
+
+
+def test_an_installation_that_fails_is_said(monkeypatch):
+    """As pip fails without the Internet: IPython's %pip prints what it says and goes on."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mgpu_lib" else found(name))
+    shell = SimpleNamespace(run_line_magic=lambda *line: None)
+    code = TransformerManager().transform_cell(standalone.first_cell(f"git+{REPOSITORY}").source)
+    with pytest.raises(ModuleNotFoundError, match=r"could not be installed.* the Internet and PyTorch 2.10"):
+        exec(code, {"get_ipython": lambda: shell})
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,9 @@ def test_use_gpus_takes_real_ones_when_there_are_enough(three_real, capsys):
 
 def test_use_gpus_makes_virtual_ones_otherwise(three_real, monkeypatch, capsys):
     assert len(mgpu.use_gpus(4)) == 4 and mgpu.current_machine() is not None
-    assert capsys.readouterr().out == "Using 4 virtual GPUs (A100-80), made of this computer's memory.\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "Using 4 virtual GPUs (A100-80), made of this computer's memory."
+    assert second == "Your 3 real GPUs won't be used. use_gpus(3) in a restarted kernel would."
     mgpu.use_gpus(2)
     assert capsys.readouterr().out.startswith("Using 2 virtual GPUs"), "a program has GPUs of one kind"
     mgpu.current_machine().stop()

@@ -5,8 +5,8 @@
 
     def test_traffic(virtual_gpus): ...  # the machine; without the mark it has four GPUs of the default kind
 
-The GPUs are on during the test only, and in processes that it starts. PyTorch is imported when a test first needs them:
-pytest loads plugins in every run, whatever is tested.
+The mark takes what `Machine` takes. The GPUs are on during the test only, and in processes that it starts, whatever
+CUDA_VISIBLE_DEVICES says: that is often set to hide real GPUs from tests.
 """
 
 import pytest
@@ -25,10 +25,8 @@ def pytest_itemcollected(item):
 
 @pytest.fixture
 def virtual_gpus(request, monkeypatch):
-    """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says.
-
-    CUDA_VISIBLE_DEVICES, which is often set to hide real GPUs from tests, is not for them.
-    """
+    """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says."""
+    # Here: pytest loads plugins in every run, whatever is tested, and this imports PyTorch.
     from virtual_gpus import handed_down
 
     mark = request.node.get_closest_marker("virtual_gpus") or pytest.mark.virtual_gpus(4).mark
