@@ -29,7 +29,8 @@ CHECKSUMS = {  # SHA-256 of the four files as they lie on disk, decompressed
 }
 SLICE = (6_000, 2_000)  # training and test images used unless MGPU_FULL=1: an epoch in seconds on a laptop
 SILENT_S, TOTAL_S = 10, 900  # a file is given up when no byte arrives for so long, or when it takes so long in all
-DIGITS = Path(__file__).with_name("digits.csv.gz")  # digits.txt says where they come from
+# The file of the handwritten digits that `load_digits` reads; digits.txt beside it says where they come from.
+DIGITS = Path(__file__).with_name("digits.csv.gz")
 _failed = {}  # folder: why it couldn't be filled. It isn't tried again in this session: each try may take a while
 
 

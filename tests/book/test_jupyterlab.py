@@ -130,6 +130,8 @@ def test_every_link_leads_somewhere(shown, made):
             if href.startswith("http") and not href.startswith(made[0]):
                 continue  # a web page
             target = unquote(path.removeprefix("/files/")) if path else name
+            if target.startswith("api-") and not name_there and (ROOT / target).exists():
+                continue  # a page that Sphinx makes of docstrings: JupyterLab shows the names alone
             if not href or target not in shown or (name_there and name_there not in shown[target]["names"]):
                 nowhere.append(f"{name}: [{text}]({href})")
     assert nowhere == []

@@ -1,5 +1,6 @@
 """The command virtual-gpus: its options, what it says of mistakes, processes of `run`, tables and JSON of `plan`."""
 
+import functools
 import itertools
 import json
 import os
@@ -71,7 +72,9 @@ def started(*arguments):
     """The command as a process of its own."""
     command = [sys.executable, "-m", "virtual_gpus", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+    # Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, preexec_fn=heed, **pipes)
 
 
 def test_help_and_tables_come_without_pytorch():

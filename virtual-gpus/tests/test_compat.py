@@ -16,6 +16,7 @@ OTHERS = {
     "_asdict",
     "_fields",
     "_getframe",
+    "_current_frames",
     "_bootstrap",
     "_module_locks",
     "_Popen",
