@@ -37,11 +37,13 @@ def test_the_planner_s_record_is_whole():
         assert found[what] == pytest.approx(PLANNER["summary"][what], rel=1e-6)
 
 
-# Furthest off in time is a narrow network on many GPUs, whose kernels are shorter than the host's calls.
-@pytest.mark.parametrize(("what", "worst"), [("time", 0.25), ("memory", 0.25)])
+@pytest.mark.parametrize(("what", "worst"), [("time", 0.15), ("memory", 0.25)])
 def test_how_far_off_the_formulas_are(what, worst):
+    """But for one setting, with heads of 16 numbers, whose time is 21 % off, not for the host; why isn't known."""
     found = PLANNER["summary"][what]
-    assert found["rows"] == 60 and found["median"] <= 0.1 and found["worst"] <= worst
+    *others, last = sorted(abs(row[what]["error"]) for row in PLANNER["summary"]["rows"].values())
+    assert found["rows"] == 60 and found["median"] <= 0.1
+    assert others[-1] <= worst and last <= 0.25
 
 
 # What the appendix says
