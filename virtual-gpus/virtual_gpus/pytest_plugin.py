@@ -3,7 +3,8 @@
     @pytest.mark.virtual_gpus(4, gpu="A100-80")
     def test_on_four_gpus(): ...
 
-    def test_traffic(virtual_gpus): ...  # the machine; without the mark it has four GPUs of the default kind
+    # The fixture is the machine; without the mark it has four GPUs of the default kind.
+    def test_traffic(virtual_gpus): ...
 
 The mark takes what `Machine` takes. The GPUs are on during the test only, and in processes that it starts, whatever
 CUDA_VISIBLE_DEVICES says: that is often set to hide real GPUs from tests.
