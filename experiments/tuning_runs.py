@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from mgpu_lib.data import batches, endless
-from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.models import lenet, lenet_bn, lenet_bn_params, lenet_params
 
 MOMENTUM, EPSILON = 0.1, 1e-5  # of batch norm: PyTorch's defaults
 EVALUATED = 250  # images at a time
@@ -40,7 +40,7 @@ def normalized(X, params, running=None):
         seen.extend(statistics)
         return H
 
-    return lenet(X, params, normalize), seen
+    return lenet_bn(X, params, normalize), seen
 
 
 def batch_norm(H, gamma, beta, running=None):
@@ -56,7 +56,7 @@ NETS = {"lenet": plain, "lenet_bn": normalized}
 
 def start(net, seed):
     """(parameters, running statistics) of `net` before the first step, as `training.train` starts LeNet."""
-    params = lenet_params(seed, batch_norm=net == "lenet_bn")
+    params = lenet_bn_params(seed) if net == "lenet_bn" else lenet_params(seed)
     return params, [fill for scale in params[8::2] for fill in (torch.zeros_like(scale), torch.ones_like(scale))]
 
 

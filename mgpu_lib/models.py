@@ -7,11 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def lenet_params(seed=0, batch_norm=False):
+def lenet_params(seed=0):
     """The eight tensors W1, b1 … W4, b4 that LeNet starts from, on the CPU and without gradients.
 
     Shapes: W1 (20, 1, 3, 3), W2 (50, 20, 5, 5), W3 (800, 128), W4 (128, 10), one bias per output; 129,068 numbers.
-    With `batch_norm` four more, scale and shift of each channel of the two convolutions: (20,), (20,), (50,), (50,).
     Weights are normal with variance 2 / inputs (He et al. 2015, arXiv:1502.01852), biases 0. With d2l's 0.01 for every
     layer the signal all but vanishes, and nothing is learned in the first 235 steps of 256 images.
     The same `seed` gives the same values. `get_params` makes trainable copies of them.
@@ -21,7 +20,7 @@ def lenet_params(seed=0, batch_norm=False):
     def weight(*shape, inputs):
         return torch.randn(shape, generator=generator) * (2 / inputs) ** 0.5
 
-    params = [
+    return [
         weight(20, 1, 3, 3, inputs=9),
         torch.zeros(20),
         weight(50, 20, 5, 5, inputs=500),
@@ -31,32 +30,41 @@ def lenet_params(seed=0, batch_norm=False):
         weight(128, 10, inputs=128),
         torch.zeros(10),
     ]
-    if batch_norm:
-        params += [torch.ones(20), torch.zeros(20), torch.ones(50), torch.zeros(50)]
-    return params
 
 
-def lenet(X, params, batch_norm=None):
-    """Logits (N, 10) of the images X (N, 1, 28, 28); N may be 0. X and `params` lie on one device.
+def lenet(X, params):
+    """Logits (N, 10) of the images X (N, 1, 28, 28); N may be 0. X and `params` lie on one device."""
+    W1, b1, W2, b2, W3, b3, W4, b4 = params
+    H = F.relu(F.conv2d(X, W1, b1))  # (N, 20, 26, 26)
+    H = F.avg_pool2d(H, 2)  # (N, 20, 13, 13)
+    H = F.relu(F.conv2d(H, W2, b2))  # (N, 50, 9, 9)
+    H = F.avg_pool2d(H, 2)  # (N, 50, 4, 4)
+    H = F.relu(H.flatten(1) @ W3 + b3)  # (N, 800) -> (N, 128)
+    return H @ W4 + b4
 
-    `batch_norm` normalizes what each convolution puts out: called as batch_norm(H, scale, shift), with two of the four
-    tensors that `lenet_params(batch_norm=True)` adds, it returns H normalized. See `BatchNorm`.
-    """
-    W1, b1, W2, b2, W3, b3, W4, b4, *norms = params
-    normalize = batch_norm or (lambda H: H)  # without batch norm, H stays as it is
-    H = normalize(F.conv2d(X, W1, b1), *norms[:2])  # 28 -> 26 pixels a side, 20 channels
-    H = F.avg_pool2d(F.relu(H), 2)  # 26 -> 13
-    H = normalize(F.conv2d(H, W2, b2), *norms[2:])  # 13 -> 9 pixels a side, 50 channels
-    H = F.avg_pool2d(F.relu(H), 2)  # 9 -> 4
-    H = F.relu(H.flatten(1) @ W3 + b3)  # 50 * 4 * 4 = 800 numbers
+
+def lenet_bn_params(seed=0):
+    """`lenet_params`, and a scale and a shift for each channel of the two convolutions: (20,), (20,), (50,), (50,)."""
+    return [*lenet_params(seed), torch.ones(20), torch.zeros(20), torch.ones(50), torch.zeros(50)]
+
+
+def lenet_bn(X, params, normalize):
+    """`lenet` with batch norm, for `lenet_bn_params`: normalize(H, scale, shift), one of BatchNorm's methods, is
+    called on what each convolution puts out."""
+    W1, b1, W2, b2, W3, b3, W4, b4, scale1, shift1, scale2, shift2 = params
+    H = F.relu(normalize(F.conv2d(X, W1, b1), scale1, shift1))
+    H = F.avg_pool2d(H, 2)
+    H = F.relu(normalize(F.conv2d(H, W2, b2), scale2, shift2))
+    H = F.avg_pool2d(H, 2)
+    H = F.relu(H.flatten(1) @ W3 + b3)
     return H @ W4 + b4
 
 
 class BatchNorm:
-    """What normalizes inside `lenet`, on every GPU by itself, as nn.DataParallel's replicas do.
+    """What normalizes inside `lenet_bn`, on every GPU by itself, as nn.DataParallel's replicas do.
 
-    In training, `lenet(X, params, batch_norm=norm.by_batch)`, the mean and variance of the batch at hand normalize, and
-    running statistics follow them; to evaluate, `norm.by_running_statistics`, those normalize. They are kept as an
+    In training, `norm.by_batch`, the mean and variance of the batch at hand normalize, and running statistics follow
+    them; to evaluate, `norm.by_running_statistics`, those normalize. They are kept as an
     optimizer keeps its state, by parameter, so replicas have statistics of their own. A batch of no images changes
     none. Source: Ioffe & Szegedy 2015 (arXiv:1502.03167); momentum 0.1 and epsilon 1e-5 as in nn.BatchNorm2d.
     """
@@ -77,7 +85,7 @@ class BatchNorm:
 
 
 def lenet_module(batch_norm=False):
-    """The network of `lenet` as an nn.Sequential, without batch norm or with it after each convolution.
+    """The network of `lenet` as an nn.Sequential, or that of `lenet_bn`.
 
     Takes (N, 1, 28, 28), gives logits (N, 10). Starts from torch's global random state, as PyTorch's layers do.
     """

@@ -1,6 +1,7 @@
 """The book's matplotlib look, and its recurring figure: test accuracy per epoch."""
 
 import io
+from functools import partial
 
 # Two of Okabe and Ito's colours, one of Paul Tol's, and black: four that differ clearly for colour-blind readers, each
 # with a contrast of 3 or more to white. The white background is part of the figure: a dark page changes nothing.
@@ -71,26 +72,31 @@ def accuracy_curves(histories, ax=None):
 
 
 class LiveAccuracy:
-    """Shows test accuracy while `train(..., on_epoch=LiveAccuracy(label))` runs.
+    """Shows test accuracy while several runs train, one after another: `train(..., on_epoch=live.of(label))`.
 
-    In a notebook one figure is redrawn after each epoch; elsewhere one line per epoch is printed.
+    In a notebook one figure of all runs is redrawn after each epoch; elsewhere one line per epoch is printed.
     """
 
-    def __init__(self, label):
-        self.label, self.display = label, None
+    def __init__(self):
+        self.histories, self.display = {}, None
 
-    def __call__(self, history):
+    def of(self, label):
+        """What `train` calls after each epoch of the run `label`."""
+        return partial(self.show, label)
+
+    def show(self, label, history):
+        self.histories[label] = history
         if notebook():
-            self.redraw(history)
+            self.redraw()
         else:
             from tqdm.auto import tqdm
 
-            tqdm.write("{}: epoch {epoch}, test accuracy {test_accuracy:.3f}".format(self.label, **history[-1]))
+            tqdm.write("{}: epoch {epoch}, test accuracy {test_accuracy:.3f}".format(label, **history[-1]))
 
-    def redraw(self, history):
+    def redraw(self):
         from IPython.display import Image, display
 
-        image = Image(accuracy_png({self.label: history}), alt=f"Test accuracy per epoch: {self.label}")
+        image = Image(accuracy_png(self.histories), alt=f"Test accuracy per epoch: {'; '.join(self.histories)}")
         if self.display is None:
             self.display = display(image, display_id=True)
         else:

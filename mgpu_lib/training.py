@@ -11,7 +11,7 @@ import torch
 from mgpu_lib.arguments import check_count, check_rate
 from mgpu_lib.data import batches, endless, hold_out, load_fashion_mnist
 from mgpu_lib.devices import use_gpus
-from mgpu_lib.models import BatchNorm, lenet, lenet_params
+from mgpu_lib.models import BatchNorm, lenet, lenet_bn, lenet_bn_params, lenet_params
 from mgpu_lib.parallel import get_params, max_divergence, train_batch
 
 
@@ -134,16 +134,12 @@ def lenet_program(devices, batch_norm=False, seed=0):
     With `batch_norm` each GPU normalizes with the mean and variance of its own shard. So on several GPUs the step is
     not that of one: the statistics come from fewer images. net(X) evaluates with those of replica 0.
     """
-    replicas = [get_params(lenet_params(seed, batch_norm), device) for device in devices]
-    step = partial(train_batch, device_params=replicas, devices=devices)
-    net = partial(lenet, params=replicas[0])
-    if not batch_norm:
-        return step, net
-    norm = BatchNorm()
-    return (
-        partial(step, net=partial(lenet, batch_norm=norm.by_batch)),
-        partial(net, batch_norm=norm.by_running_statistics),
-    )
+    norm, start = BatchNorm(), lenet_bn_params(seed) if batch_norm else lenet_params(seed)
+    training = partial(lenet_bn, normalize=norm.by_batch) if batch_norm else lenet
+    evaluating = partial(lenet_bn, normalize=norm.by_running_statistics) if batch_norm else lenet
+    replicas = [get_params(start, device) for device in devices]
+    step = partial(train_batch, device_params=replicas, devices=devices, net=training)
+    return step, partial(evaluating, params=replicas[0])
 
 
 @torch.no_grad()

@@ -3,9 +3,8 @@
 from mgpu_lib.exercises.batch_size_and_learning_rate import check_best_lr, check_diagnose
 from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_accuracy_of_each,
-    check_bucketed_allreduce,
+    check_is_wrong,
     check_ring_allreduce,
-    check_tree_allreduce,
     check_uneven_weights,
 )
 from mgpu_lib.exercises.dataparallel_in_one_line import check_halve_every, check_strip_prefix, check_unwrap
@@ -59,7 +58,6 @@ __all__ = [
     "check_bottleneck",
     "check_broadcast_backward",
     "check_bubble",
-    "check_bucketed_allreduce",
     "check_clipped_step",
     "check_count_correct",
     "check_critical_batch",
@@ -69,6 +67,7 @@ __all__ = [
     "check_fewest_gpus",
     "check_gather_in_order",
     "check_halve_every",
+    "check_is_wrong",
     "check_largest",
     "check_linear_three_gpus",
     "check_longest_gap",
@@ -91,7 +90,6 @@ __all__ = [
     "check_strip_prefix",
     "check_to_device",
     "check_training_days",
-    "check_tree_allreduce",
     "check_two_batch_noise",
     "check_uneven_weights",
     "check_unwrap",

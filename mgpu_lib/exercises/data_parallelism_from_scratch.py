@@ -1,13 +1,11 @@
-"""Checks for "Data parallelism from scratch": the accuracy of all replicas, uneven shards, all-reduces on a budget."""
-
-from collections import Counter
+"""Checks for "Data parallelism from scratch": the accuracy of all replicas, uneven shards, a ring, a test of steps."""
 
 import torch
+from torch.nn import functional as F
 
-from mgpu_lib.collectives import bytes_per_link, tree
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.models import lenet_params
-from mgpu_lib.parallel import get_params
+from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.parallel import allreduce, get_params, sgd, split_batch, train_batch
 from virtual_gpus import virtual_gpus
 
 
@@ -50,26 +48,14 @@ def accuracy_slip(found, right, rows):
     return f"{seen} of the images. Use X and y, and all of their {rows} rows for every replica, no shards"
 
 
-class Messages(Counter):
-    """Bytes per link, as `Machine.traffic`, and the size of each single message."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __setitem__(self, link, total):
-        self.sizes.append(total - self[link])
-        super().__setitem__(link, total)
-
-
 def allreduced(answer, k, numbers):
     """Bytes per link, {(source, target): bytes}, after `answer(data)` has all-reduced `numbers` numbers on `k` GPUs."""
     with virtual_gpus(k) as machine:
         data = [torch.arange(1.0, numbers + 1).to(device) * 4**i for i, device in enumerate(machine.devices)]
         before, right = data[0].cpu(), torch.arange(1.0, numbers + 1) * sum(4**i for i in range(k))
-        given, start = list(data), Counter(machine.traffic)
-        filled(answer(data), in_place=True)
-        traffic = machine.traffic - start
+        given = list(data)
+        with machine.counting() as traffic:
+            answer(data)
         results = [tensor.cpu() for tensor in given]
     case = f"{k} GPUs, {numbers} numbers"
     for gpu, result in enumerate(results):
@@ -115,83 +101,6 @@ def check_ring_allreduce(answer):
 
 
 @exercise
-def check_tree_allreduce(answer):
-    """tree_allreduce(data): sums one tensor per GPU, in place; no GPU receives more than log2(k) tensors."""
-    for k in (2, 4, 8, 5, 1):
-        links = allreduced(answer, k, 3)
-        received, allowed = by_target(links), by_target(bytes_per_link(tree(k), 12, k))
-        most = max(allowed.values(), default=0)
-        for gpu, nbytes in received.items():
-            expect(
-                nbytes <= most,
-                f"{k} GPUs: the sums are right, but GPU {gpu} receives {nbytes // 12} tensors, and "
-                f"{most // 12} will do. Add in pairs, then the pairs' sums in pairs, and so on",
-            )
-        expect(
-            sum(received.values()) <= sum(allowed.values()),
-            f"{k} GPUs: the sums are right, but {sum(received.values()) // 12} tensors travel in all, and "
-            f"{sum(allowed.values()) // 12} will do",
-        )
-    return "the sum on every GPU, and none receives more than log2(k) tensors, rounded up"
-
-
-def by_target(links):
-    received = Counter()
-    for (_, target), nbytes in links.items():
-        received[target] += nbytes
-    return received
-
-
-@exercise
-def check_bucketed_allreduce(answer):
-    """bucketed_allreduce(device_grads, bucket_bytes): sums lists of gradients, in place, many in one all-reduce."""
-    shapes, bucket_bytes = [(2, 3), (4,), (3, 2), (30,), *[(2,)] * 12], 48  # 6 + 4 numbers, 6, 30 (too large), 12 + 12
-    with virtual_gpus(2) as machine:
-        device_grads = [
-            [torch.full(shape, float(i + 1), device=device) * (gpu + 1) for i, shape in enumerate(shapes)]
-            for gpu, device in enumerate(machine.devices)
-        ]
-        machine.traffic = messages = Messages()
-        filled(answer([list(grads) for grads in device_grads], bucket_bytes), in_place=True)
-        sizes, traffic = list(messages.sizes), list(messages)
-        results = [[grad.cpu() for grad in grads] for grads in device_grads]
-    for gpu, grads in enumerate(results):
-        for i, grad in enumerate(grads):
-            own, right = (i + 1.0) * (gpu + 1), (i + 1.0) * 3
-            expect(
-                not bool((grad == own).all()),
-                f"gradient {i} of GPU {gpu} still has its own numbers: copy the sums from the bucket back into it",
-            )
-            expect(
-                bool((grad == right).all()),
-                f"gradient {i} of GPU {gpu} isn't the sum: are the bucket's pieces in the right order?",
-            )
-    expect_no_detour(traffic)
-    expect_few_messages(sizes, bucket_bytes, len(shapes))
-    return f"the sum of every gradient, in {len(sizes)} messages; one by one they are {2 * len(shapes)} or more"
-
-
-def expect_few_messages(sizes, bucket_bytes, num_gradients):
-    """The messages of `sizes` bytes are full buckets, but for the gradient of 120 bytes, which travels alone."""
-    expect(
-        max(sizes) <= 120,
-        f"the sums are right, but one message has {max(sizes)} bytes, and a bucket holds "
-        f"{bucket_bytes} (a larger gradient travels alone)",
-    )
-    large = [size for size in sizes if size > bucket_bytes]  # only the gradient of 120 bytes, whole or in halves
-    expect(
-        {*large} <= {60, 120},
-        f"the sums are right, but some buckets hold more than {bucket_bytes} bytes: one "
-        f"message has {max({*large} - {60, 120}, default=0)}",
-    )
-    expect(
-        len(sizes) <= 24,
-        f"the sums are right, but {len(sizes)} messages were sent for {num_gradients} gradients. "
-        "Put several gradients into one bucket: five buckets will do",
-    )
-
-
-@exercise
 def check_uneven_weights(answer):
     """uneven_weights(sizes): what to multiply the GPUs' mean losses with, so that they add up to the batch's mean."""
     for sizes in ([3, 2, 2], [5], [20, 20, 20, 4], [1, 1, 0], [4, 4]):
@@ -212,3 +121,89 @@ def check_uneven_weights(answer):
         )
         expect(False, f"{case}; each row should count as much as any other: {[round(share, 3) for share in right]}")
     return "every row counts the same, wherever it is"
+
+
+# Steps for the reader's test. The wrong ones are what a program could do by mistake.
+
+
+def last_gpu_first(X, y, replicas, devices, lr):
+    """Right, and it rounds in another way than train_batch."""
+    train_batch(X, y, replicas, devices, lr, reduce=lambda data: allreduce(data[::-1]))
+
+
+def rebinding(X, y, replicas, devices, lr):
+    def reduce(data):
+        for grad in data[1:]:
+            data[0] += grad.to(data[0].device)
+
+    train_batch(X, y, replicas, devices, lr, reduce=reduce)
+
+
+def never_zeroed(X, y, replicas, devices, lr):
+    @torch.no_grad()
+    def update(params, lr, batch_size):
+        for p in params:
+            p -= lr * p.grad / batch_size
+
+    train_batch(X, y, replicas, devices, lr, update=update)
+
+
+def zeroed_on_gpu_0_only(X, y, replicas, devices, lr):
+    never_zeroed(X, y, replicas, devices, lr)
+    for p in replicas[0]:
+        p.grad.zero_()
+
+
+def divided_by_the_shard(X, y, replicas, devices, lr):
+    train_batch(X, y, replicas, devices, lr * len(devices))
+
+
+def means_averaged(X, y, replicas, devices, lr):
+    for X_shard, y_shard, params in zip(*split_batch(X, y, devices), replicas):
+        F.cross_entropy(lenet(X_shard, params), y_shard).backward()
+    for grads in zip(*[[p.grad for p in params] for params in replicas]):
+        allreduce(list(grads))
+    for params in replicas:
+        sgd(params, lr, batch_size=len(devices))
+
+
+def gpu_0_alone(X, y, replicas, devices, lr):
+    train_batch(X, y, replicas[:1], devices[:1], lr)
+
+
+def rest_dropped(X, y, replicas, devices, lr):
+    rows = max(len(X) // len(devices), 1) * len(devices)
+    train_batch(X[:rows], y[:rows], replicas, devices, lr)
+
+
+def rows_repeated(X, y, replicas, devices, lr):
+    rest = -len(X) % len(devices)
+    train_batch(torch.cat([X, X[:rest]]), torch.cat([y, y[:rest]]), replicas, devices, lr)
+
+
+WRONG_STEPS = {
+    rebinding: "sums the gradients on GPU 0 and leaves the others as they are: do you look at all replicas?",
+    never_zeroed: "never zeroes the gradients, so its first step is right: how many steps do you take?",
+    zeroed_on_gpu_0_only: "zeroes the gradients on GPU 0 only, so its first step is right: how many steps do you take?",
+    means_averaged: "averages the means of the shards, which is right for equal shards: do the GPUs divide your batch?",
+    divided_by_the_shard: "divides by the rows of a shard, so it goes k times as far: do you compare with one device?",
+    gpu_0_alone: "trains GPU 0 with the whole batch, and no other: do you look at all replicas?",
+    rest_dropped: "drops the rows that are left over when all shards are equal: do the GPUs divide your batch?",
+    rows_repeated: "repeats rows until all shards are equal: do the GPUs divide your batch?",
+}
+
+
+@exercise
+def check_is_wrong(answer):
+    """is_wrong(step): whether `step(X, y, replicas, devices, lr)` computes anything but what one device computes."""
+    for step in (train_batch, last_gpu_first):
+        with virtual_gpus(4):
+            accused = filled(answer(step))
+        expect(
+            not accused,
+            "you accuse a right program, which adds up in another order: let gaps of rounding pass, some 1e-7",
+        )
+    for step, hint in WRONG_STEPS.items():
+        with virtual_gpus(4):
+            expect(answer(step), f"your test lets a program pass that {hint}")
+    return f"two right programs pass, and {len(WRONG_STEPS)} wrong ones don't"

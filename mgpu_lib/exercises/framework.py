@@ -1,5 +1,6 @@
 """What all checks share: one printed line, and never an exception."""
 
+import dis
 import functools
 import traceback
 
@@ -11,8 +12,9 @@ class Unfilled(Exception):
 def exercise(check):
     """Make a reader's check out of `check(answer, …)`, which returns what to praise, or calls `expect`.
 
-    The result prints one line: "yours to fill in" when the answer, or what it returns, is None or NotImplemented;
-    "right: …"; or "not yet: …", also for an exception, and whether the answer raises it or does not fit the check.
+    The result prints one line: "yours to fill in" when the answer, or what it returns, is None, `...`, or a function
+    of nothing more; "right: …"; or "not yet: …", also for an exception, and whether the answer raises it or does not
+    fit the check.
     """
 
     @functools.wraps(check)
@@ -37,11 +39,23 @@ def comes_from(answer, error):
     return code is None or any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def filled(value, in_place=False):
-    """`value`, an answer or what it returned. A function that works in place returns None when it is filled in."""
-    if value is NotImplemented or (value is None and not in_place):
+def filled(value):
+    """`value`, an answer or what it returned."""
+    if value is None or value is ... or is_blank(value):
         raise Unfilled
     return value
+
+
+def is_blank(value):
+    """Whether it is a function that holds nothing but `...` and a docstring."""
+
+    def blank(): ...
+
+    return hasattr(value, "__code__") and steps(value) == steps(blank)
+
+
+def steps(function):
+    return [(step.opname, step.argval) for step in dis.get_instructions(function)]
 
 
 def expect(condition, message):

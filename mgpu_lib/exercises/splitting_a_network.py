@@ -112,7 +112,7 @@ def check_linear_three_gpus(answer):
         with virtual_gpus(k) as machine:
             inputs = X.to("cuda:0").requires_grad_(), W.clone().requires_grad_(), b.clone().requires_grad_()
             output = filled(answer(*inputs, machine.devices))
-            sent = [machine.bytes_moved("cpu", device) for device in machine.devices]
+            sent = [machine.traffic.total("cpu", device) for device in machine.devices]
             sent[0] -= X.nbytes
             check_linear(output, inputs, X, W, b)
         share = -(-10 // k) * 8 * 4 + b.nbytes

@@ -13,7 +13,6 @@ def changed(program, *changes):
 
 
 LR = "StepLR(optimizer, step_size=epochs, gamma=0.5)"
-BUCKET_ENDS = "if bucket and size + grad.nbytes > bucket_bytes"
 REPLICAS = "num_replicas=dist.get_world_size(), rank=rank"
 ROWS = "X, y = X[rank::world_size], y[rank::world_size]"
 VIA_CPU = """
@@ -26,13 +25,6 @@ WHOLE_RING = """
         own = [own[(i - 1) % k].to(data[i].device, copy=True) for i in range(k)]
         for i in range(k):
             data[i] += own[i]"""
-PARTNERS = """
-    k, step = len(data), 1  # everybody exchanges with a partner: right for powers of 2, twice the traffic
-    while step < k:
-        others = [data[i ^ step].to(data[i].device, copy=True) for i in range(k)]
-        for i in range(k):
-            data[i] += others[i]
-        step *= 2"""
 AT_MOST = """
     count, held = len({buffer.dtype for buffer in buffers}), 0
     for grad in grads:
@@ -105,19 +97,13 @@ WRONG = {
         ("range(k - 1):  # and", "range(0):  # and", "others?"),
         (VIA_CPU, "from the CPU. Send from GPU to GPU"),
     ],
-    "tree_allreduce": [
-        (VIA_CPU, "from the CPU. Send from GPU to GPU"),
-        ("mgpu.allreduce(data)", "GPU 0 receives 3 tensors, and 2 will do"),
-        ("pass", "still has its own numbers"),
-        (PARTNERS, "tensors travel in all"),
-    ],
-    "bucketed_allreduce": [
-        ("mgpu.allreduce(flat)", "flat = [sum(t.cpu() for t in flat)] * len(flat)", "from the CPU. Send from GPU"),
-        (BUCKET_ENDS, "if bucket", "32 messages were sent for 16 gradients"),
-        (BUCKET_ENDS, "if False", "one message has 280 bytes"),
-        (BUCKET_ENDS, "if bucket and size >= bucket_bytes", "one message has 64"),
-        ("for i, piece in zip(bucket, ", "for i, piece in zip([], ", "copy the sums from the bucket back"),
-        ("grads[i].copy_(piece.view_as(grads[i]))", "grads[i].copy_(values[0])", "isn't the sum"),
+    "is_wrong": [
+        ("return True", "let gaps of rounding pass"),
+        ("> 1e-5", "> 0", "let gaps of rounding pass"),
+        ("arange(9)", "arange(8)", "averages the means of the shards"),
+        ("2 * [", "[", "never zeroes the gradients"),
+        ("*replicas", "replicas[0]", "trains GPU 0 with the whole batch"),
+        ("return False", "leaves the others as they are"),
     ],
     "uneven_weights": [
         ("return [1 / len(sizes)] * len(sizes)", "equal weights are right for equal shards only"),
@@ -442,7 +428,6 @@ WRONG = {
 RIGHT = {
     "strays": ["return [name for name, tensor in net.state_dict().items() if tensor.device != device]"],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
-    "bucketed_allreduce": ["from mgpu_lib.collectives import bucketed_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
     "scatter_sizes": ["return tuple(len(part) for part in torch.arange(rows).chunk(k))"],
     "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from common import lenet_of_modules
 
-from mgpu_lib.models import BatchNorm, SimpleCNN, lenet, lenet_params, resnet8, resnet18
+from mgpu_lib.models import BatchNorm, SimpleCNN, lenet, lenet_bn, lenet_bn_params, lenet_params, resnet8, resnet18
 from mgpu_lib.parallel import get_params
 
 
@@ -37,7 +37,7 @@ def test_lenet_computes_what_the_modules_do(rows):
 
 
 def test_batch_norm_adds_a_scale_and_a_shift_for_each_channel():
-    plain, params = lenet_params(3), lenet_params(3, batch_norm=True)
+    plain, params = lenet_params(3), lenet_bn_params(3)
     assert all(torch.equal(p, q) for p, q in zip(plain, params))
     assert [(tuple(p.shape), p.unique().tolist()) for p in params[8:]] == [
         *(((20,), [1]), ((20,), [0])),
@@ -47,26 +47,26 @@ def test_batch_norm_adds_a_scale_and_a_shift_for_each_channel():
 
 def test_batch_norm_computes_what_the_modules_do():
     """In training by the batch, which moves the running statistics; in evaluation by those."""
-    params, norm = lenet_params(batch_norm=True), BatchNorm()
+    params, norm = lenet_bn_params(), BatchNorm()
     net, generator = lenet_of_modules(params), torch.Generator().manual_seed(1)
     for rows in (1, 7, 2):
         X = torch.rand(rows, 1, 28, 28, generator=generator)
-        torch.testing.assert_close(lenet(X, params, norm.by_batch), net(X))
+        torch.testing.assert_close(lenet_bn(X, params, norm.by_batch), net(X))
     found = [s for scale in params[8::2] for s in norm.statistics[scale]]
     for mine, its in zip(found, [s for m in (net.norm1, net.norm2) for s in (m.running_mean, m.running_var)]):
         torch.testing.assert_close(mine, its)
     X = torch.rand(5, 1, 28, 28, generator=generator)
-    torch.testing.assert_close(lenet(X, params, norm.by_running_statistics), net.eval()(X))
+    torch.testing.assert_close(lenet_bn(X, params, norm.by_running_statistics), net.eval()(X))
 
 
 def test_statistics_belong_to_a_replica():
     norm = BatchNorm()
-    replicas = [get_params(lenet_params(batch_norm=True), "cpu") for _ in range(2)]
-    lenet(torch.rand(4, 1, 28, 28), replicas[0], norm.by_batch)
-    fresh = lenet_of_modules(lenet_params(batch_norm=True)).eval()
+    replicas = [get_params(lenet_bn_params(), "cpu") for _ in range(2)]
+    lenet_bn(torch.rand(4, 1, 28, 28), replicas[0], norm.by_batch)
+    fresh = lenet_of_modules(lenet_bn_params()).eval()
     X = torch.rand(3, 1, 28, 28)
-    torch.testing.assert_close(lenet(X, replicas[1], norm.by_running_statistics), fresh(X))
-    assert not torch.allclose(lenet(X, replicas[0], norm.by_running_statistics), fresh(X))
+    torch.testing.assert_close(lenet_bn(X, replicas[1], norm.by_running_statistics), fresh(X))
+    assert not torch.allclose(lenet_bn(X, replicas[0], norm.by_running_statistics), fresh(X))
 
 
 @pytest.mark.parametrize("channels, classes", [(1, 10), (3, 7)])

@@ -65,16 +65,16 @@ def test_curves_show_every_history_with_its_label():
 
 
 def test_live_accuracy_redraws_one_figure_in_a_notebook(kernel):
-    live = plots.LiveAccuracy("2 GPUs")
-    live(HISTORY[:1])
-    live(HISTORY)
+    live = plots.LiveAccuracy()
+    for label, history in {"2 GPUs": HISTORY[:1], "1 GPU": HISTORY}.items():
+        live.of(label)(history)
     assert [action for action, png in kernel] == ["display", "update"]
     assert kernel[0][1] != kernel[1][1]
-    assert kernel[1][1] == plots.accuracy_png({"2 GPUs": HISTORY})
+    assert kernel[1][1] == plots.accuracy_png({"2 GPUs": HISTORY[:1], "1 GPU": HISTORY})
 
 
 def test_live_accuracy_prints_a_line_per_epoch_in_a_terminal(capsys):
-    live = plots.LiveAccuracy("2 GPUs")
+    live = plots.LiveAccuracy().of("2 GPUs")
     live(HISTORY[:1])
     live(HISTORY)
     assert capsys.readouterr().out == ("2 GPUs: epoch 1, test accuracy 0.250\n2 GPUs: epoch 2, test accuracy 0.750\n")

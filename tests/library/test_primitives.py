@@ -76,7 +76,7 @@ def test_bytes_of_a_step(gpus, k, rows, busy):
     out = data_parallel(net, X, gpus.devices[:k])
     out.sum().backward()
     away = 1 - len(X.chunk(k)[0]) / rows
-    assert gpus.bytes_moved() == (busy - 1) * (2 * params + buffers) + round(away * (X.nbytes + 2 * out.nbytes))
+    assert gpus.traffic.total() == (busy - 1) * (2 * params + buffers) + round(away * (X.nbytes + 2 * out.nbytes))
     assert {end for ends in gpus.traffic for end in ends} == ({f"cuda:{i}" for i in range(busy)} if busy > 1 else set())
 
 

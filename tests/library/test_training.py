@@ -17,7 +17,7 @@ from experiments import tuning as grid
 from experiments import tuning_runs
 from mgpu_lib import training
 from mgpu_lib.data import Data, load_digits
-from mgpu_lib.models import lenet_params
+from mgpu_lib.models import lenet_bn_params
 from mgpu_lib.parallel import max_divergence, train_batch
 from mgpu_lib.training import evaluate, lenet_program, run_steps, train, validate, validated_steps, validation_steps
 from virtual_gpus import virtual_gpus
@@ -224,7 +224,7 @@ def test_dead_is_what_gives_all_images_the_same_logits():
 
 def steps_of_modules(X, y, devices, steps, lr):
     """Training with nn.DataParallel: (the network, losses)."""
-    net = lenet_of_modules(lenet_params(batch_norm=True)).to(devices[0])
+    net = lenet_of_modules(lenet_bn_params()).to(devices[0])
     wrapped = nn.DataParallel(net, device_ids=devices) if len(devices) > 1 else net
     optimizer, losses = torch.optim.SGD(net.parameters(), lr), []
     for _ in range(steps):

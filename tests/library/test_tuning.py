@@ -149,7 +149,7 @@ def test_a_dead_run_ends(few, monkeypatch):
     """All ReLUs of the third layer closed: every image has the same logits, and no gradient opens them again."""
     params = lenet_params()
     params[5] -= 1e6
-    monkeypatch.setattr(tuning_runs, "lenet_params", lambda seed, batch_norm: params)
+    monkeypatch.setattr(tuning_runs, "lenet_params", lambda seed: params)
     (dead,) = runs(few, lrs=[0.01])
     assert (dead["dead_at_step"], dead["step"], dead["diverged_at_step"]) == (2, [2], None)
     assert lenet(few.X_test, params).std(dim=0).max() < 1e-6

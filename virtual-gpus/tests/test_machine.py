@@ -358,7 +358,7 @@ def test_traffic_is_counted(gpus):
     z = torch.zeros(256, device="cuda:1")
     z.copy_(y)
     assert gpus.traffic == Counter({("cuda:0", "cuda:1"): 2048, ("cpu", "cuda:0"): 1024, ("cuda:1", "cpu"): 1024})
-    moved = gpus.bytes_moved(), gpus.bytes_moved("cuda:0"), gpus.bytes_moved(target=torch.device("cpu"))
+    moved = gpus.traffic.total(), gpus.traffic.total("cuda:0"), gpus.traffic.total(target=torch.device("cpu"))
     assert moved == (4096, 2048, 1024)
 
 

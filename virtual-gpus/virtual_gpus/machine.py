@@ -1,5 +1,6 @@
 """The machine that virtual GPUs pretend to be: starting it, stopping it, and which one is on."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -31,6 +32,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 SET_ONCE = ("spec", "topology", "link", "pcie", "backing")
 
 
+class Traffic(Counter):
+    """Bytes copied between devices: {(source, target): bytes} such as {("cpu", "cuda:1"): 4096}."""
+
+    def total(self, source: Any = None, target: Any = None) -> int:
+        """Bytes copied from `source` to `target`, each a device or its name; None: any."""
+        wanted = [None if end is None else str(end) for end in (source, target)]
+        return sum(
+            nbytes
+            for ends, nbytes in self.items()
+            if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
+        )
+
+
 class Machine:
     """`n` GPUs named `gpu`, joined by `link`, made of `backing`: a context manager; see also start() and stop().
 
@@ -60,8 +74,7 @@ class Machine:
                       one entry for each of `gpus`
     found             False: CUDA_VISIBLE_DEVICES is for the real GPUs, and whoever makes a machine has all of its GPUs.
                       True: a program comes upon it as upon a computer's own, so the variable says which GPUs it sees
-    traffic           bytes copied so far, a Counter {(from, to): bytes} such as {("cpu", "cuda:1"): 4096};
-                      `traffic.clear()` counts anew, `bytes_moved()` adds up
+    traffic           bytes copied so far, a Traffic; `counting()` has those of a block of code
     clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
                       read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
     rank, ranks       the number of this process in its program and how many there are; None, 1: it is the only one
@@ -87,7 +100,7 @@ class Machine:
         self.backing = find_backing(backing)
         self.is_meta = self.backing.type == "meta"
         self.clock, self.started = Clock(host), 0.0
-        self.traffic = Counter()
+        self.traffic = Traffic()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1
         self.communicator_class: Callable[..., Communicator] = Communicator if self.is_meta else RealCommunicator
@@ -192,14 +205,12 @@ class Machine:
             self.refuses = functools.partial(device_side_assert, self.asserted)
             raise self.refuses()
 
-    def bytes_moved(self, source: Any = None, target: Any = None) -> int:
-        """Bytes copied from `source` to `target`, each a device or its name; None: any."""
-        wanted = [None if d is None else str(d) for d in (source, target)]
-        return sum(
-            nbytes
-            for ends, nbytes in self.traffic.items()
-            if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
-        )
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[Traffic]:
+        """Count what is copied inside the block: `with machine.counting() as moved: ...`, and then `moved.total()`."""
+        before, moved = self.traffic.copy(), Traffic()
+        yield moved
+        moved.update(self.traffic - before)
 
     def elapsed(self) -> float:
         """Seconds on this thread's modelled clock since the machine was started.
