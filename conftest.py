@@ -1,7 +1,11 @@
 """What every test and every notebook under test runs with. Kernels that nbval starts inherit this environment."""
 
 import os
+import sys
 from pathlib import Path
+
+import ranks
+from jupyter_client.provisioning import local_provisioner
 
 collect_ignore_glob = ["_build/*"]  # Jupyter Book keeps copies of the notebooks there
 
@@ -22,3 +26,13 @@ workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if workers > 1:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(max(1, (os.cpu_count() or 1) // workers))
+
+
+def forked_kernel(command, env, cwd, **streams):
+    """A kernel that is a fork of a process which has imported PyTorch; what it says beside its cells is lost."""
+    arguments = [word for word in command[1:] if not word.startswith("-X")]
+    return ranks.Fork(arguments, env | {"OMP_NUM_THREADS": "1"}, cwd, os.devnull, os.devnull)
+
+
+if sys.platform == "linux":
+    local_provisioner.launch_kernel = forked_kernel  # for nbval

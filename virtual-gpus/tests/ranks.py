@@ -51,6 +51,8 @@ def ask(request):
 class Fork:
     """What tests need of subprocess.Popen(["python", *arguments], cwd=folder, ...), for a fork."""
 
+    stdin = stdout = stderr = None
+
     def __init__(self, arguments, env, folder, log, errors):
         paths = {"folder": str(folder), "log": str(log), "errors": str(errors)}
         self.pid = ask({"args": [sys.executable, *map(str, arguments)], "env": env, **paths})
@@ -58,7 +60,7 @@ class Fork:
     def poll(self):
         return ask(self.pid)
 
-    def wait(self, seconds):
+    def wait(self, seconds=600):
         assert happens(lambda: self.poll() is not None, seconds), f"{self.pid} still runs after {seconds} s"
         return self.poll()
 
