@@ -203,7 +203,10 @@ def cell(root, batch_size, lr):
     return root.get_by_role("gridcell", name=re.compile(name))
 
 
-def drawn(root, look, nth=0):
-    """The points of a curve."""
-    points = root.locator(f".mgpu-picture polyline.{look}").nth(nth).get_attribute("points")
-    return [tuple(map(float, point.split(","))) for point in points.split()]
+def points_of(line):
+    return [tuple(map(float, point.split(","))) for point in line.get_attribute("points").split()]
+
+
+def drawn(root, look):
+    """The points of a picture's first curve of this look."""
+    return points_of(root.locator(f".mgpu-picture polyline.{look}").first)

@@ -4,7 +4,7 @@ Their data are what the book's figures show; only some small tables are made up.
 """
 
 import json
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import take_pictures
@@ -41,13 +41,10 @@ def planner(**values):
 def memory_network(parameters, activations):
     by_batch = {n: activations * n for n in BATCH_SIZES}
     optimizer = {"sgd": 0, "momentum": parameters, "adam": 2 * parameters}
-    return {
-        "parameters": parameters,
-        "gradients": parameters,
-        "optimizer": optimizer,
-        "activations": {"fp32": by_batch, "amp": {n: 3 * b // 5 + parameters // 2 for n, b in by_batch.items()}},
-        "scratch": {p: {o: {n: b // 32 + 1000 for n, b in by_batch.items()} for o in optimizer} for p in PRECISIONS},
-    }
+    kept = {"fp32": by_batch, "amp": {n: 3 * b // 5 + parameters // 2 for n, b in by_batch.items()}}
+    scratch = {p: {o: {n: b // 32 + 1000 for n, b in by_batch.items()} for o in optimizer} for p in PRECISIONS}
+    same = {"parameters": parameters, "gradients": parameters}
+    return same | {"optimizer": optimizer, "activations": kept, "scratch": scratch}
 
 
 def memory_data():
@@ -63,14 +60,9 @@ def memory(**values):
 
 
 def traffic_network(name, layers, per_cut, per_gpu, parameters):
-    return {
-        "name": name,
-        "parameters": parameters,
-        "layers": layers,
-        "layer_wise": [per_cut * k if k < layers else None for k in range(8)],
-        "in_layer": [per_gpu * k for k in range(8)],
-        "data_parallel": [8 * parameters * k for k in range(8)],
-    }
+    moved = {"in_layer": [per_gpu * k for k in range(8)], "data_parallel": [8 * parameters * k for k in range(8)]}
+    moved["layer_wise"] = [per_cut * k if k < layers else None for k in range(8)]
+    return {"name": name, "parameters": parameters, "layers": layers} | moved
 
 
 def traffic_data():
@@ -93,9 +85,9 @@ def splits(**values):
 def kernel(name, start, end, gpu=0, **values):
     """An event on a GPU's default stream, in µs; its launch takes 5 and ends where it starts, or at `launched`."""
     launched = values.pop("launched", start)
+    times = {"start": start, "end": end, "called": values.pop("called", launched - 5), "launched": launched}
     fields = dict(kind="conv", row="default", thread="host", phase="", nbytes=0, flops=0, bound="memory")
-    times = {"start": start * US, "end": end * US, "called": (launched - 5) * US, "launched": launched * US}
-    return Event(name=name, gpu=gpu, **times, **(fields | values))
+    return Event(name=name, gpu=gpu, **{at: us * US for at, us in times.items()}, **(fields | values))
 
 
 def timeline(*events, gpu="V100"):
@@ -110,9 +102,7 @@ def small_timeline():
         kernel("addmm", 100, 200, phase="backward", launched=40),
         kernel("add_", 500, 600, bound="fixed", gpu=1),
         kernel("copy cuda:0 to cuda:1", 200, 400, kind="copy", row="copy out", bound="link", nbytes=3 * 2**20),
-        kernel("collate", 700, 1000, kind="host", gpu=None, row="host", bound="host")._replace(
-            called=700 * US, launched=1000 * US
-        ),
+        kernel("collate", 700, 1000, kind="host", gpu=None, row="host", bound="host", called=700, launched=1000),
     )
 
 
@@ -153,15 +143,9 @@ def hostile_memory(name):
     return MemoryExplorer(renamed(memory_data(), LeNet=name, tiny=name + "!"), network=name, gpu=name + "!")
 
 
-def hostile_why(name):
+def hostile_grid(kind, name):
     name = name.replace("/", "-")  # it parts the names of cells
-    return WhySlower(renamed(WhySlower().data, LeNet=name), network=name)
-
-
-def hostile_overlap(name):
-    name = name.replace("/", "-")  # it parts the names of cells
-    data = renamed(OverlapExplorer().data, **{"ResNet-50": name, "Ethernet 25": f"{name}!"})
-    return OverlapExplorer(data, network=name, between=f"{name}!")
+    return kind(renamed(kind().data, **{"LeNet": name, "ResNet-50": f"{name}!"}), network=f"{name}!")
 
 
 def hostile_explorer(name, kind=TuningExplorer):
@@ -232,7 +216,7 @@ SAMPLES = {
             "num_gpus": (3, "1, 2, 4"),
             "batch_size": (100, "32, 64, 128"),
         },
-        hostile_why,
+        partial(hostile_grid, WhySlower),
         300_000,
     ),
     "OverlapExplorer": Sample(
@@ -246,7 +230,7 @@ SAMPLES = {
             "host": (0.5, "1.0, 0.3333"),
             "bucket_cap_mb": (5, "1e-06, 1, 4"),
         },
-        hostile_overlap,
+        partial(hostile_grid, OverlapExplorer),
         200_000,
     ),
     "Planner": Sample(

@@ -42,9 +42,8 @@ def test_a_grid_that_is_none_is_refused(grid, monkeypatch, tmp_path):
         broken = copy.deepcopy(grid)
         del broken["runs"][0]["train_loss"]
         explorer_data.explorer_data(broken)
-    for bad in ({}, None, []):
-        with pytest.raises(ValueError, match="isn't what"):
-            explorer_data.explorer_data(bad)
+    with pytest.raises(ValueError, match="isn't what"):
+        explorer_data.explorer_data(None)
     with pytest.raises(ValueError, match="no grid has a run of resnet8"):
         explorer_data.explorer_data(grid, nets=("resnet8",))
 

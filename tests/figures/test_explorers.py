@@ -6,7 +6,7 @@ import statistics
 
 import figure_pages
 import pytest
-from figure_pages import cell, control, drawn, sentence
+from figure_pages import cell, control, drawn, points_of, sentence
 from figure_samples import explorer, loop, shown_by
 
 from mgpu_lib import recorded
@@ -24,28 +24,15 @@ def mean_percent(cell, digits):
     return f"{whole / 10**digits:.{digits}f}"
 
 
-# Reading and setting from Python
+# Reading and setting
 
 
-def test_values_are_read_and_set_from_python(says):
-    figure = explorer(batch_size=16, lr=0.16)
-    assert repr(figure) == (
-        "TuningExplorer(network='LeNet', batch_norm=False, budget='epochs', num_gpus=1, batch_size=16, lr=0.16)"
-    )
-    figure.batch_norm, figure.budget, figure.num_gpus, figure.lr = True, "steps", 4, 0.4
-    assert says(figure).startswith("LeNet with batch norm at batch 16, learning rate 0.4: ")
-    figure.batch_size = 1  # for which 0.4 was recorded, too
-    assert figure.lr == 0.4
-    figure.batch_size, figure.lr = 4096, 6.3
-    figure.batch_size = 1  # 6.3 was not: the nearest
-    assert figure.lr == 0.4
-
-
-def test_what_the_page_sends_is_taken_together(says):
+def test_a_rate_goes_with_its_batch_size_and_what_the_page_sends_is_taken_together(says):
     """As ipywidgets hands it on: several values in one message, or one with which the other no longer goes."""
-    figure = explorer(batch_size=4096, lr=6.3)
-    figure.set_state({"batch_size": 1, "lr": 0.01})
-    assert (figure.batch_size, figure.lr) == (1, 0.01)
+    figure = explorer(batch_size=1, lr=0.4)
+    figure.batch_size, figure.lr = 4096, 6.3
+    figure.batch_size = 1  # 6.3 was not recorded for it: the nearest
+    assert figure.lr == 0.4
     figure.set_state({"lr": 0.4, "batch_norm": True, "budget": "steps", "num_gpus": 8})
     figure.set_state({"batch_size": 4096, "lr": 1})  # JavaScript knows no 1.0
     assert figure.lr == 1.0 and says(figure).startswith("LeNet with batch norm at batch 4096, learning rate 1: ")
@@ -103,11 +90,6 @@ def test_another_network_may_have_fewer_batch_sizes_and_budgets(page, write, say
             {"batch_size": 64, "lr": 1.0},
             "diverged within 64 steps (all 3 seeds). At this batch size 0.4 is the largest rate at which none did. An "
             "epoch takes 665 ms on one V100 (modelled).",
-        ),
-        (
-            {"batch_size": 4, "lr": 0.025, "num_gpus": 8},
-            "accuracy 89.3% after 4 epochs (55,000 steps), 89.1% to 89.7% over 3 seeds. No cell of this map is better. "
-            "An epoch takes 12.5 s on 8 V100s, 4 of them without an image (modelled).",
         ),
         (
             {"batch_size": 4096, "lr": 0.4, "budget": "steps"},
@@ -204,11 +186,12 @@ def test_the_map_shows_accuracies_divergence_and_the_best_of_each_batch_size(pag
     assert root.locator(".mgpu-times").text_content() == "s/epoch39.59.872.470.670.230.160.14"
 
 
+PLACES = "(asked, rates) => asked.map((lr) => place(lr, rates))"
+
+
 def test_a_place_among_the_rates_goes_by_their_ratio(calls):
-    rates = [0.1, 0.2, 0.8]
     asked = {0.1: 0, 0.2: 1, 0.4: 1.5, 0.8: 2, 0.05: -1, 1.6: 2.5}
-    found = calls(TuningExplorer, "(asked, rates) => asked.map((lr) => place(lr, rates))", list(asked), rates)
-    assert found == pytest.approx(list(asked.values()))
+    assert calls(TuningExplorer, PLACES, list(asked), [0.1, 0.2, 0.8]) == pytest.approx(list(asked.values()))
     assert calls(TuningExplorer, "place", 0.5, [0.5]) == 0
 
 
@@ -220,19 +203,16 @@ RULES = {"linear": linear_scaling, "root": sqrt_scaling}
 def test_the_rules_are_drawn_through_the_chosen_cell(page, write, calls, b, lr):
     figure = explorer(batch_size=b, lr=lr)
     rates = sorted({lr for row in figure.net()["rates"] for lr in row})
-    wanted = {look: [scaled(lr, b, size) for size in SIZES] for look, scaled in RULES.items()}
     places = {
-        look: calls(TuningExplorer, "(asked, rates) => asked.map((lr) => place(lr, rates))", row, rates)
-        for look, row in wanted.items()
+        look: calls(TuningExplorer, PLACES, [scaled(lr, b, size) for size in SIZES], rates)
+        for look, scaled in RULES.items()
     }
     page.goto(write(figure))
     root = page.locator("figure.mgpu")
-    for look in RULES:
-        points = root.locator(f".mgpu-rules .mgpu-{look}").get_attribute("points")
-        points = [tuple(map(float, point.split(","))) for point in points.split()]
-        expected = [(i + 0.5, len(rates) - 0.5 - place) for i, place in enumerate(places[look])]
-        for found, wanted in zip(points, expected, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-6)
+    for look, row in places.items():
+        points = points_of(root.locator(f".mgpu-rules .mgpu-{look}"))
+        expected = [(i + 0.5, len(rates) - 0.5 - place) for i, place in enumerate(row)]
+        assert sum(points, ()) == pytest.approx(sum(expected, ()), abs=1e-6)
     # The picture's units are cells: the line goes through the middle of the chosen one.
     chosen, rules = root.locator("[aria-selected=true]").bounding_box(), root.locator(".mgpu-rules").bounding_box()
     x, y = dict(zip(SIZES, points, strict=True))[b]
@@ -242,82 +222,32 @@ def test_the_rules_are_drawn_through_the_chosen_cell(page, write, calls, b, lr):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"batch_size": 256, "lr": 0.16},
-        {"batch_size": 4096, "lr": 1.0, "budget": "steps"},
-        {"batch_size": 256, "lr": 1.0},
-        {"batch_size": 256, "lr": 6.3},
-    ],
+    ("batch_size", "lr", "budget", "lost"), [(256, 0.16, "epochs", 0), (4096, 0.4, "steps", 0), (256, 6.3, "epochs", 3)]
 )
 @pytest.mark.slow
-def test_curves_are_drawn_to_scale(page, write, values):
-    """Steps, or epochs, against accuracy: the points of every curve, from the records and the ticks of the scale."""
-    page.goto(write(explorer(**values)))
-    root, end = page.locator("figure.mgpu"), 215 if "budget" in values else 4 * math.ceil(55_000 / values["batch_size"])
-    lines = root.locator(".mgpu-picture line.mgpu-scale").evaluate_all(
-        "lines => lines.map((l) => [+l.getAttribute('y1'), +l.getAttribute('x1'), +l.getAttribute('x2')])"
-    )
-    (y95, left, right), _, _, (y50, *_), _ = lines[:5]
+def test_curves_are_drawn_to_scale(page, write, batch_size, lr, budget, lost):
+    """Steps, or epochs, against accuracy: the points of a curve, from the records and the ticks of the scale."""
+    page.goto(write(explorer(batch_size=batch_size, lr=lr, budget=budget)))
+    root, end = page.locator("figure.mgpu"), 215 if budget == "steps" else 4 * math.ceil(55_000 / batch_size)
+    read = "lines => lines.map((l) => ['y1', 'x1', 'x2'].map((name) => +l.getAttribute(name)))"
+    _, (y50, left, right), _, _, (y95, *_), *_ = root.locator(".mgpu-picture line.mgpu-scale").evaluate_all(read)
     names = root.locator(".mgpu-picture text.mgpu-quiet").all_text_contents()
     assert names[:5] == ["10%", "50%", "80%", "90%", "95%"]
-    y95, y50 = lines[4][0], lines[1][0]
 
     def at(step, accuracy):
-        across = math.log2(step) / math.log2(end) if "budget" in values else step / end
+        across = math.log2(step) / math.log2(end) if budget == "steps" else step / end
         up = (math.log(1 - accuracy) - math.log(0.5)) / (math.log(0.05) - math.log(0.5))
         return left + (right - left) * across, y50 + (y95 - y50) * up
 
-    runs = [
-        run | {name: recorded.numbers(run[name]) for name in ("step", "validation_accuracy")}
-        for run in recorded.study("tuning")["runs"]
-        if (run["net"], run["batch_size"], run["lr"]) == ("lenet", values["batch_size"], values["lr"])
-    ]
-    ended = [run for run in runs if (run["diverged_at_step"] or run["dead_at_step"] or math.inf) <= end]
-    sound = [run for run in runs if run not in ended]
-    expected = [
-        [at(step, a) for step, a in zip(run["step"], run["validation_accuracy"], strict=True) if step <= end]
-        for run in ended
-    ]
-    assert root.locator(".mgpu-picture polyline.mgpu-lost").count() == 2 * len(ended)
-    assert root.locator(".mgpu-picture path.mgpu-cross").count() == 2 * len(ended)
-    if sound:
-        n = sum(step <= end for step in sound[0]["step"])
-        mean = [statistics.mean(run["validation_accuracy"][i] for run in sound) for i in range(n)]
-        expected.insert(0, [at(step, a) for step, a in zip(sound[0]["step"], mean)])
-    looks = ["mgpu-mean"] * bool(sound) + ["mgpu-lost"] * len(ended)
-    for i, (look, points) in enumerate(zip(looks, expected, strict=True)):
-        for found, wanted in zip(drawn(root, look, i - bool(sound) if look == "mgpu-lost" else 0), points, strict=True):
-            assert found == pytest.approx(wanted, abs=0.6)  # accuracies are cut to whole 0.01 %
-
-
-# A colour is drawn before it is read: the browser then says it in red, green and blue.
-CONTRAST = """() => {
-    const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-    const light = (color) => {
-        pen.fillStyle = color;
-        pen.fillRect(0, 0, 1, 1);
-        const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((v) => v / 255)
-            .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-    };
-    return [...document.querySelectorAll(".mgpu-map [role=gridcell] span")].filter((e) => e.textContent).map((e) => {
-        const {color, backgroundColor} = getComputedStyle(e);
-        const [a, b] = [light(color), light(backgroundColor)];
-        return [Math.max(a, b) / Math.min(a, b), e.textContent];
-    });
-}"""
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sweep(2)
-def test_every_number_of_the_map_stands_out(page, write, theme):
-    page.goto(write(explorer()))
-    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    page.evaluate("theme => theme === 'dark' && (document.body.style.color = '#ced6dd')", theme)
-    found = page.evaluate(CONTRAST)
-    assert len(found) == 9 * len(SIZES)
-    assert min(found)[0] >= 4.5, sorted(found)[:5]
+    grid = recorded.study("tuning")["runs"]
+    runs = [run for run in grid if (run["net"], run["batch_size"], run["lr"]) == ("lenet", batch_size, lr)]
+    steps, *curves = [recorded.numbers(text) for text in [runs[0]["step"], *(r["validation_accuracy"] for r in runs)]]
+    assert root.locator(".mgpu-picture polyline.mgpu-lost").count() == 2 * lost
+    assert root.locator(".mgpu-picture path.mgpu-cross").count() == 2 * lost
+    shown = curves[0] if lost else [statistics.mean(seeds) for seeds in zip(*curves)]
+    expected = [at(step, accuracy) for step, accuracy in zip(steps, shown) if step <= end]
+    found = drawn(root, "mgpu-lost" if lost else "mgpu-mean")
+    assert sum(found, ()) == pytest.approx(sum(expected, ()), abs=0.6)  # accuracies are cut to whole 0.01 %
 
 
 def test_every_cell_can_be_touched_and_has_its_words_inside(page, write):

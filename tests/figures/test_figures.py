@@ -59,20 +59,15 @@ def test_the_output_is_the_live_widget_a_line_of_text_and_html_that_needs_nothin
     html = bundle["text/html"]
     assert html == sample.make().static_html() and len(html.encode()) < sample.largest
     assert not re.findall(r"(?:src|href)=[\"'](?!data:)|\bimport\b[ (]|@import|url\((?!#)", html)
+    for name, (value, words) in sample.refused.items():
+        with pytest.raises(TraitError, match=words):
+            setattr(figure, name, value)
+        with pytest.raises(TraitError, match=words):
+            sample.make(**{name: value})
+    assert figure.static_html() == html, "what there is not changes nothing"
     for name, value in sample.other.items():
         setattr(figure, name, value)
     assert figure.static_html() == sample.make(**sample.other).static_html() != html
-
-
-def test_what_there_is_not_is_refused_and_it_says_what_would_do(sample):
-    figure = sample.make()
-    for name, (value, words) in sample.refused.items():
-        before = getattr(figure, name)
-        with pytest.raises(TraitError, match=words):
-            setattr(figure, name, value)
-        assert getattr(figure, name) == before
-        with pytest.raises(TraitError, match=words):
-            sample.make(**{name: value})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -161,19 +156,6 @@ def test_every_control_has_a_name_and_a_visible_focus_and_is_moved_by_keyboard(l
     assert page.evaluate("Object.values(heard).flat().length") == 0, "a figure that is closed lets go of the model"
 
 
-@pytest.mark.sweep(4)
-def test_copies_on_one_page_do_not_disturb_each_other(page, write, says, sample):
-    figures = [sample.make(), sample.make(**sample.other), sample.make()]
-    page.goto(write(*figures))
-    roots = page.locator("figure.mgpu")
-    first = roots.nth(0).locator("input[type=range]").first
-    before = first.input_value()
-    first.press("Home" if before != "0" else "End")
-    assert sentence(roots.nth(0)) != says(figures[0])
-    assert [sentence(roots.nth(n)) for n in (1, 2)] == [says(figure) for figure in figures[1:]]
-    assert roots.nth(2).locator("input[type=range]").first.input_value() == before
-
-
 # Without JavaScript
 
 
@@ -200,19 +182,18 @@ def test_without_javascript_the_picture_and_its_caption_show(
     image = plain_page.locator("figure.mgpu img")
     assert image.get_attribute("alt") == says(figure)
     shown = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
-    colours = [count for count, _ in shown.getcolors(shown.width * shown.height)]
     assert shown.width > 250 and shown.height > 100
-    assert len(colours) > 50 and max(colours) < 0.95 * shown.width * shown.height, "it should show something"
+    assert len(shown.getcolors(shown.width * shown.height)) > 50, "it should show something"
     assert not re.search(r"NaN|undefined|class=|style=|var\(", taken)
 
 
-@pytest.mark.sweep(4)
-def test_without_javascript_a_figure_without_a_picture_shows_its_caption(plain_page, write, sample):
+def test_without_javascript_a_figure_without_a_picture_shows_its_caption(plain_page, write):
     """Other data than the book's have no picture, nor have other values: nothing wrong may be shown."""
-    plain_page.goto(write(sample.make(caption="It's <this>.")))
-    assert plain_page.locator("figure.mgpu img").count() == 0
+    plain_page.goto(write(BatchSplitter(batch_size=8, caption="It's <this>.")))
     words = "It's <this>. (This figure needs JavaScript, and in a notebook your trust.)"
     assert plain_page.locator("figure.mgpu").inner_text() == words
+    assert plain_page.locator("figure.mgpu img").count() == 0
+    assert "<img" in BatchSplitter(batch_size=9, caption="Other words.").static_html(), "of the book, with another text"
 
 
 def test_the_pictures_are_those_of_the_chapters_and_of_todays_scripts():
@@ -240,13 +221,6 @@ def test_a_picture_taken_again_is_the_stored_one(page, name):
     assert numbers == pytest.approx(stored, abs=1)
 
 
-def test_a_caption_may_change_and_the_picture_stays():
-    figure = BatchSplitter(batch_size=9)
-    assert "<img" in figure.static_html()
-    figure.caption = "Other words."
-    assert "<img" in figure.static_html() and "<img" not in BatchSplitter(batch_size=8).static_html()
-
-
 # The scripts
 
 
@@ -260,33 +234,20 @@ def test_a_figures_script_is_one_module_that_may_stand_in_a_page(figure):
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("a", "b", "words"),
     [
-        (
-            {"a": 'import { b } from "./b.js";\nexport const a = b;', "b": "export const b = 1;\nconst a = 2;"},
-            "a is decl",
-        ),
-        ({"a": 'import { b } from "./b.js";', "b": 'import { a } from "./a.js";'}, "a.js → b.js → a.js"),
-        ({"a": 'import * as b from "./b.js";', "b": ""}, r"a.js: 'import \* as b"),
-        ({"a": "function a() {}\nexport { a };"}, "a.js: 'export { a };'"),
+        ('import { b } from "./b.js";\nexport const a = b;', "export const b = 1;\nconst a = 2;", "a is decl"),
+        ('import { b } from "./b.js";', 'import { a } from "./a.js";', "a.js → b.js → a.js"),
+        ('import * as b from "./b.js";', "", r"a.js: 'import \* as b"),
+        ("function a() {}\nexport { a };", "", "a.js: 'export { a };'"),
     ],
 )
-def test_files_that_cannot_be_joined_are_refused(monkeypatch, tmp_path, files, words):
-    for name, text in files.items():
-        (tmp_path / f"{name}.js").write_text(f"{text}\n")
+def test_files_that_cannot_be_joined_are_refused(monkeypatch, tmp_path, a, b, words):
+    (tmp_path / "a.js").write_text(f"{a}\n")
+    (tmp_path / "b.js").write_text(f"{b}\n")
     monkeypatch.setattr(base, "HERE", tmp_path)
     with pytest.raises(ValueError, match=words):
         module("a.js")
-
-
-def test_files_are_joined_once_each_after_those_that_they_import(monkeypatch, tmp_path):
-    (tmp_path / "a.js").write_text(
-        'import {\n  b,\n  c,\n} from "./b.js";\nimport { d } from "./d.js";\nexport const a = b;\n'
-    )
-    (tmp_path / "b.js").write_text('import { d } from "./d.js";\nexport const b = d;\nexport const c = 0;\n')
-    (tmp_path / "d.js").write_text("export async function d() {}\n")
-    monkeypatch.setattr(base, "HERE", tmp_path)
-    assert module("a.js") == f"async function d() {{}}\nconst b = d;\nconst c = 0;\nconst a = b;\n{EXPORT}"
 
 
 # Words that all figures use
