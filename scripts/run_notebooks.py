@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python", "pygments_lexer": "ipython3"},
 }
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+LEFT_OUT = "    (frames inside of libraries are left out)\n"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"  # names a model by a random id; the figure's HTML is kept
 
 
@@ -48,11 +51,21 @@ def execute(notebook, folder):
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,  # else the chunks in which text arrives would change from run to run
-        # A traceback would name the folders of this machine; the error's name and message are what a reader needs.
-        extra_arguments=["--InteractiveShell.xmode=Minimal"],
+        extra_arguments=["--InteractiveShell.xmode=Context"],
         resources={"metadata": {"path": str(folder)}},
     )
     client.execute()
+
+
+def own_frames(traceback):
+    """An error's `traceback`, in IPython's parts, without those from files: they name folders of this machine."""
+    parts = []
+    for part in traceback:
+        if not ANSI.sub("", part).startswith("File "):
+            parts.append(part)
+        elif parts[-1:] != [LEFT_OUT]:
+            parts.append(LEFT_OUT)
+    return parts
 
 
 def clean(notebook):
@@ -65,6 +78,8 @@ def clean(notebook):
             data = output.get("data", {})
             if "text/html" in data:
                 data.pop(WIDGET_VIEW, None)
+            if output.output_type == "error":
+                output.traceback = own_frames(output.traceback)
 
 
 def complaints(notebook):

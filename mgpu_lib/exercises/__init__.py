@@ -32,7 +32,12 @@ from mgpu_lib.exercises.splitting_a_network import (
     check_one_f_one_b,
     check_row_parallel,
 )
-from mgpu_lib.exercises.tensors_on_devices import check_aliases, check_to_device
+from mgpu_lib.exercises.tensors_on_devices import (
+    check_aliases,
+    check_copy_ms,
+    check_to_device,
+    check_weighted_step,
+)
 from mgpu_lib.exercises.the_parallel_primitives import (
     check_broadcast_backward,
     check_gather_in_order,
@@ -59,6 +64,7 @@ __all__ = [
     "check_broadcast_backward",
     "check_bubble",
     "check_clipped_step",
+    "check_copy_ms",
     "check_count_correct",
     "check_critical_batch",
     "check_ddp_collectives",
@@ -93,5 +99,6 @@ __all__ = [
     "check_two_batch_noise",
     "check_uneven_weights",
     "check_unwrap",
+    "check_weighted_step",
     "check_workers_needed",
 ]

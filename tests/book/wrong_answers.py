@@ -82,6 +82,24 @@ WRONG = {
         ("type(nest)(to_device(value, device) for value in nest)", "[to_device(x, device) for x in nest]", "as list"),
         ("(to_device(value", "((lambda x, d: x.to(d) if isinstance(x, torch.Tensor) else x)(value", "moved"),
     ],
+    "weighted_step": [
+        (".detach()", ".item()", "waits once"),
+        ("total + loss.detach()", "total.item() + loss.item()", "keep the sum on the GPU"),
+        ("X.to(device, non_blocking=True)", "X.cuda()", "cuda:0"),
+        ("X.to(device, non_blocking=True)", "X.to(device)", "waits once"),
+        ("    loss.backward()", "    assert loss < losses.max()\n    loss.backward()", "waits once"),
+        ("loss.detach()", "loss", "add loss.detach()"),
+        ("    loss.backward()\n", "", "call backward"),
+        ("(weights * losses)", "losses", "the gradient has changed"),
+        ("len(X), device=device)", "len(X))", "all tensors to be on the same device"),
+    ],
+    "copy_ms": [
+        ("1e3 * nbytes", "nbytes", "that is in seconds"),
+        (" * itemsize", "", "itemsize bytes"),
+        ("pixels * pixels", "pixels", "high and"),
+        ("1e3 * nbytes", "8e3 * nbytes", "not gigabits"),
+        ("1e9", "2**30", "10**9"),
+    ],
     # Data parallelism from scratch
     "accuracy_of_each": [
         ("devices)]", "devices)][0]", "for 3 replicas: return a list"),
