@@ -16,8 +16,8 @@ from experiments.record import ROOT
 
 EPOCHS, SEEDS = 15, range(3)
 SAMPLE, TOLERANCE = {"rebinding/shown/0": {}}, 0.05
-SHORT = "epochs, seed = 2, 0"  # the line of the page that this study replaces
-SETUP = "setup", "right-step", "train", "one-device", "ask", "show", "exhibit", "modules", "split-in-layer"
+SHORT = "epochs=2, seed=0"  # what this study replaces in the page
+SETUP = "setup", "right-step", "next-token", "modules", "split-in-layer"
 
 
 def cells():
@@ -61,15 +61,15 @@ def record(exhibit, version, seed):
             exec(longer(sources[cell], seed) if cell == "setup" else sources[cell], names)
         program = sources[exhibit] + "\n"
         exec(program if version == "shown" else mended(program, fix_of(sources[f"{exhibit}-why"])), names)
-    [(title, (accuracy, meter, _))] = names["catalog"].items()
+    [(title, (accuracy, meter, _))] = names["museum"].catalog.items()
     return {"title": title, "accuracy": round(accuracy, 5), "meter": meter}
 
 
 def longer(source, seed):
     """The page's setup, for this study."""
     if source.count(SHORT) != 1:
-        raise ValueError(f"the page's setup has no line {SHORT!r}")
-    return source.replace(SHORT, f"epochs, seed = {EPOCHS}, {seed}")
+        raise ValueError(f"the page's setup has no {SHORT!r}")
+    return source.replace(SHORT, f"epochs={EPOCHS}, seed={seed}")
 
 
 def recipe():

@@ -14,7 +14,7 @@ LR, LONGER = 0.01, 1e9  # LONGER than any gradient here
 
 @exercise
 def check_clipped_step(answer):
-    """clipped_step(X, y, replicas, devices, lr, length): clips the gradient of the whole batch, on all GPUs."""
+    """clipped_step(X, y, replicas, devices, lr, length): clips the whole batch's mean gradient, on all GPUs."""
     start = [p.double() for p in lenet_params()]
     X, y = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7)
     unclipped = single_device(X, y, start, LONGER)
@@ -36,9 +36,9 @@ def check_clipped_step(answer):
 
 def single_device(X, y, start, length):
     params = get_params(start, "cpu")
-    F.cross_entropy(lenet(X, params), y, reduction="sum").backward()
+    F.cross_entropy(lenet(X, params), y).backward()
     nn.utils.clip_grad_norm_(params, length)
-    torch.optim.SGD(params, LR / len(X)).step()
+    torch.optim.SGD(params, LR).step()
     return params
 
 

@@ -46,7 +46,10 @@ RATIOS = """
 SCALED = """norm = torch.cat([p.grad.flatten() for p in params]).norm()
         for p in params:
             p.grad.mul_(length / norm)"""
-CLIP = "    for params in replicas:\n        nn.utils.clip_grad_norm_(params, length)\n"
+CLIP = (
+    "    for params in replicas:\n        for p in params:\n            p.grad /= len(X)\n"
+    "        nn.utils.clip_grad_norm_(params, length)\n"
+)
 REDUCE = "    for same in zip(*replicas):\n        mgpu.allreduce([p.grad for p in same])\n"
 HIDDEN = "timeline.communication(0) * (1 - timeline.overlap()[0])"
 PAYS = "time(1, batch) >= 1.5 * time(2, batch)"
@@ -420,7 +423,7 @@ WRONG = {
         (REDUCE + CLIP, CLIP + REDUCE + "    for params in replicas:\n", "the step differs from a single device's"),
         ("        nn.utils.clip_grad_norm_(params, length)\n", "", "nothing was clipped"),
         ("nn.utils", "params is replicas[0] and nn.utils", "the replicas differ"),
-        ("mgpu.sgd(params, lr, batch_size=len(X))", "torch.optim.SGD(params, lr / len(X)).step()", "has a gradient"),
+        ("mgpu.sgd(params, lr, batch_size=1)", "torch.optim.SGD(params, lr).step()", "has a gradient"),
         ("nn.utils.clip_grad_norm_(params, length)", SCALED, "a gradient shorter than `length` was changed"),
     ],
 }

@@ -324,7 +324,7 @@ def test_its_replicas_compute_in_bfloat16():
 
 
 def test_a_museum_without_its_settings_is_no_study():
-    with pytest.raises(ValueError, match="no line 'epochs, seed = 2, 0'"):
+    with pytest.raises(ValueError, match="no 'epochs=2, seed=0'"):
         museum.longer("epochs = 2", 0)
     with pytest.raises(ValueError, match="doesn't fit"):
         museum.mended("a = 1\n", "-b = 1\n+b = 2\n")
