@@ -59,14 +59,14 @@ FAULTS = [
         "mgpu_lib/ddp.py",
         "return {p for p, ranks in zip(self.names, used.tolist(), strict=True) if ranks}",
         "return set(self.used)",
-        "library/test_ddp.py",
+        "library/test_from_scratch.py",
     ),
     Fault(
         "a second backward pass replaces the first one's gradients",
         "mgpu_lib/zero.py",
         "self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)",
         "self.shard.grad = mean",
-        "library/test_zero.py",
+        "library/test_from_scratch.py",
     ),
     Fault(
         "every part of a row-parallel layer keeps the bias",
@@ -199,7 +199,7 @@ FAULTS = [
         "virtual-gpus/virtual_gpus/memory/ledger.py",
         "self.ledger.allocate(nbytes)\n        self.ledger.free(before)",
         "self.ledger.allocate(nbytes)",
-        "virtual/test_machine.py virtual/test_tensors.py library/test_zero.py",
+        "virtual/test_machine.py virtual/test_tensors.py library/test_from_scratch.py",
     ),
     Fault(
         "the peak is that of one pool",
@@ -248,7 +248,7 @@ FAULTS = [
         "virtual-gpus/virtual_gpus/ranks/gloo_collectives.py",
         "    if op == AVG:",
         "    if op == AVG and not result.is_floating_point():",
-        "virtual/test_torch_distributed.py virtual/test_many_processes.py",
+        "virtual/test_parallelism.py virtual/test_many_processes.py",
     ),
     Fault(
         "in a dry run a group's root is taken for a rank of the program",

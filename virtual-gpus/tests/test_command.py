@@ -152,10 +152,12 @@ def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
 
 
 def test_run_does_what_torchrun_does(folder):
-    done = started("run", "-n", "2", "--gpu", "t4", "--account", "--trace", "trace.json", "train.py", "end")
-    out, err = done.communicate(timeout=600)
-    assert done.returncode == 0 and out.endswith("2 2 True\n")  # before PyTorch 2.11 gloo says something before
-    first, account, *lines, last = err.splitlines()
+    other = {"run": "of before", "processes": ["rank 0"]}  # its trace is replaced
+    (folder / "trace.json").write_text(json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": []}))
+    options = "-n", 2, "--gpu", "t4", "--account", "--trace", "trace.json"
+    done = ranks.python(*ranks.VIRTUAL, "run", *options, "train.py", "end", folder=folder)
+    assert done.stdout.endswith("2 2 True\n")  # before PyTorch 2.11 gloo says something before
+    first, account, *lines, last = done.stderr.splitlines()
     assert first == "2 processes on 2 virtual T4, PCIe 3.0 x16: values are real, times are modelled"
     assert account == "2 processes, 2 virtual T4, PCIe 3.0 x16 (all times are modelled)"
     assert [line[:6] for line in lines] == ["rank 0", "rank 0", "rank 1", "rank 1"]
@@ -165,8 +167,8 @@ def test_run_does_what_torchrun_does(folder):
 
 
 def test_a_rank_that_fails_is_the_only_one_with_a_traceback(folder):
-    done = started("run", "-n", "2", "train.py", "fail")
-    err = done.communicate(timeout=600)[1].splitlines()
+    done = ranks.python(*ranks.VIRTUAL, "run", "-n", 2, "train.py", "fail", folder=folder, check=False)
+    err = done.stderr.splitlines()
     assert done.returncode == FAILED
     assert err[1:3] == [
         "[rank1]: Traceback (most recent call last):",
@@ -247,11 +249,11 @@ def test_a_plan_has_tables_of_memory_and_of_time(folder, capsys):
     assert re.search(r"^all_reduce +0\.\d+", said, re.M) and re.search(r"^idle +0\.\d+$", said, re.M)
 
 
-def test_json_of_a_plan(folder, capsys):
-    assert main.main(["plan", "-n", "4", "--json", "--fits", "--host", "0.5", "train.py", "more"]) == 0
-    said = capsys.readouterr()
-    made = json.loads(said.out)
-    assert made["schema"] == 1 and made["fits"] is True and made["program"] == ["train.py", "more"]
+def test_json_of_a_plan_and_a_page_that_draws_it(folder, capsys):
+    options = "--json", "--fits", "--host", "0.5", "--html", "page.html"
+    assert main.main(["plan", "-n", "4", *options, "train.py", "</script><b>"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["schema"] == 1 and made["fits"] is True and made["program"] == ["train.py", "</script><b>"]
     assert made["assumed"] == {
         **{"n": 4, "gpu": "H100", "per_node": 8, "host": 0.5, "nodes": "DGX H100 (NVLink 4, 18 links)", "rank": 0}
     }
@@ -265,14 +267,9 @@ def test_json_of_a_plan(folder, capsys):
     exposed = time["all_reduce"]["seconds"] - time["all_reduce"]["hidden"]
     assert kernels + exposed + time["idle"]["seconds"] == pytest.approx(step["seconds"])
     assert exposed == pytest.approx(step["exposed"] * step["seconds"])
-
-
-def test_a_page_draws_what_json_says(folder, capsys):
-    assert main.main(["plan", "-n", "4", "--json", "--html", "page.html", "train.py", "</script><b>"]) == 0
-    made, page = json.loads(capsys.readouterr().out), (folder / "page.html").read_text()
+    page = (folder / "page.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     assert data["plan"] == made and not re.search(r"https?:|\b(?:src|href)=", page)
-    [rank] = made["ranks"]
     assert max(itertools.accumulate(n for _, _, n in data["changes"])) == rank["peak"]
     assert {row["label"] for row in data["rows"]} >= {"rank 0 host", "rank 0 default", "rank 0 collective"}
     [default] = (row["events"] for row in data["rows"] if row["label"] == "rank 0 default")

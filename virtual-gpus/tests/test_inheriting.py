@@ -98,14 +98,6 @@ def test_ranks_of_torchrun_report_together(tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_inside(tmp_path):
-    trace, program = tmp_path / "trace.json", PROGRAMS / "ddp_steps.py"
-    other = {"run": "of before", "processes": ["rank 0"]}  # it is replaced
-    trace.write_text(json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": []}))
-    check_reports(launched(*OPTIONS, trace, *ranks.TORCHRUN, 2, program), trace)
-
-
-@pytest.mark.slow
 def test_ranks_that_hide_gpus_or_fail_say_what_they_did():
     """Each hides all GPUs but its own; the second fails, and says so at once."""
     failing = ranks.torchrun(2, PROGRAMS / "ddp_steps.py", "hide", "fail", options=["--account"], check=False)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,26 +46,12 @@ def test_processes(virtual_gpus):
     code = "import torch; print(torch.cuda.device_count())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1000).stdout == "2\\n"
 
-@pytest.mark.virtual_gpus(2)
-def test_checks(virtual_gpus):
-    import torch
-    from virtual_gpus import checks
-    replicas = [[torch.zeros(2, device=device)] for device in virtual_gpus.devices]
-    checks.assert_replicas_equal(replicas)
-    replicas[1][0] += 1
-    with pytest.raises(AssertionError, match="replica 1 differs from replica 0"):
-        checks.assert_replicas_equal(replicas)
-
 @pytest.mark.virtual_gpus(2, gpu="V101")
 def test_no_such_gpu():
     pass
 
 @pytest.mark.virtual_gpus()
 def test_no_number():
-    pass
-
-@pytest.mark.virtual_gpus(0)
-def test_none():
     pass
 
 @pytest.mark.virtual_gpus(2, colour="red")
@@ -74,20 +61,17 @@ def test_no_such_argument():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["-n", "2"]])
-def test_the_plugin(tmp_path, options):
-    if options:
-        pytest.importorskip("xdist")
+def test_the_plugin(tmp_path):
+    options = ["-n", "2"] * (find_spec("xdist") is not None)  # test_distribution.py runs it without
     (tmp_path / "test_it.py").write_text(TESTS)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*PYTEST, *options, tmp_path], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2400
     )
-    assert "7 passed, 4 errors" in done.stdout, done.stdout + done.stderr
+    assert "6 passed, 3 errors" in done.stdout, done.stdout + done.stderr
     for words in (
         "the mark virtual_gpus(2, gpu='V101') names no virtual GPUs: no GPU named 'V101'.",
         "the mark virtual_gpus() names no virtual GPUs: say how many, and the rest by name",
-        "the mark virtual_gpus(0) names no virtual GPUs: virtual_gpus(0): the number of GPUs must be a whole number",
         "the mark virtual_gpus(2, colour='red') names no virtual GPUs: ",
     ):
         assert words in done.stdout

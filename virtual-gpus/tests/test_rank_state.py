@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import sys
 
 import pytest
@@ -102,5 +103,7 @@ def test_each_rank_has_a_process_s_state_of_its_own(program, capsys):
         found = json.loads((program.parent / f"rank{rank}.json").read_text())
         assert found["mine"] == [rank, [rank], 0, str(rank), [str(rank)]] and found["same"]
         assert found["drawn"] == drawn_with(rank) and found["dtype"] == str(dtype_of(rank))
-    small, large = (line for line in capsys.readouterr().out.splitlines() if "at most" in line)
+    said = capsys.readouterr().out
+    assert re.search(r"^memory when a step holds most +rank 0 +rank 1$", said, re.M)
+    small, large = (line for line in said.splitlines() if "at most" in line)
     assert "KiB" in small and "MiB" in large

@@ -1,35 +1,13 @@
-"""torch.distributed on virtual GPUs: programs of many processes that know nothing of the library, run by torchrun."""
+"""torch.distributed on virtual GPUs in one process; test_parallelism.py has programs of many."""
 
 import contextlib
-import re
-from pathlib import Path
 
-import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from virtual_gpus import virtual_gpus
-
-PROGRAMS = Path(__file__).parent / "programs"
-
-
-def checks(program):
-    """The names of the checks in a program."""
-    return re.findall(r"@check\ndef (\w+)", (PROGRAMS / program).read_text())
-
-
-@pytest.fixture(scope="module")
-def passed(request):
-    return ranks.passed(request, PROGRAMS / "collectives.py")
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", checks("collectives.py"))
-def test_values_are_those_of_nccl(name, passed):
-    assert name in passed
 
 
 def test_backends_that_a_program_registers_stay(monkeypatch):
@@ -102,6 +80,9 @@ def test_what_a_program_sees_before_it_waits_does_not_depend_on_threads():
         assert x.tolist() == [2, 2, 2] and gathered.tolist() == [0, 0, 0]
         assert begun[1].is_completed()  # after which no program waits
         assert gathered.tolist() == [2, 2, 2]  # a group's operations come one after the other
+        dist.all_reduce(x, twice, async_op=True)
+        torch.cuda.synchronize()  # waits for the values, too
+        assert x.tolist() == [4, 4, 4]
 
 
 def test_operations_on_the_same_memory_keep_their_order():
@@ -119,11 +100,3 @@ def test_operations_on_the_same_memory_keep_their_order():
         assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]  # what has been there before is not written again
         torch.cuda.synchronize()
         assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]
-
-
-def test_synchronize_waits_for_the_values_too():
-    with alone():
-        x = torch.ones(3, device="cuda")
-        dist.all_reduce(x, dist._make_nccl_premul_sum(2.0), async_op=True)
-        torch.cuda.synchronize()
-        assert x.tolist() == [2, 2, 2]

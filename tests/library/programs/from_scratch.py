@@ -1,4 +1,4 @@
-"""The library's own DistributedDataParallel, against the network on one device, and against PyTorch's.
+"""The library's own DistributedDataParallel, against the network on one device, and against PyTorch's; and its ZeRO.
 
 Run by torchrun; with names of checks as arguments, only those.
 """
@@ -15,6 +15,7 @@ from mgpu_lib import current_machine
 from mgpu_lib.ddp import DDP
 
 sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "programs"))
+import zero  # noqa: F401 (its checks enter themselves)
 from checking import (
     Branches,
     Tied,

@@ -1,29 +1,18 @@
-"""The library's own ZeRO, in all stages, against the network on one device, on one rank and on three.
-
-Run by torchrun: for each n of 1 and 3 the first n ranks make a group; with names of checks as
-arguments, only those. Prints "ok NAME n" for what no rank failed.
-"""
+"""The library's own ZeRO, in all stages, against the network on one device: checks of from_scratch.py."""
 
 import copy
 import gc
-import os
 import random
-import sys
-import traceback
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from checking import Branches, Tied, check, raises
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mgpu_lib import current_machine
 from mgpu_lib.zero import ZeRO
-
-sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "programs"))
-from checking import CHECKS, Branches, check, raises
 
 F = nn.functional
 OPTIMIZERS = (
@@ -33,9 +22,9 @@ OPTIMIZERS = (
 
 
 class Random(nn.Module):
-    """A few layers of any width, one of them perhaps frozen, one used twice, and a number that scales the result."""
+    """A few layers of any width, one of them perhaps frozen, or used twice; numbers that scale and shift the result."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, recompute=False):
         super().__init__()
         chosen, _ = random.Random(seed), torch.manual_seed(seed)
         width = chosen.choice((1, 2, 5, 7))
@@ -44,14 +33,15 @@ class Random(nn.Module):
             inner[0].requires_grad_(False)
         self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3, bias=chosen.random() < 0.5)
         self.inner, self.scale = nn.ModuleList(inner), nn.Parameter(torch.tensor(1.5))
-        self.twice = chosen.random() < 0.5
+        self.register_buffer("shift", torch.ones(3))
+        self.twice, self.recompute = chosen.random() < 0.5, recompute
         self.double()
 
     def forward(self, X):
         H = self.first(X)
         for layer in [*self.inner, *(self.inner if self.twice else [])]:
-            H = torch.tanh(layer(H))
-        return self.scale * self.last(H)
+            H = torch.tanh(checkpoint(layer, H, use_reentrant=False) if self.recompute else layer(H))
+        return self.scale * self.last(H) + self.shift
 
 
 def rows_of(rank, n, rows):
@@ -69,8 +59,8 @@ def compare(net, layers, rank, n, data, optimizer, stage, micro_batches=1):
     alone, net = copy.deepcopy(net), copy.deepcopy(net)
     if rank > 0:
         with torch.no_grad():
-            for p in net.parameters():
-                p.add_(rank)  # rank 0's numbers count
+            for tensor in *net.parameters(), *net.buffers():
+                tensor.add_(rank)  # rank 0's numbers count
     oracle = optimizer([p for p in alone.parameters() if p.requires_grad])
     zero = ZeRO(net, optimizer, stage, layers(net))
     for X, y in data:
@@ -111,30 +101,18 @@ def any_shape(rank, n):
 
 
 @check
-def accumulation(rank, n):
+def accumulation_of_shards(rank, n):
     for stage in (1, 2, 3):
         data = some_batches(3 * n + 1, 7)
         compare(Random(1), lambda net: [net.first, net.last], rank, n, data, OPTIMIZERS[0], stage, micro_batches=3)
 
 
-class Recomputed(nn.Module):
-    """Layers that are computed again in the backward pass, hooks and all."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)).double()
-
-    def forward(self, X):
-        for layer in self.layers:
-            X = checkpoint(layer, X, use_reentrant=False)
-        return X[..., :3]
-
-
 @check
 def recomputation(rank, n):
+    """Layers are computed again in the backward pass, hooks and all."""
     for stage in (1, 2, 3):
-        compare(Recomputed(), lambda net: net.layers, rank, n, some_batches(2 * n, 2), OPTIMIZERS[0], stage)
+        net = Random(1, recompute=True)
+        compare(net, lambda net: net.inner, rank, n, some_batches(2 * n, 2), OPTIMIZERS[0], stage)
 
 
 @check
@@ -143,18 +121,6 @@ def tied(rank, n):
     for stage in (1, 2, 3):
         for shared in (lambda net: [net.first, net.last], lambda net: [net]):
             compare(Tied(), shared, rank, n, some_batches(n, 5), OPTIMIZERS[0], stage)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(2)
-        self.first, self.last = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
-        self.last.weight = self.first.weight
-        self.norm = nn.BatchNorm1d(5, affine=False).double().eval()
-
-    def forward(self, X):
-        return self.norm(self.last(torch.tanh(self.first(X))))[..., :3]
 
 
 @check
@@ -177,26 +143,15 @@ def what_cannot_be_trained_is_named(rank, n):
 SIZE = 60 * 128  # numbers of a layer: in bytes a multiple of 512 for each of the ranks
 
 
-def built(stage, layers=4):
-    net = nn.Sequential(
-        *(nn.Linear(60, 128, bias=False) if i % 2 == 0 else nn.Linear(128, 60, bias=False) for i in range(layers))
-    )
+def built(stage):
+    net = nn.Sequential(*(nn.Linear(*shape, bias=False) for shape in [(60, 128), (128, 60)] * 2))
     return ZeRO(net, partial(torch.optim.Adam, lr=0.01), stage, net)
-
-
-def kept(stage, n, count):
-    """Bytes of (parameters, gradients, optimizer's state) with `count` parameters, by the formulas."""
-    return (
-        4 * count / (n if stage == 3 else 1),
-        4 * count / (n if stage >= 2 else 1),
-        8 * count / n,
-    )
 
 
 @check
 def kept_bytes(rank, n):
     """To the byte what the formulas say, and never more than three times a layer on top."""
-    X, flag, layers = torch.ones(1, 60, device="cuda"), torch.ones(1, device="cuda"), 4
+    X, flag, nbytes = torch.ones(1, 60, device="cuda"), torch.ones(1, device="cuda"), 4 * 4 * SIZE
 
     def held():
         dist.all_reduce(flag)  # what was sent last is there until something else is sent
@@ -205,8 +160,9 @@ def kept_bytes(rank, n):
     for stage in (1, 2, 3):
         gc.collect()  # hooks and what they are attached to refer to each other
         start = held()
-        zero = built(stage, layers)
-        parameters, gradients, state = kept(stage, n, layers * SIZE)
+        zero = built(stage)
+        parameters, gradients = (nbytes / n if stage >= sharded else nbytes for sharded in (3, 2))
+        state = 2 * nbytes / n
         assert held() - start == parameters
         for step in range(2):
             zero(X).sum().backward()
@@ -236,32 +192,3 @@ def bytes_sent(rank, n):
         events = [e for e in machine.timeline.since(start) if e.kind == "collective" and e.gpu == rank]
         names = [e.name for e in events]
         assert names.count("reduce_scatter") == 4 and names.count("all_gather") == (8 if stage == 3 else 4), names
-
-
-def main(names):
-    rank = int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    torch.cuda.set_device(rank)
-    for n in (1, 3):
-        if rank >= n:
-            continue
-        dist.init_process_group(
-            "nccl", store=dist.PrefixStore(f"world {n}", store), rank=rank, world_size=n, timeout=timedelta(seconds=200)
-        )
-        for function in CHECKS:
-            if names and function.__name__ not in names:
-                continue
-            failed = torch.tensor(0)
-            try:
-                function(rank, n)
-            except Exception:
-                failed += 1
-                print(f"rank {rank} of {n}, {function.__name__}", traceback.format_exc(), file=sys.stderr)
-            dist.all_reduce(failed, group=dist.new_group(backend="gloo"))
-            if rank == 0 and not failed:
-                print("ok", function.__name__, n, flush=True)
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

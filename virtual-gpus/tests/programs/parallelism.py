@@ -1,11 +1,11 @@
-"""The ways to train on many GPUs that PyTorch has, on four ranks: each against the same network on one device.
+"""What PyTorch has for many GPUs, on four ranks: operations, and ways to train, each against one device.
 
 Run by torchrun; with names of checks as arguments, only those.
 """
 
 import sys
 
-import gloo  # noqa: F401, their checks enter themselves
+import collectives  # noqa: F401, their checks enter themselves
 import grouped  # noqa: F401
 import placed  # noqa: F401
 import replicated  # noqa: F401

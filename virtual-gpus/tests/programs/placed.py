@@ -1,9 +1,7 @@
 """DTensor, and what stands on it: tensor, sequence and context parallelism."""
 
-import copy
-
 import torch
-from checking import STEPS, batches, check, equal_on_all_ranks, network, same, sgd, train, trained_alone, whole
+from checking import STEPS, check, equal_on_all_ranks, same, sgd, trained_alone, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -11,7 +9,6 @@ from torch.distributed.tensor import (
     Partial,
     Replicate,
     Shard,
-    distribute_module,
     distribute_tensor,
     ones,
     rand,
@@ -57,20 +54,8 @@ def dtensor_placements(rank, n):
 
 
 @check
-def dtensor_on_a_mesh_of_two_dimensions(rank, n):
-    mesh, X = init_device_mesh("cuda", (2, 2), mesh_dim_names=("a", "b")), values(5, 6)
-    for placements in ([Shard(0), Shard(1)], [Shard(0), Shard(0)], [Replicate(), Shard(1)], [Shard(1), Replicate()]):
-        x = distribute_tensor(X, mesh, placements)
-        same(x.full_tensor(), X)
-        same(x.redistribute(mesh, [Shard(1), Shard(0)]).full_tensor(), X)
-    assert mesh["b"].get_local_rank() == rank % 2 and mesh["a"].get_group().size() == 2
-    x = distribute_tensor(X, mesh["b"], [Shard(1)])
-    same(x.to_local(), X.chunk(2, 1)[rank % 2])
-
-
-@check
 def dtensor_operations(rank, n):
-    """Forward and backward, on every pair of placements, against whole tensors."""
+    """Forward and backward, on pairs of placements, against whole tensors."""
     mesh = init_device_mesh("cuda", (n,))
     functions = {
         "pointwise": lambda a, b: (a * b.T + a.exp() / 2).sum(),
@@ -84,15 +69,14 @@ def dtensor_operations(rank, n):
         A, B = values(4, 6).requires_grad_(), values(6, 4).requires_grad_()
         expected = function(A, B)
         gradients = torch.autograd.grad(expected, (A, B))
-        for one in ([Shard(0)], [Shard(1)], [Replicate()]):
-            for two in ([Shard(0)], [Shard(1)], [Replicate()]):
-                a, b = distribute_tensor(A.detach(), mesh, one), distribute_tensor(B.detach(), mesh, two)
-                out = function(a.requires_grad_(), b.requires_grad_())
-                same(out.full_tensor(), expected)
-                out.backward()
-                for x, gradient in zip((a, b), gradients, strict=True):
-                    assert x.grad.device.type == "cuda", name
-                    same(x.grad.full_tensor(), gradient)
+        for one, two in ((Shard(0), Shard(0)), (Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0))):
+            a, b = distribute_tensor(A.detach(), mesh, [one]), distribute_tensor(B.detach(), mesh, [two])
+            out = function(a.requires_grad_(), b.requires_grad_())
+            same(out.full_tensor(), expected)
+            out.backward()
+            for x, gradient in zip((a, b), gradients, strict=True):
+                assert x.grad.device.type == "cuda", name
+                same(x.grad.full_tensor(), gradient)
 
 
 @check
@@ -144,29 +128,6 @@ def dtensor_factories(rank, n):
     same(x.cpu().cuda().full_tensor(), values(6, 5))
 
 
-@check
-def dtensor_modules(rank, n):
-    """distribute_module: rows of all parameters are shared out, and inputs are replicated."""
-    mesh, net = init_device_mesh("cuda", (n,)), network()
-
-    def rows(name, module, mesh):
-        for key, parameter in module.named_parameters(recurse=False):
-            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
-
-    placed = distribute_module(
-        copy.deepcopy(net).cuda(),
-        mesh,
-        rows,
-        lambda module, inputs, mesh: distribute_tensor(inputs[0], mesh, [Replicate()]),
-        lambda module, outputs, mesh: outputs.full_tensor(),
-    )
-    X, y = next(batches())
-    F.cross_entropy(placed(X.cuda()), y.cuda()).backward()
-    F.cross_entropy(net(X), y).backward()
-    for found, expected in zip(placed.parameters(), net.parameters(), strict=True):
-        same(found.grad.full_tensor(), expected.grad)
-
-
 class Attention(nn.Module):
     """Causal attention with four heads, whose number follows from the weights that a rank has."""
 
@@ -212,20 +173,6 @@ def loss_of(y_hat, y):
 
 
 ATTENTION = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-
-
-@check
-def tensor_parallelism(rank, n):
-    mesh, net = init_device_mesh("cuda", (n,)), Transformer().cuda()
-    for block in net.blocks:
-        rows = RowwiseParallel()
-        parallelize_module(block, mesh, ATTENTION | {"attention.out": rows, "up": ColwiseParallel(), "down": rows})
-    vocabulary = RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())
-    parallelize_module(net, mesh, dict(zip(("embed", "head"), vocabulary, strict=True)))
-    assert net.blocks[0].up.weight.to_local().shape == (4, 8)
-    one_by_one = sgd(net.parameters(), foreach=False)  # PyTorch has no lists of DTensors and others
-    train(net, [(X.cuda(), y.cuda()) for X, y in texts()], one_by_one, loss_of)
-    same_placed(net, trained_alone(Transformer(), data=texts(), loss=loss_of))
 
 
 @check

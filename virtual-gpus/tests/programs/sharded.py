@@ -2,7 +2,6 @@
 
 import atexit
 import copy
-import itertools
 import tempfile
 from contextlib import ExitStack, nullcontext
 
@@ -64,16 +63,6 @@ def fsdp_sharding(rank, n):
 
 
 @check
-def fsdp_prefetch(rank, n):
-    net = sharded(network().cuda())
-    layers = [layer for layer in net if isinstance(layer, fsdp.FSDPModule)]
-    for layer, after in itertools.pairwise(layers):
-        layer.set_modules_to_forward_prefetch([after])
-        after.set_modules_to_backward_prefetch([layer])
-    check_trained(net, rank, n)
-
-
-@check
 def fsdp_mixed_precision(rank, n):
     types, seen = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}, []
     net = network().float().cuda()
@@ -118,34 +107,6 @@ def fsdp_from_meta(rank, n):
 
 
 @check
-def fsdp_accumulation(rank, n):
-    net, data = sharded(network().cuda()), list(batches(16))
-    optimizer = adam(net.parameters())
-    for X, y in data:
-        optimizer.zero_grad()
-        for last, x, t in zip((False, True), part(X, rank, n).chunk(2), part(y, rank, n).chunk(2), strict=True):
-            net.set_requires_gradient_sync(last)
-            (F.cross_entropy(net(x), t) / 2).backward()
-        optimizer.step()
-    same_whole(net, trained_alone(network(), adam, data))
-
-
-@check
-def fsdp_clips_gradients(rank, n):
-    net, alone = sharded(network().cuda()), network()
-    optimizers = sgd(net.parameters()), sgd(alone.parameters())
-    for X, y in batches():
-        F.cross_entropy(net(part(X, rank, n)), part(y, rank, n)).backward()
-        F.cross_entropy(alone(X), y).backward()
-        norm, expected = (nn.utils.clip_grad_norm_(m.parameters(), 0.01) for m in (net, alone))
-        torch.testing.assert_close(whole(norm), expected)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    same_whole(net, alone)
-
-
-@check
 def fsdp_with_tensor_parallelism(rank, n):
     """Two ranks share every layer, and two such pairs the data."""
     mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -166,13 +127,13 @@ def flat(net, rank, **options):
 
 @check
 def fsdp1_sharding(rank, n):
-    pairs = {"device_mesh": init_device_mesh("cuda", (2, 2)), "sharding_strategy": fsdp.ShardingStrategy.HYBRID_SHARD}
-    for options in (
-        *({"sharding_strategy": fsdp.ShardingStrategy[s]} for s in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")),
-        pairs,
+    for strategy, options in (
+        ("FULL_SHARD", {"use_orig_params": True}),
+        ("SHARD_GRAD_OP", {"use_orig_params": False}),
+        ("NO_SHARD", {"use_orig_params": True}),
+        ("HYBRID_SHARD", {"device_mesh": init_device_mesh("cuda", (2, 2))}),
     ):
-        for original in (True, False) if options is not pairs else (False,):
-            check_trained(flat(network(), rank, use_orig_params=original, **options), rank, n)
+        check_trained(flat(network(), rank, sharding_strategy=fsdp.ShardingStrategy[strategy], **options), rank, n)
 
 
 @check
@@ -191,22 +152,26 @@ def fsdp1_on_the_cpu(rank, n):
 
 
 @check
-def fsdp1_clips_and_accumulates(rank, n):
-    """In single precision: it takes norms of nothing else."""
-    net, alone = flat(network().float(), rank, use_orig_params=True), network().float()
-    optimizers = sgd(net.parameters()), sgd(alone.parameters())
-    for X, y in batches(16):
-        X = X.float()
-        for context, x, t in zip((net.no_sync(), nullcontext()), part(X, rank, n).chunk(2), part(y, rank, n).chunk(2)):
-            with context:
-                (F.cross_entropy(net(x), t) / 2).backward()
-        F.cross_entropy(alone(X), y).backward()
-        norm, expected = net.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
-        torch.testing.assert_close(whole(norm), expected, rtol=1e-6, atol=0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    same_whole(net, alone, 1e-5)
+def fsdp_clips_and_accumulates(rank, n):
+    """Both generations, in single precision: the first one takes norms of nothing else."""
+    for net in sharded(network().float().cuda()), flat(network().float(), rank, use_orig_params=True):
+        alone, first = network().float(), isinstance(net, FSDP)
+        optimizers = sgd(net.parameters()), sgd(alone.parameters())
+        for X, y in batches(16):
+            X = X.float()
+            for last, x, t in zip((False, True), part(X, rank, n).chunk(2), part(y, rank, n).chunk(2)):
+                if not first:
+                    net.set_requires_gradient_sync(last)
+                with net.no_sync() if first and not last else nullcontext():
+                    (F.cross_entropy(net(x), t) / 2).backward()
+            F.cross_entropy(alone(X), y).backward()
+            expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.01)
+            norm = net.clip_grad_norm_(0.01) if first else nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            torch.testing.assert_close(whole(norm), expected, rtol=1e-6, atol=0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        same_whole(net, alone, 1e-5)
 
 
 @check

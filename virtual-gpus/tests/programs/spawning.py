@@ -56,7 +56,7 @@ def ranks(folder):
 
 
 def workers():
-    batches = list(DataLoader(OnGPU(), batch_size=2, num_workers=1, multiprocessing_context="spawn"))
+    batches = list(DataLoader(OnGPU(), batch_size=2, num_workers=1, multiprocessing_context="forkserver"))
     assert [batch.tolist() for batch in batches] == [[[0.0] * 2, [1.0] * 2], [[2.0] * 2, [3.0] * 2]]
     assert batches[0].device == torch.device("cuda", 1)
     try:
@@ -71,9 +71,9 @@ def total(queue):
     queue.put(torch.full((2,), 2.0, device="cuda").sum().item())
 
 
-def forks_before_first_use(method):
-    """With CUDA, too, a process may fork until it has used a GPU; so does a fork server."""
-    context = mp.get_context(method)
+def forks_before_first_use():
+    """With CUDA, too, a process may fork until it has used a GPU."""
+    context = mp.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=total, args=(queue,))
     process.start()
@@ -104,8 +104,7 @@ def uninvited():
 
 if __name__ == "__main__":
     assert torch.cuda.is_available() and torch.cuda.device_count() == 4
-    forks_before_first_use("fork")
-    forks_before_first_use("forkserver")
+    forks_before_first_use()
     ranks(sys.argv[1])
     workers()
     uninvited()

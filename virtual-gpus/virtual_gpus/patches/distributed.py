@@ -109,6 +109,8 @@ def nccl_group(group):
 def barrier(original, self, opts=None, **options):
     """With NCCL an operation of all GPUs, and the host waits for it."""
     opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
+    if opts.device is not None and nccl_group(self) is None:
+        opts.device = torch.device("cpu")  # gloo's may be bound to a GPU, where C++ would make a tensor
     if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
         rendezvous.all_gather((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])

@@ -51,6 +51,7 @@ class Connection:
     """
 
     def __init__(self, members: Members, gpu: str | None):
+        members = members._replace(store=members.store.clone())  # a store that waits blocks its connection
         self.records, self.values = members.gloo("records"), members.gloo("values")
         if gpu is not None:
             check_gpus([record.fingerprint for record in self.all_gather(Record(0.0, gpu))], members.ranks)

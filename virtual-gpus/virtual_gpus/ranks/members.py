@@ -41,8 +41,7 @@ class Members(NamedTuple):
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
         options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-        store = dist.PrefixStore(name, self.store.clone())  # a clone, because one that waits blocks its connection
-        return dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, self.store), self.rank, len(self.ranks), options)
 
     # Where each rank waits, for the error message when one runs out of time
 
