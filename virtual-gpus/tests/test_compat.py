@@ -11,18 +11,9 @@ from virtual_gpus import compat
 from virtual_gpus.patches.patch import PATCHES
 
 PACKAGE = Path(virtual_gpus.__file__).parent
-OTHERS = {
-    "_replace",
-    "_asdict",
-    "_fields",
-    "_getframe",
-    "_current_frames",
-    "_bootstrap",
-    "_module_locks",
-    "_Popen",
-    "_exit",
-    "_actions",
-}  # Python's own
+OTHERS = set(  # Python's own
+    "_replace _asdict _fields _getframe _current_frames _bootstrap _module_locks _Popen _exit _actions".split()
+)
 
 
 @pytest.mark.parametrize("owner", compat.ATTRIBUTES, ids=lambda owner: owner.__name__)
@@ -31,11 +22,8 @@ def test_this_pytorch_has_the_attributes(owner):  # the names themselves, if `co
 
 
 def test_this_pytorch_has_what_patches_call():
-    wraps = [
-        patch
-        for patch in PATCHES
-        if inspect.isfunction(patch[2]) and "original" in inspect.signature(patch[2]).parameters
-    ]
+    functions = [patch for patch in PATCHES if inspect.isfunction(patch[2])]
+    wraps = [patch for patch in functions if "original" in inspect.signature(patch[2]).parameters]
     assert [(owner, name) for owner, name, _ in wraps if not hasattr(owner, name)] == []
 
 

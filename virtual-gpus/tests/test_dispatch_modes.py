@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from virtual_gpus import virtual_gpus
 
 B, T, D, HEADS = 2, 64, 128, 2  # batch, time, channels
+PAST, BIAS = torch.ones(8, 8, dtype=torch.bool).tril(), torch.linspace(-1, 1, 64).view(8, 8).bfloat16()
 KERNELS = {name: f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")}
 
 
@@ -70,36 +71,34 @@ def test_a_mode_sees_what_cuda_dispatches(gpu, dtype, kernel):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "shape", "options", "kernels"),
+    ("gpu", "dtype", "shape", "mask", "kernels"),
     [
-        ("A100-80", torch.bfloat16, (1, 2, 8, 64), {"attn_mask": True}, ["efficient"]),
-        ("H100", torch.bfloat16, (1, 2, 8, 64), {"attn_mask": True}, ["cudnn"]),
-        ("A100-80", torch.bfloat16, (1, 2, 8, 264), {}, ["efficient"]),  # heads too wide for FlashAttention
-        ("RTX4090", torch.bfloat16, (1, 2, 8, 200), {}, ["efficient"]),  # whose backward pass needs a larger GPU
-        ("H100", torch.bfloat16, (1, 2, 8, 200), {}, ["flash"]),  # cuDNN has no backward pass for this
-        ("H100", torch.bfloat16, (1, 2, 8, 36), {}, ["flash"]),  # nor takes this
-        ("A100-80", torch.float32, (1, 2, 8, 6), {}, []),  # no multiple of 16 bytes
-        ("V100", torch.bfloat16, (1, 2, 8, 64), {}, []),
-        ("A100-80", torch.float64, (1, 2, 8, 64), {}, []),
-        ("A100-80", torch.bfloat16, (2, 8, 64), {}, []),  # three dimensions
-        ("H100", torch.bfloat16, (1, 2, 8, 64), {"trained_mask": True}, ["efficient"]),  # the others have no gradient
+        ("A100-80", torch.bfloat16, (1, 2, 8, 64), PAST, ["efficient"]),
+        ("H100", torch.bfloat16, (1, 2, 8, 64), PAST, ["cudnn"]),
+        ("A100-80", torch.bfloat16, (1, 2, 8, 264), None, ["efficient"]),  # heads too wide for FlashAttention
+        ("RTX4090", torch.bfloat16, (1, 2, 8, 200), None, ["efficient"]),  # whose backward pass needs a larger GPU
+        ("H100", torch.bfloat16, (1, 2, 8, 200), None, ["flash"]),  # cuDNN has no backward pass for this
+        ("H100", torch.bfloat16, (1, 2, 8, 36), None, ["flash"]),  # nor takes this
+        ("A100-80", torch.float32, (1, 2, 8, 6), None, []),  # no multiple of 16 bytes
+        ("V100", torch.bfloat16, (1, 2, 8, 64), None, []),
+        ("A100-80", torch.float64, (1, 2, 8, 64), None, []),
+        ("A100-80", torch.bfloat16, (2, 8, 64), None, []),  # three dimensions
+        ("H100", torch.bfloat16, (1, 2, 8, 64), BIAS, ["efficient"]),  # the others have no gradient
     ],
 )
-def test_which_attention_cuda_would_choose(gpu, dtype, shape, options, kernels):
+def test_which_attention_cuda_would_choose(gpu, dtype, shape, mask, kernels):
     """And it gives what one device gives."""
     torch.manual_seed(0)
     tensors = list(torch.randn(3, *shape, dtype=dtype, requires_grad=True))
-    if options == {"trained_mask": True}:
-        tensors.append(torch.randn(8, 8, dtype=dtype, requires_grad=True))
-    elif options:
-        tensors.append(torch.ones(8, 8, dtype=torch.bool).tril())
+    if mask is not None:
+        tensors.append(mask.clone().requires_grad_(mask.is_floating_point()))
     trained = [t for t in tensors if t.requires_grad]
-    out = F.scaled_dot_product_attention(*tensors, is_causal=not options)
+    out = F.scaled_dot_product_attention(*tensors, is_causal=mask is None)
     expected = torch.autograd.grad(out.sum(), trained)
     with virtual_gpus(1, gpu=gpu):
         there = [t.detach().cuda().requires_grad_(t.requires_grad) for t in tensors]
         with Names() as names:
-            out = F.scaled_dot_product_attention(*there, is_causal=not options)
+            out = F.scaled_dot_product_attention(*there, is_causal=mask is None)
         assert [n for n in names.seen if "attention" in n] == [KERNELS[kernel] for kernel in kernels]
         for found, wanted in zip(torch.autograd.grad(out.sum(), there[: len(trained)]), expected, strict=True):
             rounded = {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}  # others' kernels do it elsewhere
@@ -161,10 +160,7 @@ INDEX = torch.tensor([1, 2])
 MAKES = {  # derivatives in C++ that make tensors, and what an H100 shows a mode, up to the gradient of x[2:]
     "index_put": (lambda x, i: x.index_put((i,), x[2:]), "sum ones_like zeros index_put index"),
     "put": (lambda x, i: x.put(i, x[2:]), "sum ones_like zeros put take"),
-    "prod": (
-        lambda x, i: x.prod(),
-        "sum ones_like ones cat cumprod flip cat cumprod flip mul mul",
-    ),
+    "prod": (lambda x, i: x.prod(), "sum ones_like ones cat cumprod flip cat cumprod flip mul mul"),
     "mvlgamma": (lambda x, i: torch.mvlgamma(x, 2), "sum ones_like arange add digamma_ sum mul"),
     "as_strided": (
         lambda x, i: x.as_strided((2, 2), (1, 1)),
@@ -220,8 +216,9 @@ def run(blocks, x):
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("gpu", "backing"), [("A100-80", "cpu"), ("H100", "meta")])
+@pytest.mark.parametrize(
+    ("gpu", "backing", "dtype"), [("A100-80", "cpu", torch.float32), ("H100", "meta", torch.bfloat16)]
+)
 def test_selective_checkpointing_keeps_what_its_policy_says(gpu, backing, dtype):
     """Bytes by hand = the ledger's; what was kept is computed once; and the gradients are those of one device."""
     torch.manual_seed(0)

@@ -2,21 +2,18 @@
 
 import copy
 import io
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+import ranks
 import torch
 from oracle import check_same_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import comm
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-from virtual_gpus import virtual_gpus
 
 
 def small_net():
@@ -34,11 +31,9 @@ def batch(n=10):
 OPTIMIZERS = {
     **{name: getattr(torch.optim, name) for name in "SGD Adam AdamW RMSprop Adagrad Adadelta Adamax NAdam".split()},
     **{name: getattr(torch.optim, name) for name in "RAdam Rprop ASGD".split()},
-    "SGD momentum": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
-    "AdamW amsgrad": partial(torch.optim.AdamW, amsgrad=True),
+    "SGD for loop, momentum": partial(torch.optim.SGD, momentum=0.9, nesterov=True, foreach=False),
     "Adam fused": partial(torch.optim.Adam, fused=True),
     "Adam capturable": lambda p, lr: torch.optim.Adam(p := [*p], lr, capturable=p[0].is_cuda),
-    "SGD for loop": partial(torch.optim.SGD, foreach=False),
 }
 
 
@@ -153,17 +148,9 @@ def test_a_transformer_with_padding(gpus, training, mode):
     torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
 
 
-def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus):
-    net, X = nn.LSTM(3, 4, batch_first=True).cuda(), torch.ones(4, 2, 3, device="cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        net(X)
-    with pytest.warns(UserWarning, match=f"^{SCATTERED}"):
-        nn.DataParallel(net)(X)
-
-
 SCATTERED = "RNN module weights are not part of single contiguous chunk of memory. This"
 REPLACED = {  # what a program does with a recurrent network, and whether an H100 warns of its weights then
+    "nothing": (lambda net: None, False),
     "clone": (lambda net: each(net, torch.clone), True),
     "clone and flatten": (lambda net: (each(net, torch.clone), net.flatten_parameters()), False),
     "write": (lambda net: each(net, torch.detach), False),
@@ -180,7 +167,7 @@ def each(net, function):
 
 
 @pytest.mark.parametrize(("replace", "warned"), REPLACED.values(), ids=REPLACED)
-def test_cudnn_warns_of_weights_that_were_replaced(gpus, replace, warned):
+def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus, replace, warned):
     net = nn.GRU(8, 16).cuda()
     replace(net)
     with warnings.catch_warnings(record=True) as caught:
@@ -191,8 +178,7 @@ def test_cudnn_warns_of_weights_that_were_replaced(gpus, replace, warned):
     assert [str(w.message).startswith(SCATTERED) for w in caught] == [True] * warned
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("kind", "packed"), [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, True), (nn.RNN, False)])
 def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
     """As cuDNN's do, and not the kernels that run on a CPU; in the words of aten/src/ATen/native/RNN.h."""
     net, X, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 3])
@@ -214,9 +200,8 @@ def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
 
 def test_modules_move_in_place_and_keep_their_parameters(gpus):
     net = small_net()
-    parameters, buffers = list(net.parameters()), dict(net.named_buffers())
+    parameters, X, y = list(net.parameters()), *batch()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    X, y = batch()
     for device in ("cuda:0", "cuda:3", "cuda:3", "cpu", "cuda:1"):
         assert net.to(device) is net
         assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
@@ -228,9 +213,7 @@ def test_modules_move_in_place_and_keep_their_parameters(gpus):
         before = parameters[0].tolist()
         optimizer.step()
         assert parameters[0].tolist() != before
-    assert set(dict(net.named_buffers())) == set(buffers)
-    net.cpu()
-    assert all(type(p) is nn.Parameter for p in net.parameters())
+    assert all(type(p) is nn.Parameter for p in net.cpu().parameters())
     assert net.cuda(2) is net and parameters[0].get_device() == 2
     net.half()
     assert parameters[0].dtype == torch.float16 and parameters[0].get_device() == 2
@@ -243,8 +226,6 @@ def test_modules_move_in_inference_mode(gpus):
         for device in ("cuda:0", "cuda:3", "cpu", "cuda:1"):
             assert {p.device for p in net.to(device).parameters()} == {torch.device(device)}
             torch.testing.assert_close(net(X.to(device)).cpu(), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(net(X.to("cuda:1")).cpu(), expected)
 
 
 def test_modules_that_move_in_several_threads(gpus):
@@ -273,8 +254,11 @@ def test_what_belongs_to_a_parameter_stays_when_its_module_moves(gpus):
         assert weight is net[1].weight and weight.decays is False
         assert weight.grad.device == weight.device == torch.device(device) and weight.grad.tolist() == gradient
     assert vars(weight) == {"decays": False}
-    weight.data = weight.data.cuda()
-    assert weight.decays is False and isinstance(weight, nn.Parameter)
+    for device in ("cuda:0", "cuda:1", "cpu"):  # an old way to move a parameter
+        weight.data = torch.zeros(3, 3, device=device)
+        assert weight.device == torch.device(device) and not weight.any() and weight.requires_grad
+        assert weight.decays is False and isinstance(weight, nn.Parameter) and not weight.data.requires_grad
+    assert type(weight) is nn.Parameter
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -293,26 +277,24 @@ def test_a_move_to_where_a_module_is_leaves_graphs_alone(gpus, device):
 
 
 def test_modules_made_on_a_gpu(gpus):
-    for layer in nn.Linear(2, 2, device="cuda:1"), nn.Linear(2, 2, device="meta").to_empty(device="cuda:1"):
-        assert layer.weight.get_device() == layer(torch.ones(1, 2, device="cuda:1")).get_device() == 1
+    layer = nn.Linear(2, 2, device="meta").to_empty(device="cuda:1")
+    assert layer.weight.get_device() == layer(torch.ones(1, 2, device="cuda:1")).get_device() == 1
     with torch.device("cuda:2"):
         net = small_net()
-    assert {p.get_device() for p in net.parameters()} == {2} and net[1].running_mean.get_device() == 2
+    assert {t.get_device() for t in net.state_dict().values()} == {2}
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(2)).to("cuda:1"),
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(2)).cuda().to("cuda:1"),
         lambda: nn.Sequential(nn.LazyLinear(4, device="cuda:1"), nn.LazyLinear(2, device="cuda:1")),
-        lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)).cuda().to("cuda:1"),
     ],
 )
 def test_lazy_modules(gpus, make):
     net = make()
     optimizer_sees = net[0].weight
-    out = net(torch.ones(3, 5, device="cuda:1"))
-    out.sum().backward()
+    net(torch.ones(3, 5, device="cuda:1")).sum().backward()
     assert net[0].weight.shape == (4, 5) and {t.get_device() for t in net.state_dict().values()} == {1}
     assert net[0].weight is optimizer_sees and net[0].weight.grad is not None and type(net[0]) is nn.Linear
 
@@ -340,16 +322,6 @@ def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
     assert net.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
     with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
         parallel(pair, scale=None)
-
-
-def test_data_parallel_gathers_scalars_with_its_warning(gpus):
-    class Loss(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).sum()
-
-    net = nn.DataParallel(Loss(2, 2).to("cuda:0"), device_ids=[0, 1])
-    with pytest.warns(UserWarning, match="Was asked to gather along dimension 0"):
-        assert net(torch.ones(4, 2)).shape == (2,)
 
 
 def test_threads_see_the_gpus_and_have_their_own_current_one(gpus):
@@ -434,14 +406,17 @@ def test_autocast_makes_float32_in_the_kernel(gpus):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_autocast_lowers_recurrent_networks(gpus, kind):
     net, X = kind(3, 4).to("cuda:1"), torch.randn(2, 5, 3, device="cuda:1")
-    X = X[0] if kind.__name__.endswith("Cell") else X
+
+    def run():
+        out = net(X[0] if isinstance(net, nn.RNNCellBase) else X)
+        return out[0] if isinstance(out, tuple) else out
+
     with torch.autocast("cuda"):
-        out = net(X)
-    out = out[0] if isinstance(out, tuple) else out
+        out = run()
     assert out.dtype == torch.float16 and out.get_device() == 1
     out.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in net.parameters())
-    torch.testing.assert_close(out.float(), (net(X)[0] if isinstance(net(X), tuple) else net(X)), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(out.float(), run(), atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -478,28 +453,13 @@ def test_autocast_promotes(gpus, function):
         assert torch.cat([wide.half(), wide.half()]).dtype == torch.float16
 
 
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
-def test_autocast_lowers_the_weights_of_a_cell_once(gpus, kind):
-    cell, x, hidden, held = kind(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1"), None, []
+def test_autocast_lowers_the_weights_of_a_cell_once(gpus):
+    cell, x, hidden, held = nn.GRUCell(64, 64).to("cuda:1"), torch.randn(1, 64, device="cuda:1"), None, []
     with torch.autocast("cuda"):
         for _ in range(3):
             hidden = cell(x, hidden)
             held.append(torch.cuda.memory_allocated(1))
     assert held[2] - held[1] < sum(p.nbytes for p in cell.parameters()) / 4
-
-
-def test_grad_scaler(gpus):
-    net, X, y = small_net().to("cuda:1"), *(t.to("cuda:1") for t in batch())
-    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cuda")
-    before = net[0].weight.tolist()
-    with torch.autocast("cuda"):
-        loss = F.cross_entropy(net(X), y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    assert net[0].weight.tolist() != before
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -555,31 +515,21 @@ def test_views_and_later_types_are_saved(gpus, dtype):
     assert copy.deepcopy(x).float().tolist() == x.float().tolist() == [1, 2, 3]
 
 
-def test_a_checkpoint_for_more_gpus_than_there_are():
-    with virtual_gpus(4):
-        written = saved(torch.ones(2, device="cuda:3"))
-    with virtual_gpus(2), pytest.raises(RuntimeError, match=r"device 3 but torch.cuda.device_count\(\) is 2"):
-        load(written)
-    with pytest.raises(RuntimeError, match=r"torch.cuda.is_available\(\) is False|device_count"):
-        load(written)
-
-
 def test_networks_and_the_state_of_optimizers_are_saved(gpus):
-    net = small_net().to("cuda:1")
+    net = nn.Linear(2, 2).to("cuda:1")
     optimizer = torch.optim.Adam(net.parameters())
-    net(batch()[0].cuda(1)).sum().backward()
+    net(on("cuda:1")).sum().backward()
     optimizer.step()
     whole, state = load(saved([net, optimizer.state_dict()]), weights_only=False)
-    torch.optim.Adam(net.parameters()).load_state_dict(state)
     assert state["state"][0]["exp_avg"].get_device() == 1
     assert all(isinstance(p, nn.Parameter) and p.get_device() == 1 for p in whole.parameters())
 
 
 READ = """
 import sys, torch
-assert not any(name.startswith("virtual_gpus") for name in sys.modules)
 state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
 print(type(state["w"]).__name__, state["w"].device, state["w"].tolist(), state["p"].requires_grad)
+assert not any(name.startswith("virtual_gpus") for name in sys.modules)
 try:
     torch.load(sys.argv[1], weights_only=True)
 except RuntimeError as error:
@@ -587,14 +537,13 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.slow
 def test_a_checkpoint_loads_where_this_library_is_not(gpus, tmp_path):
     path, parameter = tmp_path / "checkpoint.pt", nn.Parameter(torch.ones(1, device="cuda:2"))
     torch.save({"w": torch.tensor([1.0, 2.0], device="cuda:1"), "p": parameter}, path)
-    options = {"env": {"PATH": "/usr/bin"}, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 1200}
-    run = subprocess.run([sys.executable, "-c", READ, str(path)], check=True, **options)
-    assert "Tensor cpu [1.0, 2.0] True" in run.stdout
-    assert run.stdout.count("\n") == 1 or "Attempting to deserialize object on" in run.stdout  # where there is no GPU
+    (tmp_path / "read.py").write_text(READ)
+    said = ranks.python(tmp_path / "read.py", path).stdout
+    assert "Tensor cpu [1.0, 2.0] True" in said
+    assert said.count("\n") == 1 or "Attempting to deserialize object on" in said  # where there is no GPU
 
 
 @pytest.mark.parametrize("function", [F.silu, F.mish])
@@ -636,7 +585,6 @@ def test_products_of_half_precision_with_an_output_in_float32(gpus, dtype):
         "input dtypes must be the same": lambda: torch.mm(x, w.float(), out_dtype=wide),
         "out_dtype must be the same as input dtype or fp32": lambda: torch.mm(x, w, out_dtype=torch.float64),
         "self dtype must match either out_dtype or mat1 dtype": lambda: torch.addmm(c.double(), x, w, out_dtype=wide),
-        "same device": lambda: torch.mm(x, w.cpu(), out_dtype=wide),
     }.items():
         with pytest.raises(RuntimeError, match=words):
             call()
@@ -669,54 +617,37 @@ def on(device, *shape):
     return torch.ones(shape or (4, 2), device=device)
 
 
-def rows_of(device, lengths):
-    nn.utils.rnn.pack_padded_sequence(on(device, 2, 5, 3), torch.tensor([5, 3], device=lengths), batch_first=True)
-
-
 def attend(*devices, **options):
     F.scaled_dot_product_attention(*(on(device, 1, 2, 4, 8) for device in devices), **options)
-
-
-def parallel(where, x):
-    nn.DataParallel(nn.Linear(2, 2).to(where), device_ids=[0, 1])(x)
 
 
 QKV = (
     "^Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
     "and value.device: {} instead.$"
 )
-DEVICES = [("cuda:1", "cpu", "cuda:1"), ("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
+DEVICES = [("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
 SIZE = "input 1 has invalid size: got 3x2, but expected 4x2"
-ON_CPU = "reduce_add expects all inputs to be on GPUs, but input {} is on CPU"
+ON_CPU = "reduce_add expects all inputs to be on GPUs, but input 1 is on CPU"
 WORDS = {
     **{QKV.format(*d): [partial(attend, *d, is_causal=causal) for causal in (True, False)] for d in DEVICES},
     "same dtype": [lambda: F.scaled_dot_product_attention(on("cuda").double(), on("cpu"), on("cuda"))],  # comes first
     r"got attn_bias is on cpu.* wrapper_CUDA___scaled_dot_product_efficient_att": [
         lambda: attend("cuda", "cuda", "cuda", attn_mask=on("cpu", 4, 4).bool()),
     ],
-    "^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long tensor$": [
-        lambda: rows_of("cpu", lengths="cuda:1"),
-        lambda: rows_of("cuda:1", lengths="cuda:1"),
-    ],
     "must be on the same device": [left_behind],
     "before its parameters moved": [moved_too_early],
     r"nn\.BCELoss are unsafe to autocast": [lambda: cast_automatically(nn.BCELoss(), on("cuda"), on("cuda"))],
-    ON_CPU.format(1): [
+    ON_CPU: [
         lambda: comm.reduce_add([on("cuda"), on("cpu")], 0),
         lambda: comm.reduce_add_coalesced([[on("cuda")], [on("cpu")]], 0),
     ],
-    ON_CPU.format(0): [lambda: comm.reduce_add([on("cpu"), on("cpu")])],
     SIZE: [lambda: comm.reduce_add([on("cuda"), on("cuda:1", 3, 2)], 0)],
     "destination to be on the same GPU with one of": [lambda: comm.reduce_add([on("cuda"), on("cuda")], 1)],
     "uninitialized parameters can't be used with `DataParallel`": [
         lambda: nn.DataParallel(nn.LazyConv2d(4, 3).to("cuda:1"), [1, 0])(on("cuda:1", 1, 2, 5, 5)),
     ],
-    r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\)": [
-        lambda: parallel("cpu", on("cpu")),
-        lambda: parallel("cuda:2", on("cpu")),
-    ],
 }
-ERRORS = {**{ON_CPU.format(i): AssertionError for i in (0, 1)}, SIZE: ValueError}
+ERRORS = {ON_CPU: AssertionError, SIZE: ValueError}
 
 
 @pytest.mark.parametrize(("words", "call"), [(words, call) for words, calls in WORDS.items() for call in calls])

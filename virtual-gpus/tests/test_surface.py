@@ -4,10 +4,10 @@ and code of the CPU that must not suffer."""
 import copy
 import io
 import pickle
-import subprocess
-import sys
+from functools import partial
 
 import pytest
+import ranks
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -96,8 +96,7 @@ def test_what_makes_a_tensor_virtual_does_not_travel_with_its_attributes(gpus):
     assert there.device == GPU1 and there.tolist() == [2, 2]
     assert here.device.type == "cpu" and here.cuda(0).device == GPU0 and here.cuda(0).tolist() == [3, 3]
     x.__dict__["more"] = 1
-    assert x.more == 1 and x.__dict__.pop("more") == 1 and not hasattr(x, "more") and (x + 1).tolist() == [2, 2]
-    assert x.__dict__.setdefault("more", 2) == 2 == x.more
+    assert x.more == 1 and x.__dict__.pop("more") == 1 and x.__dict__.setdefault("more", 2) == 2 == x.more
     x.__dict__.clear()
     assert not hasattr(x, "note") and x.tolist() == [1, 1]
 
@@ -107,16 +106,14 @@ def test_subclasses_of_subclasses_compute_together(gpus):
         pass
 
     x, y = (torch.ones(2, device="cuda:1").as_subclass(cls) for cls in (Special, Asking))
-    assert isinstance(x + y, Special) and isinstance(y + x, Special) and type(y + 1) is type(y)
-    assert isinstance(torch.stack([y, y + 1])[0], Asking)
+    assert isinstance(x + y, Special) and isinstance(y + x, Special) and isinstance(torch.stack([y, y])[0], Asking)
     assert x.add_(y).tolist() == [2, 2]
 
 
 def test_a_method_is_still_the_one_in_sets_and_tables():
-    kept = {torch.Tensor.to, torch.Tensor.cuda, torch.FloatTensor}
+    kept = {torch.Tensor.to, torch.FloatTensor}
     with virtual_gpus(1):
-        assert torch.Tensor.to in kept and torch.Tensor.cuda in kept and torch.Tensor.cpu not in kept
-        assert torch.FloatTensor in kept
+        assert torch.Tensor.to in kept and torch.Tensor.cpu not in kept and torch.FloatTensor in kept
 
 
 # Inference mode
@@ -138,10 +135,8 @@ def test_views_in_inference_mode(gpus):
 def test_classes_stay_classes(gpus):
     for name in ("CUDAGraph", "graph", "MemPool", "ExternalStream", "Stream", "Event", "FloatTensor"):
         assert isinstance(getattr(torch.cuda, name), type) and getattr(torch.cuda, name) | None
-    assert issubclass(torch.cuda.Stream, torch.Stream) and issubclass(torch.cuda.Event, torch.Event)
-    assert not issubclass(torch.cuda.Stream, torch.Event)
-    weight = nn.Linear(2, 2).cuda().weight
-    made = type(weight)(weight.data, requires_grad=False)
+    assert issubclass(torch.cuda.Stream, torch.Stream) and not issubclass(torch.cuda.Stream, torch.Event)
+    made = type(nn.Parameter(torch.ones(2).cuda()))(torch.ones(2).cuda(), requires_grad=False)
     assert isinstance(made, nn.Parameter) and not made.requires_grad and made.device == GPU0
 
 
@@ -152,8 +147,12 @@ def test_old_types(gpus, name):
     assert x.device == GPU0 and x.dtype == on_cpu.dtype and x.tolist() == [1, 0]
     assert isinstance(x, on_gpu) and not isinstance(x, on_cpu)
     assert isinstance(x.cpu(), on_cpu) and not isinstance(x.cpu(), on_gpu)
-    assert on_gpu(2, 3).shape == (2, 3) and x.type(on_cpu).device.type == "cpu" and x.cpu().type(on_gpu).is_cuda
-    assert x.type() == str(on_gpu) == f"torch.cuda.{name}Tensor"
+    assert on_gpu(2, 3).shape == (2, 3) and x.type() == str(on_gpu) == f"torch.cuda.{name}Tensor"
+    for back in (x.type(on_cpu), x.type(f"torch.{name}Tensor")):
+        assert back.device.type == "cpu" and back.type() == f"torch.{name}Tensor" and back.tolist() == [1, 0]
+    assert torch.ones(2, device=GPU1).type(str(on_gpu)).device == GPU1  # stays where it is
+    with torch.cuda.device(1):
+        assert back.type(str(on_gpu)).device == GPU1
 
 
 @pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
@@ -167,34 +166,31 @@ def test_the_default_type(gpus):
     assert torch.ones(2).device.type == "cpu" and torch.ones(2).dtype == torch.float32
 
 
-def test_more_properties(gpus):
+def test_more_properties():
     def properties(gpu):
         with virtual_gpus(1, gpu):
             return torch.cuda.get_device_properties(0)
 
-    a100, t4, b200 = map(properties, ("A100-80", "T4", "B200"))
-    assert (a100.L2_cache_size, b200.L2_cache_size, t4.memory_bus_width) == (40 * 2**20, 126.5 * 2**20, 256)
-    assert (a100.warp_size, a100.max_threads_per_multi_processor) == (32, 2048)
-    assert a100.shared_memory_per_block_optin == 163 * 1024 and a100.clock_rate == pytest.approx(1.41e6, rel=0.01)
+    t4, b200 = map(properties, ("T4", "B200"))
+    assert (t4.L2_cache_size, b200.L2_cache_size, t4.memory_bus_width) == (4 * 2**20, 126.5 * 2**20, 256)
+    assert (t4.warp_size, t4.max_threads_per_multi_processor) == (32, 1024)
+    assert t4.shared_memory_per_block_optin == 64 * 1024 and t4.clock_rate == pytest.approx(1.59e6, rel=0.01)
     # as deviceQuery and nvidia-smi say
     assert [t4.memory_clock_rate, b200.memory_clock_rate] == pytest.approx([5_001_000, 3_996_000], rel=0.01)
-    for name in ("memory_bus_width", "memory_clock_rate"):
-        with pytest.raises(AttributeError, match=f"{name}: the data sheet of the H200 has no"):
-            getattr(properties("H200"), name)
+    with pytest.raises(AttributeError, match="memory_bus_width: the data sheet of the H200 has no"):
+        properties("H200").memory_bus_width  # noqa: B018
 
 
 # Streams and events
 
 
 def test_events_of_two_gpus_are_not_compared(gpus):
-    events = []
-    for device in (GPU0, GPU1):
-        with torch.cuda.device(device):
-            events.append(torch.cuda.Event(enable_timing=True))
-            assert events[-1].device is None
-            events[-1].record()
-            torch.cuda.synchronize()
-    assert [event.device for event in events] == [GPU0, GPU1]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    assert events[0].device is None
+    for event, device in zip(events, (GPU0, GPU1)):
+        event.record(torch.cuda.current_stream(device))
+        torch.cuda.synchronize(device)
+        assert event.device == device
     with pytest.raises(torch.AcceleratorError, match="invalid resource handle"):
         events[0].elapsed_time(events[1])
 
@@ -204,8 +200,7 @@ def test_a_stream_has_numbers_and_can_sleep(gpus):
     stream = torch.cuda.Stream()
     assert stream.cuda_stream != torch.cuda.default_stream(1).cuda_stream == 0
     assert torch.cuda.Stream.priority_range() == (0, -3)
-    numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
-    torch._C._cuda_setStream(**numbers)
+    torch._C._cuda_setStream(**{name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")})
     assert torch.cuda.current_stream(1) == stream
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -220,8 +215,6 @@ def test_a_stream_has_numbers_and_can_sleep(gpus):
 
 def test_code_of_the_cpu_is_not_disturbed(gpus):
     assert torch.func.jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))[1].tolist() == [1, 1]
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
-    assert scripted(torch.ones(1, 2)).shape == (1, 2)
     traced = torch.jit.trace(lambda x: x + torch.ones(2), torch.ones(2))
     assert traced(torch.zeros(2)).tolist() == [1, 1]
 
@@ -235,25 +228,12 @@ def test_torchscript_saves_what_is_on_the_cpu(gpus):
     with pytest.raises(RuntimeError, match="TorchScript can't load to cuda:1, a virtual GPU: load to the CPU"):
         torch.jit.load(file, map_location="cuda:1")
     there = torch.jit.trace(nn.Linear(2, 2).to(GPU1), torch.ones(1, 2, device=GPU1))
-    for save in (there.save, lambda file: torch.jit.save(there, file)):
+    for save in (there.save, partial(torch.jit.save, there)):
         with pytest.raises(RuntimeError, match="TorchScript can't save 'weight', which is on cuda:1, a virtual GPU"):
             save(io.BytesIO())
 
 
-def test_compile_runs_functions_as_they_are(gpus):
-    with pytest.warns(UserWarning, match="don't compile"):
-
-        @torch.compile(dynamic=True)
-        def double(x):
-            return 2 * x
-
-    assert double(torch.ones(2)).tolist() == double(torch.ones(2, device="cuda:1")).tolist() == [2, 2]
-
-
-def test_what_was_compiled_before_runs_as_it_is_and_the_profiler_is_quiet():
-    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch; the profiler, asked of a
-    driver that isn't there, prints a backtrace for every operation."""
-    code = """
+COMPILED = """
 import torch
 from torch.profiler import ProfilerActivity, profile
 from virtual_gpus import virtual_gpus
@@ -266,15 +246,23 @@ new = torch.compile(lambda x: x[0] + 2 * x, backend=backend)
 net = torch.compile(torch.nn.Linear(2, 2), backend=backend)
 assert called(torch.ones(2)).tolist() == [3, 3] and len(calls) == 1
 with virtual_gpus(1):
+    inside = torch.compile(dynamic=True)(lambda x: 2 * x)
     for x in (torch.ones(2), torch.ones(2, device="cuda")):
-        assert called(x).tolist() == new(x).tolist() == [3, 3]
+        assert called(x).tolist() == new(x).tolist() == [3, 3] and inside(x).tolist() == [2, 2]
     assert net(torch.ones(1, 2)).shape == (1, 2) and len(calls) == 1
 assert new(torch.ones(2)).tolist() == [3, 3] and len(calls) == 2
 with virtual_gpus(1), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
     torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda"))
-assert "aten::" in profiler.key_averages().table()"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200, check=True)
-    assert "timeline" in done.stderr and done.stderr.count("\n") < 12, done.stderr
+assert "aten::" in profiler.key_averages().table()
+"""
+
+
+def test_what_is_compiled_runs_as_it_is_and_the_profiler_is_quiet(tmp_path):
+    """Compiled, it would run around the virtual GPUs, or meet what they have put into torch; the profiler, asked of a
+    driver that isn't there, prints a backtrace for every operation."""
+    (tmp_path / "program.py").write_text(COMPILED)
+    said = ranks.python(tmp_path / "program.py").stderr
+    assert "don't compile" in said and "timeline" in said and said.count("\n") < 14, said
 
 
 # nn.parallel.comm
@@ -300,11 +288,8 @@ def test_comm_writes_to_out_and_checks_its_arguments(gpus):
         (lambda: comm.scatter(torch.ones(4, 1), out=out), "index 0 has incorrect shape"),
         (lambda: comm.scatter(torch.ones(4), out=[]), "at least one output"),
         (lambda: comm.gather(out, out=torch.empty(3)), "to have shape"),
-        (lambda: comm.gather([torch.ones(2)] * 2), "tensor at index 0 has device 'cpu'"),
         (lambda: comm.gather([out[0], out[1][None]]), "same number of dimensions"),
         (lambda: comm.gather(out, 1), "Dimension out of range"),
-        (lambda: comm.scatter(torch.ones(4), out=out, dim=1), "Dimension out of range"),
-        (lambda: comm.scatter(torch.ones(4), (0, 1), dim=1), "Dimension out of range"),
     ):
         with pytest.raises((RuntimeError, IndexError), match=words):
             wrong()
@@ -330,15 +315,12 @@ def test_attention_of_nothing(gpus, is_causal):
 def test_storages_are_identities(gpus):
     x, y = torch.ones(4, device=GPU1), torch.ones(1024, device=GPU1)
     storage = x.untyped_storage()
-    assert storage == x.view(2, 2).untyped_storage() != y.untyped_storage()
-    assert hash(storage) == hash(x[1:].untyped_storage())
+    assert storage == x.view(2, 2).untyped_storage() != y.untyped_storage() and storage in {x[1:].untyped_storage()}
     assert storage.data_ptr() == x.data_ptr() != x[1:].data_ptr()
     assert (storage.nbytes(), storage.size(), storage.device) == (16, 16, GPU1)
-    with_y = torch.cuda.memory_allocated(1)
-    y.untyped_storage().resize_(0)
-    assert torch.cuda.memory_allocated(1) == with_y - 4096
-    y.untyped_storage().resize_(4096)
-    assert torch.cuda.memory_allocated(1) == with_y
+    for size in (0, 4096):
+        y.untyped_storage().resize_(size)
+        assert torch.cuda.memory_allocated(1) == 512 + size
     with pytest.raises(torch.OutOfMemoryError):
         y.untyped_storage().resize_(2**40)
     assert y.untyped_storage().nbytes() == 4096
@@ -356,7 +338,6 @@ def test_complex_parameters_in_data_parallel(gpus):
 
 def test_what_replaces_a_function_has_its_name(gpus):
     """By which libraries put it back, after they have replaced it themselves."""
-    assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
     assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
 
 
@@ -380,12 +361,10 @@ def test_what_only_cuda_has_is_refused_unless_the_program_has_a_kernel(gpus):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:virtual GPUs don't compile")
 def test_operators_that_compile_a_function_are_refused_in_words(gpus):
+    def nearer(score, batch, head, i, j):
+        return score - (i - j).abs()
+
     x = torch.ones(1, 2, 8, 16)
-    on_cpu = flex_attention(x, x, x, score_mod=nearer)
-    assert on_cpu.shape == x.shape
+    assert flex_attention(x, x, x, score_mod=nearer).shape == x.shape  # on the CPU
     with pytest.raises(NotImplementedError, match="flex_attention takes a function and compiles it, and virtual GPUs"):
         flex_attention(*[x.cuda()] * 3, score_mod=nearer)
-
-
-def nearer(score, batch, head, i, j):
-    return score - (i - j).abs()

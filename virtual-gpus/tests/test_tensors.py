@@ -23,36 +23,31 @@ CPU_X = torch.arange(6.0).reshape(2, 3)
 # Making
 
 partial = functools.partial
-FACTORIES = [  # (whose, its name, arguments); looked up when it is called, because virtual GPUs replace it
-    *((torch, name, ((2, 3),)) for name in "empty zeros ones rand randn".split()),
-    *((torch, f"{name}_like", (CPU_X,)) for name in "empty zeros ones rand randn".split()),
-    *((CPU_X, f"new_{name}", ([2, 3],)) for name in "empty zeros ones tensor".split()),
-    *((torch, f"{name}_indices", (3, 3)) for name in ("tril", "triu")),
-    *((torch, f"{name}space", (0, 1, 6)) for name in ("lin", "log")),
+FACTORIES = [  # (whose, its name, arguments); those that PyTorch's list of operations has, test_ops compares
+    *((torch, name, ((2, 3),)) for name in ("empty", "rand")),
     *((torch, name, (data,)) for name in ("tensor", "as_tensor", "asarray") for data in ([1.0, 2.0], np.arange(4.0))),
-    *((torch, name, (5,)) for name in "arange randperm eye hann_window scalar_tensor".split()),
-    *((torch, "full", ((2, 3), 7.0)), (torch, "full_like", (CPU_X, 2.0)), (CPU_X, "new_full", ((2,), 3.0))),
-    *((torch, "randint", (0, 9, (2, 3))), (torch, "randint_like", (CPU_X, 9)), (torch.fft, "fftfreq", (5,))),
-    (torch, "empty_strided", ((2, 3), (3, 1))),
+    *((torch, name, (5,)) for name in ("randperm", "hann_window")),
+    *((torch.fft, "fftfreq", (5,)), (torch, "rand_like", (CPU_X,)), (CPU_X, "new_tensor", ([2, 3],))),
 ]
 
 
 @pytest.mark.parametrize(("owner", "name", "args"), FACTORIES)
 def test_factories_make_the_same_on_the_named_gpu(gpus, owner, name, args):
-    torch.manual_seed(0)
-    plain = getattr(owner, name)(*args)
-    for device in ("cuda:1", GPU1, 1):
+    def make(**options):  # looked up now, because virtual GPUs replace it
         torch.manual_seed(0)
-        made = getattr(owner, name)(*args, device=device)
+        return getattr(owner, name)(*args, **options)
+
+    plain = make()
+    for device in ("cuda:1", GPU1, 1):
+        made = make(device=device)
         assert made.device == GPU1 and made.is_cuda and not made.is_cpu and made.get_device() == 1
         assert (made.shape, made.dtype, made.is_leaf, plain.device) == (plain.shape, plain.dtype, True, CPU)
-        assert "empty" in name or torch.equal(made.cpu(), plain)
+        assert name == "empty" or torch.equal(made.cpu(), plain)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "meta"])
 def test_any_device_can_be_the_default(gpus, device):
     makers = [getattr(torch, name) for name in "zeros rand arange eye tensor as_tensor".split()]
-    makers.append(partial(torch.full, (2,)))
     wanted = GPU0 if device == "cuda" else torch.device(device)
 
     def check(inside):
@@ -62,6 +57,8 @@ def test_any_device_can_be_the_default(gpus, device):
 
     with torch.device(device):
         check(inside=True)
+        if wanted.type != "meta":  # by torch.randperm, which it has imported
+            torch.utils.data.random_split(range(10), [5, 5], generator=torch.Generator(device))
     torch.set_default_device(device)
     try:
         check(inside=True)
@@ -75,31 +72,20 @@ def test_cuda_without_an_index_is_the_current_gpu(gpus):
     with torch.cuda.device(2):
         assert torch.ones(1, device="cuda").device == torch.ones(1).cuda().device == GPU2
         assert torch.cuda.current_device() == 2
-    torch.cuda.set_device(1)
-    assert torch.cuda.current_device() == 1 and torch.ones(1, device="cuda").device == GPU1
     with torch.cuda.device_of(torch.ones(1, device="cuda:3")):
         assert torch.cuda.current_device() == 3
 
 
 def test_likes_are_on_the_same_gpu_unless_they_are_told(gpus):
     w = torch.randn(2, 3, device="cuda:1", requires_grad=True)
-    assert w.requires_grad and w.is_leaf
-    makes = [*(getattr(torch, f"{name}_like") for name in ("zeros", "rand")), partial(torch.full_like, fill_value=2)]
+    makes = [torch.zeros_like, torch.rand_like, partial(torch.full_like, fill_value=2)]
     for make in (*makes, *(lambda w, n=name, **k: getattr(w, n)([1], **k) for name in ("new_ones", "new_tensor"))):
         assert make(w).device == GPU1
         assert make(w, device="cpu").device == CPU and make(w, device="cuda:3").get_device() == 3
-    assert w.new(4, 5).shape == (4, 5) and w.new(4, 5).device == GPU1 and w.new([1, 2]).tolist() == [1, 2]
-    assert w.new(2).zero_().tolist() == [0, 0] and torch.ones(2).new(3).is_cpu and w.new([1], device=0).device == GPU0
     before = gpus.traffic.copy()
-    w.new(4, 5)
+    assert w.new(4, 5).shape == (4, 5) and w.new(4, 5).device == GPU1 and torch.ones(2).new(3).is_cpu
     assert gpus.traffic == before
-
-
-def test_random_split_with_the_gpus_generator(gpus):
-    generator = torch.Generator("cuda:1").manual_seed(0)
-    with torch.device("cuda:1"):
-        parts = torch.utils.data.random_split(range(10), [5, 5], generator=generator)
-    assert sorted(i for part in parts for i in part) == list(range(10))
+    assert w.new([1, 2]).tolist() == [1, 2] and w.new([1], device=0).device == GPU0
 
 
 def test_pinned_memory(gpus):
@@ -107,27 +93,17 @@ def test_pinned_memory(gpus):
     pinned = x.pin_memory()
     assert pinned.is_pinned() and not x.is_pinned() and torch.equal(pinned, x) and pinned.pin_memory() is pinned
     assert pinned.to("cuda:1", non_blocking=True).device == GPU1 and not torch.empty(3, pin_memory=False).is_pinned()
-    for make, device in (
-        *((make, None) for make in (torch.empty, torch.tensor, torch.randn, x.new_zeros)),
-        *((make, "cpu") for make in (on_gpu.new_zeros, on_gpu.new_tensor, partial(torch.full, fill_value=1))),
+    options = {"dtype": x.dtype, "pin_memory": True, "requires_grad": True}
+    for made in (
+        *(make([3], **options) for make in (torch.empty, torch.tensor, x.new_zeros)),
+        *(make([3], device="cpu", **options) for make in (on_gpu.new_zeros, on_gpu.new_tensor)),
+        torch.empty_like(on_gpu, device="cpu", **options),
+        torch.tensor(on_gpu[0], device="cpu", **options),
     ):
-        made = make([3], pin_memory=True, requires_grad=True, **({"device": device} if device else {}), dtype=x.dtype)
         assert made.is_pinned() and made.is_leaf and made.is_cpu and made.requires_grad
-    for made in (torch.zeros_like(x, pin_memory=True), torch.empty_like(on_gpu, device="cpu", pin_memory=True),
-                 torch.tensor(on_gpu[0], device="cpu", pin_memory=True)):  # fmt: skip
-        assert made.is_pinned()
 
 
 # The same program on a GPU and on the CPU
-
-
-def views(x):
-    steps = [
-        lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t.permute(2, 0, 1), lambda t: t[None],
-        lambda t: t.expand(5, 2, 3, 4), lambda t: t.flatten(), lambda t: t[..., -1], lambda t: t.unfold(2, 2, 1),
-        lambda t: t[t > 5], lambda t: t[torch.tensor([1, 0])], lambda t: t.movedim(0, 1), lambda t: t.diagonal(),
-    ]  # fmt: skip
-    return [step(x) for step in steps]
 
 
 def changed_in_place(x):
@@ -143,12 +119,6 @@ def written_to_out(x):
     assert torch.add(x, x, out=out) is out
     torch.cat([x, x], out=small)
     return out, small.clone(), small.resize_(2, 2).copy_(3)
-
-
-def second_derivative(x):
-    x = x[0, 0, 1:3].clone().requires_grad_()
-    (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    return first, torch.autograd.grad(first.sum(), x)
 
 
 def read(x):
@@ -186,41 +156,31 @@ def copied_into(x):
 
 def made_in_cpp(x):
     x = x[0, 0, 1:].clone().requires_grad_()
-    square = torch.outer(x, x)
-    smooth = [
-        torch.quantile(x, 0.3), x.quantile(q=0.3, dim=0, keepdim=True), torch.quantile(x, x.detach() / 4),
-        torch.nanquantile(x, 0.3, interpolation="lower"),
-    ]  # fmt: skip
-    whole = [torch.vander(x.detach(), *n) for n in ((), (2,), (0,))]
-    whole += [torch.vander(x.detach(), N=5, increasing=True), torch.vander(x.long()), torch.linalg.matrix_rank(square)]
-    whole += [torch.linalg.matrix_rank(square + torch.eye(3, device=x.device), tol=1.5, hermitian=True)]
+    smooth = [torch.quantile(x, x.detach() / 4), torch.nanquantile(x, 0.3, interpolation="lower")]
+    whole = [torch.vander(x.detach(), *n) for n in ((), (2,), (0,))] + [torch.vander(x.long(), N=5, increasing=True)]
     assert all(t.requires_grad for t in smooth)
     return smooth, whole, torch.autograd.grad(sum(t.sum() for t in smooth), x)
 
 
-def ctc(where, reduction, x):
+def ctc(where, x):
     X = torch.linspace(-1, 1, 100).reshape(10, 2, 5).to(x.device).requires_grad_()
     lengths = [(10, 9), (2, 1)]
     if where is not None:
         lengths = [torch.tensor(n, device=x.device if where == "here" else "cpu") for n in lengths]
-    y = torch.tensor([[1, 2], [1, 3]], device=x.device)
-    loss = F.ctc_loss(X.log_softmax(2), y, *lengths, reduction=reduction)
-    return loss, torch.autograd.grad(loss.sum(), X)
+    loss = F.ctc_loss(X.log_softmax(2), torch.tensor([[1, 2], [1, 3]], device=x.device), *lengths)
+    return loss, torch.autograd.grad(loss, X)
 
 
 PROGRAMS = {
-    "views": views,
     "in place": changed_in_place,
     "out=": written_to_out,
-    "a second derivative": second_derivative,
     "a jacobian": lambda x: torch.autograd.functional.jacobian(lambda x: x**2, x[0, 0], vectorize=True),
     "reading": read,
     "copies": copied,
     "conjugates": conjugated,
     "copy_ into the CPU": copied_into,
-    "a distribution": lambda x: torch.distributions.Exponential(x + 1).sample(),
     "made in C++": made_in_cpp,
-    **{f"ctc {w} {r}": partial(ctc, w, r) for w in (None, "here", "cpu") for r in ("mean", "sum", "none")},
+    **{f"ctc {where}": partial(ctc, where) for where in (None, "here", "cpu")},
 }
 
 
@@ -232,8 +192,7 @@ def test_programs_give_the_same_as_on_the_cpu(gpus, name):
 @pytest.mark.parametrize(
     "change",
     [
-        *(lambda x: x.transpose_(0, 2), lambda x: x.squeeze_(), lambda x: x.squeeze_().t_(), lambda x: x.unsqueeze_(0)),
-        *(lambda x: x.resize_(5), lambda x: x.resize_as_(torch.ones(3, device="cuda"))),
+        *(lambda x: x.transpose_(0, 2), lambda x: x.squeeze_().t_(), lambda x: x.unsqueeze_(0), lambda x: x.resize_(5)),
         *(lambda x: x.as_strided_((2,), (1,)), lambda x: x.set_(torch.ones(7, device="cuda"))),
         lambda x: torch.cat([x.new_ones(4)] * 2, out=x.resize_(0)),
         lambda x: setattr(x, "data", torch.ones(2, 2, device="cuda")),
@@ -249,13 +208,11 @@ def test_what_the_clock_knows_a_tensor_by_follows_its_sizes(gpus, change):
 def test_printing(gpus):
     w = torch.ones(1, device="cuda:1", requires_grad=True)
     for tensor, text in (
-        (torch.ones(2, device="cuda:1"), "tensor([1., 1.], device='cuda:1')"),
+        (torch.ones(2, 2, device="cuda:1"), "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"),
         (torch.tensor(3, device="cuda:0"), "tensor(3, device='cuda:0')"),
         (torch.ones(1, device="cuda", dtype=torch.float64), "tensor([1.], device='cuda:0', dtype=torch.float64)"),
-        (w, "tensor([1.], device='cuda:1', requires_grad=True)"),
         (w * 2, "tensor([2.], device='cuda:1', grad_fn=<MulBackward0>)"),
         (nn.Parameter(w.detach()), "Parameter containing:\ntensor([1.], device='cuda:1', requires_grad=True)"),
-        (torch.ones(2, 2, device="cuda:1"), "tensor([[1., 1.],\n        [1., 1.]], device='cuda:1')"),
     ):
         assert repr(tensor) == str(tensor) == text
 
@@ -266,16 +223,15 @@ def test_printing(gpus):
 def test_to_in_all_its_forms(gpus):
     x, other = torch.ones(2, 3), torch.zeros(1, dtype=torch.float64, device="cuda:1")
     ways = ["cuda:1", GPU1, 1, other, ("cuda:1", torch.float64), ("cuda:1", torch.float32, False, True)]
-    named = [{"device": "cuda:1"}, {"device": 1, "non_blocking": True, "memory_format": torch.contiguous_format}]
     for moved in (
         *(x.to(*(way if isinstance(way, tuple) else (way,))) for way in ways),
-        *(x.to(**way) for way in named),
+        x.to(device=1, non_blocking=True, memory_format=torch.contiguous_format),
         *(x.cuda(1), x.cuda("cuda:1"), x.cuda(device=GPU1), x.type_as(other)),
     ):
         assert moved.device == GPU1 and moved.sum().item() == 6
     assert x.to(other).dtype == x.to("cuda:1", torch.float64).dtype == x.type_as(other).dtype == torch.float64
     y = x.to("cuda:1")
-    assert y.to(torch.float16).device == GPU1 and y.half().dtype == torch.float16 and y.double().is_cuda
+    assert y.to(torch.float16).device == GPU1 and y.half().dtype == torch.float16
     assert y.to("cuda:3").get_device() == 3 and y.cpu().device == y.to("cpu").device == y.type_as(x).device == CPU
     turned = torch.ones(2, 3, device="cuda:0").t()
     assert turned.to("cuda:1").stride() == (1, 3)
@@ -297,18 +253,6 @@ def test_to_copies_between_devices_and_only_then(gpus):
     assert x.tolist() == [5, 0, 0] and torch.cuda.memory_allocated(1) == before
 
 
-def test_old_names_of_types(gpus):
-    x = torch.tensor([1.5, 2.0])
-    with torch.cuda.device(2):
-        moved = x.type("torch.cuda.DoubleTensor")
-    assert moved.device == GPU2 and moved.dtype == torch.float64
-    assert moved.type("torch.cuda.IntTensor").device == moved.device  # stays where it is
-    assert moved.type("torch.cuda.IntTensor").type() == "torch.cuda.IntTensor"
-    for back in (moved.type("torch.FloatTensor"), moved.type(torch.FloatTensor), x.type(torch.float32)):
-        assert back.device == CPU and torch.equal(back, x) and back.type() == "torch.FloatTensor"
-    assert moved.type(torch.float16).device == moved.device
-
-
 def test_gradients_cross_devices_both_ways(gpus):
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     h = (w.to("cuda:0") * 3).to("cuda:1") ** 2
@@ -321,17 +265,6 @@ def test_gradients_cross_devices_both_ways(gpus):
     buffer.copy_(v * 2)
     buffer.sum().backward()
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
-
-
-def test_data_and_grad(gpus):
-    p = nn.Parameter(torch.ones(2, device="cuda:1"))
-    p.data = torch.zeros(2, device="cuda:1")
-    assert p.tolist() == [0, 0] and p.requires_grad and not p.data.requires_grad
-    p.data = torch.ones(3, device="cuda:2")  # an old way to move a parameter
-    assert p.device == GPU2 and p.shape == (3,) and isinstance(p, nn.Parameter)
-    p.grad = torch.ones(3, device="cuda:2")
-    p.data = p.data.cpu()
-    assert type(p) is nn.Parameter and p.device == CPU
 
 
 def test_a_slice_takes_anything_and_chosen_elements_a_number_from_another_device(gpus):
@@ -395,8 +328,7 @@ def embed(ids, table):
     return F.embedding(ids.long(), table)
 
 
-POINTWISE = [torch.add, Tensor.mul_, torch.maximum, lambda a, b: torch.where(a > 0, a, b), torch.allclose, torch.dist]
-POINTWISE += [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy]
+POINTWISE = [torch.add, Tensor.mul_, lambda a, b: torch.where(a > 0, a, b), torch.allclose, torch.dist, F.mse_loss]
 POINTWISE += [lambda a, b: F.binary_cross_entropy_with_logits(b, a)]  # of which the target comes first
 POINTWISE += [lambda a, b: torch.add(a, a, out=b)]
 NAMED = {  # what each calls its second argument, or the first that is elsewhere, and its kernel
@@ -446,11 +378,9 @@ def hooked(x, device, leaf=True):
 
 def given(x, wrong, way):
     y = x.requires_grad_() * 2
-    {
-        "backward": lambda: y.backward(wrong),
-        "grad": lambda: torch.autograd.grad([y, x * 3], [x], [torch.ones_like(y), wrong]),
-        "of several": lambda: torch.autograd.backward([y], [wrong]),
-    }[way]()
+    if way == "backward":
+        y.backward(wrong)
+    torch.autograd.grad([y, x * 3], [x], [torch.ones_like(y), wrong])
 
 
 def convolve(weights, x):
@@ -466,7 +396,7 @@ def overwrite(p):
 TYPES = r"^Input type \(torch.{}FloatTensor\) and weight type \(torch.{}FloatTensor\) should be the same"
 MKLDNN = " or input should be a MKLDNN tensor and weight is a dense tensor$"
 PICKED = r"indices should be either on cpu or on the same device as the indexed tensor \({}\)"
-TO_NUMPY = r"can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu\(\) to copy"
+NO_NUMPY = "can't convert cuda:1 device type tensor to numpy"
 NO_DATA = "^Cannot copy out of meta tensor; no data!$"
 GIVEN = "^invalid gradient at index {} - expected device {} but got {}$"
 RETURNED = "^Function ChangedBackward returned an invalid gradient at index 0 - expected device {} but got {}$"
@@ -480,28 +410,22 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     r"got weight is on cuda:1.*on cuda:0 .*wrapper_CUDA__cudnn_convolution\)": [
         lambda c, g, h: convolve("cuda:1", on("cuda:0", 2, 1, 5, 5)),
     ],
-    GIVEN.format(0, "cuda:0", "cpu"): [
-        lambda c, g, h: given(g, c, "backward"),
-        lambda c, g, h: given(g, c, "of several"),
-    ],
-    GIVEN.format(0, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "backward")],
+    GIVEN.format(0, "cuda:0", "cpu"): [lambda c, g, h: given(g, c, "backward")],
     GIVEN.format(0, "cpu", "cuda:0"): [lambda c, g, h: given(c, g, "backward")],
     GIVEN.format(1, "cuda:0", "cuda:1"): [lambda c, g, h: given(g, h, "grad")],
-    GIVEN.format(1, "cuda:0", "cpu"): [lambda c, g, h: given(g, c, "grad")],
     RETURNED.format("cuda:0", "cpu"): [lambda c, g, h: Changed.apply("cpu", g.requires_grad_()).sum().backward()],
-    RETURNED.format("cuda:0", "cuda:1"): [lambda c, g, h: Changed.apply("cuda:1", g.requires_grad_()).sum().backward()],
     RETURNED.format("cpu", "cuda:1"): [lambda c, g, h: Changed.apply("cuda:1", c.requires_grad_()).sum().backward()],
     HOOKED.format("cuda.", ""): [lambda c, g, h: hooked(g, "cpu"), lambda c, g, h: hooked(g, "cpu", leaf=False)],
     HOOKED.format("", "cuda."): [lambda c, g, h: hooked(c, "cuda:0")],
     PICKED.format("cuda:0"): [lambda c, g, h: g[h.long()]],
     PICKED.format("cpu"): [lambda c, g, h: c[h.long()]],
     SAME: [
+        lambda c, g, h: g.requires_grad_().register_hook(lambda grad: grad + c) and g.sum().backward(),
         lambda c, g, h: c + h.sum(),
         lambda c, g, h: h + c[:1, 0],  # one number, but no scalar
         lambda c, g, h: c.sum().add_(h.sum()),  # a GPU never writes into a number on the CPU
         lambda c, g, h: torch.add(g.sum(), g.sum(), out=torch.empty(())),
         lambda c, g, h: torch.stack([g.sum(), c.sum()]),
-        lambda c, g, h: F.cross_entropy(g[0], torch.tensor(1)),
         lambda c, g, h: F.embedding(torch.tensor(1), g),
     ],
     "masked_fill_: Expected inputs to be on same device": [lambda c, g, h: c.masked_fill_(c == 0, g[0, 0])],
@@ -509,35 +433,22 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
         lambda c, g, h: g.masked_fill_(c == 0, 1)
     ],
     "found at least two devices, cpu and cuda:0!": [lambda c, g, h: c.index_put_((torch.tensor([0]),), g[0])],
-    r"indices should be either on cpu or .*\(cpu\)": [lambda c, g, h: c.index_put_((torch.tensor([0]).cuda(),), c[0])],
     r"method wrapper_CUDA__index_select\)": [lambda c, g, h: g.index_select(0, torch.tensor([0]))],
     r"method wrapper_CUDA_scatter__src\)": [lambda c, g, h: g.scatter_(0, c.long(), g)],
-    r"method wrapper_CUDA_Tensor_bucketize\)": [lambda c, g, h: torch.bucketize(g, c[0])],
-    "CUDA error: invalid device ordinal": [
-        lambda c, g, h: on("cuda:4"),
-        lambda c, g, h: c.cuda(9),
-        lambda c, g, h: torch.cuda.set_device(4),
-        lambda c, g, h: nn.Linear(1, 1).to("cuda:4"),
-    ],
     "Invalid device id": [lambda c, g, h: torch.cuda.get_device_properties(4)],
     "no addresses": [
         lambda c, g, h: g.__dlpack__(),
         lambda c, g, h: g.__cuda_array_interface__,
         lambda c, g, h: torch.utils.dlpack.to_dlpack(g),
-        lambda c, g, h: torch.utils.dlpack.from_dlpack(g),
-        lambda c, g, h: torch.from_dlpack(g),
     ],
     "only implemented on CPU": [lambda c, g, h: g.apply_(abs)],
+    NO_NUMPY: [lambda c, g, h: np.asarray(h)],
     "dense": [
         lambda c, g, h: g.to_sparse(),
         lambda c, g, h: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda:1"),
         lambda c, g, h: c.to_sparse().cuda(),
-        lambda c, g, h: c.to_sparse_csr().to("cuda:1"),
         lambda c, g, h: torch.nested.nested_tensor([c[0], c[0, :1]]).cuda(),
         lambda c, g, h: torch.quantize_per_tensor(c, 0.1, 0, torch.qint8).to("cuda:1"),
-    ],
-    "gradient with device type 'cpu' to a tensor with device type 'cuda'. Please": [
-        lambda c, g, h: setattr(g, "grad", c)
     ],
     "gradient located on device with index '1' to a tensor located on device with index '0'. Please": [
         lambda c, g, h: setattr(g, "grad", h)
@@ -545,20 +456,13 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
     "graph leaves": [lambda c, g, h: copy.deepcopy(g.requires_grad_() * 2)],
     r"inplace operation: \[torch\.cuda\.FloatTensor \[2, 2\]\], which is output 0": [lambda c, g, h: overwrite(g)],
     "leaf Variable that requires grad": [lambda c, g, h: c.requires_grad_().copy_(g)],
-    TO_NUMPY: [lambda c, g, h: h.numpy(), lambda c, g, h: np.asarray(h)],
     "only integer tensors": [lambda c, g, h: [5, 6][g.sum()]],
     "Only dense CPU tensors can be pinned": [
-        lambda c, g, h: torch.empty(3, device="cuda:1", pin_memory=True),
         lambda c, g, h: g.new_zeros(3, device="cuda:1", pin_memory=True),
         lambda c, g, h: torch.tensor([3], device="cuda:1", pin_memory=True),
     ],
-    "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned": [lambda c, g, h: g.pin_memory()],
     "invalid type: 'torch.cuda.FooTensor'": [lambda c, g, h: c.type("torch.cuda.FooTensor")],
-    NO_DATA: [
-        lambda c, g, h: on("meta").to("cuda:1"),
-        lambda c, g, h: on("meta").cuda(),
-        lambda c, g, h: on("meta").to("cuda", torch.float64),
-    ],
+    NO_DATA: [lambda c, g, h: on("meta").to("cuda:1"), lambda c, g, h: on("meta").to("cuda", torch.float64)],
     "use torch.nn.Module.to_empty": [lambda c, g, h: nn.Linear(2, 2, device="meta").to("cuda:1")],
 }
 GOT = "got {} is on {}, different from other tensors on {} .*wrapper_CUDA_{}\\)$"
@@ -566,23 +470,13 @@ TWO = "found at least two devices, cuda:0 and cpu!"
 ELSEWHERE = {  # what an H200 says of the CPU's single number n beside a tensor of the GPU
     GOT.format("min", "cpu", "cuda:0", "clamp_Tensor"): [lambda n, g: g.clamp(n)],
     GOT.format("max", "cuda:0", "cpu", "clamp_max_Tensor"): [lambda n, g: n.clamp_max(g)],
-    GOT.format("other", "cpu", "cuda:0", "_equal"): [lambda n, g: torch.equal(g, n)],
-    GOT.format("other", "cuda:0", "cpu", "logaddexp2"): [lambda n, g: torch.logaddexp2(n, g)],
-    GOT.format("other", "cpu", "cuda:0", "gcd"): [lambda n, g: torch.gcd(g.long(), n.long())],
     GOT.format("imag", "cpu", "cuda:0", "out_complex_out"): [lambda n, g: torch.complex(g, n)],
     GOT.format("mask", "cpu", "cuda:0", "_masked_select"): [lambda n, g: g.masked_select(n > 0)],
-    GOT.format("batch1", "cuda:0", "cpu", "baddbmm"): [lambda n, g: n.baddbmm(g[None], g[None])],
-    GOT.format("mat", "cuda:0", "cpu", "addmv"): [lambda n, g: torch.addmv(n, g, g[0])],
-    GOT.format("weight", "cpu", "cuda:0", "_native_batch_norm"): [
-        lambda n, g: torch.native_batch_norm(g, n, None, None, None, True, 0.1, 1e-5),
-    ],
     GOT.format("weight", "cpu", "cuda:0", "__fused_rms_norm"): [lambda n, g: F.rms_norm(g, (2,), n.expand(2))],
-    GOT.format("weight", "cuda:0", "cpu", "__fused_rms_norm"): [lambda n, g: F.rms_norm(n.expand(2), (2,), g[0])],
     GOT.format("index", "cpu", "cuda:0", "index_add"): [lambda n, g: g[0].index_add(0, n.long(), g[0, :1])],
     TWO: [
         lambda n, g: torch.addcdiv(g, g, n),
         lambda n, g: torch.logical_and(n, g),
-        lambda n, g: F.soft_margin_loss(n, g),
         lambda n, g: F.mse_loss(g[0, 0], n),
         lambda n, g: g.index_fill(0, n.long(), 1),
     ],
@@ -590,7 +484,6 @@ ELSEWHERE = {  # what an H200 says of the CPU's single number n beside a tensor 
     "^CPU Scalar support for tensor1 .*, please swap your": [lambda n, g: g.addcmul(n, g)],
     "block_diag: .* Input 0 is on device cuda:0 and input 1 is on device cpu$": [lambda n, g: torch.block_diag(g, n)],
     "^tensor_split expected tensor_indices_or_sections to be on cpu, but it's on cuda:0$": [
-        lambda n, g: torch.ones(4).tensor_split(g[0, 0].long()),
         lambda n, g: torch.tensor_split(g, tensor_indices_or_sections=g[0].long()),
     ],
 }
@@ -602,33 +495,17 @@ NOT_TAKEN = {  # what an H200 says of types that its kernels don't take
     "\"addmm_cuda\" not implemented for 'Long'": [
         lambda x: x.long() @ x.long(),
         lambda x: F.linear(x.long(), x.long()),
-        lambda x: torch.addmm(x.long(), x.long(), x.long()),
     ],
-    "\"addmm_cuda\" not implemented for 'Bool'": [lambda x: x.bool() @ x.bool()],
-    "\"addmv_impl_cuda\" not implemented for 'Int'": [lambda x: x.int() @ x[0].int()],
-    "\"baddbmm_cuda\" not implemented for 'Short'": [lambda x: x[None].short() @ x[None].short()],
-    "\"dot\" not implemented for 'Byte'": [lambda x: x[0].byte() @ x[0].byte()],
     "^getCudnnDataTypeFromScalarType\\(\\) not supported for Long$": [
-        lambda x: F.conv1d(x.long()[None], x.long()[None]),
-        lambda x: F.conv_transpose2d(x.long()[None], x.long()[:, None, None]),
-    ],
-    "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'": [lambda x: F.avg_pool1d(x.long(), 2)],
-    "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'": [
-        lambda x: F.interpolate(x.byte()[None, None], scale_factor=2, mode="bilinear"),
-    ],
-    "\"max_pool3d_with_indices_out_frame\" not implemented for 'Char'": [
-        lambda x: F.max_pool3d(x.to(torch.int8)[None, None], 1),
+        lambda x: F.conv1d(x.long()[None], x.long()[None])
     ],
     "\"igammac_cuda\" not implemented for 'Half'": [lambda x: torch.special.gammaincc(x.half(), x.half())],
     "^HalfTensor is not supported$": [lambda x: x.half().histc()],
-    "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'": [
-        lambda x: x.bool().scatter_reduce(0, x.long(), x.bool(), "amax"),
-    ],
     "^Could not run 'aten::histogram.bin_ct' with arguments from the 'CUDA' backend. This": [lambda x: x.histogram(3)],
 }
 WORDS |= {words: [lambda c, g, h, call=call: call(g) for call in calls] for words, calls in NOT_TAKEN.items()}
 ERRORS = {
-    **dict.fromkeys((TO_NUMPY, "only implemented on CPU", "only integer tensors"), TypeError),
+    **dict.fromkeys((NO_NUMPY, "only implemented on CPU", "only integer tensors"), TypeError),
     **dict.fromkeys((NO_DATA, "use torch.nn.Module.to_empty"), NotImplementedError),
     **{"invalid type: 'torch.cuda.FooTensor'": ValueError, "Invalid device id": AssertionError},
 }
@@ -652,13 +529,10 @@ def test_what_integers_do_not_hold_is_converted_as_on_gpus(gpus, dtype, expected
 
 
 TAKEN = [  # what an H200 computes from a tensor of the CPU and one of its own
-    lambda c, g: g.diagonal_scatter(c[0]),
     lambda c, g: g.select_scatter(c[0], 0, 1),
-    lambda c, g: g.slice_scatter(c),
     lambda c, g: g.as_strided_scatter(c, (2, 2), (2, 1)),
     lambda c, g: torch.addcmul(g, g, c[0, 0]),
     lambda c, g: torch.lerp(g, g, c[0, 0]),
-    lambda c, g: torch.logical_xor(g, c[0, 0]),
     lambda c, g: g.tensor_split(torch.tensor([1]))[0],
 ]
 
@@ -683,34 +557,18 @@ def differentiated(function, *shape):
 
 
 UNCERTAIN = {  # what an H200 calls the kernels that torch.use_deterministic_algorithms(True) forbids
-    "_bincount_cuda": lambda: torch.bincount(torch.tensor([1, 2]).cuda(), torch.ones(2, device="cuda")),
-    "_histc_cuda with floating point input": lambda: torch.ones(4, device="cuda").histc(),
-    "adaptive_avg_pool2d_backward_cuda": lambda: differentiated(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
-    "ctc_loss_backward_gpu": lambda: differentiated(
-        lambda x: F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2]]).cuda(), (4,), (2,)), 4, 1, 3
-    ),
-    "grid_sampler_2d_backward_cuda": lambda: differentiated(
-        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False), 1, 1, 2, 2
-    ),
-    "max_pool3d_with_indices_backward_cuda": lambda: differentiated(nn.MaxPool3d(2), 1, 1, 2, 2, 2),
-    "median CUDA with indices output": lambda: torch.ones(3, device="cuda").median(0),
-    "nll_loss2d_forward_out_cuda_template": lambda: F.nll_loss(
-        torch.zeros(1, 2, 2, 2, device="cuda"), torch.zeros(1, 2, 2, dtype=torch.long, device="cuda")
-    ),
-    "put_": lambda: differentiated(lambda x: x.take(torch.tensor([0]).cuda()), 3),
-    "reflection_pad1d_backward_out_cuda": lambda: differentiated(lambda x: F.pad(x, (1, 1), "reflect"), 1, 1, 3),
-    "scatter_reduce_cuda_prod_": lambda: torch.ones(2, device="cuda").scatter_reduce(
-        0, torch.tensor([0]).cuda(), torch.ones(1, device="cuda"), "prod"
-    ),
-    "upsample_linear1d_backward_out_cuda": lambda: differentiated(
+    "_bincount_cuda": lambda x: torch.bincount(x[0].long(), x[0]),
+    "_histc_cuda with floating point input": lambda x: x.histc(),
+    "adaptive_avg_pool2d_backward_cuda": lambda x: differentiated(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    "median CUDA with indices output": lambda x: x.median(0),
+    "put_": lambda x: differentiated(lambda x: x.take(torch.tensor([0]).cuda()), 3),
+    "scatter_reduce_cuda_prod_": lambda x: x.scatter_reduce(0, x.long(), x, "prod"),
+    "upsample_linear1d_backward_out_cuda": lambda x: differentiated(
         lambda x: F.interpolate(x, scale_factor=2, mode="linear"), 1, 1, 2
     ),
 }
 CERTAIN = [
-    lambda x: x @ x,
-    lambda x: x.cumsum(0),
     lambda x: x.median(),
-    lambda x: x.kthvalue(1),
     lambda x: torch.bincount(x[0].long()),
     lambda x: x.scatter(0, x.long(), x),
     lambda x: x.scatter_reduce(0, x.long(), x, "sum"),
@@ -726,17 +584,18 @@ def deterministic(gpus):
 
 @pytest.mark.parametrize("kernel", UNCERTAIN)
 def test_what_cuda_has_no_deterministic_algorithm_for(deterministic, kernel):
-    UNCERTAIN[kernel]()
+    call, x = UNCERTAIN[kernel], on("cuda:0")
+    call(x)
     words = f"^{re.escape(kernel)} does not have a deterministic implementation, but you set 'torch.use_determ"
     deterministic(True)
     with pytest.raises(RuntimeError, match=words):
-        UNCERTAIN[kernel]()
+        call(x)
     deterministic(True, warn_only=True)
     with pytest.warns(UserWarning, match=words):
-        UNCERTAIN[kernel]()
+        call(x)
 
 
-@pytest.mark.parametrize("call", CERTAIN)
-def test_what_cuda_has_deterministic_algorithms_for(deterministic, call):
+def test_what_cuda_has_deterministic_algorithms_for(deterministic):
     deterministic(True)
-    call(on("cuda:0"))
+    for call in CERTAIN:
+        call(on("cuda:0"))
