@@ -1,8 +1,8 @@
 """mgpu.launch: torchrun from a notebook, with everything in order, and nothing left behind."""
 
+import functools
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -12,30 +12,20 @@ from ranks import happens
 import mgpu_lib as mgpu
 from mgpu_lib import launching
 
-PRINTS = """
-import sys, time, warnings
-import torch, torch.distributed as dist
-dist.init_process_group("nccl")
-rank = dist.get_rank()
-torch.cuda.set_device(rank)
-total = torch.tensor(rank + 1.0, device="cuda")
-dist.all_reduce(total)
-time.sleep(0.2 * (rank == 0))  # rank 1 speaks first
-print(rank, total.item(), torch.cuda.get_device_name(), sys.argv[1:])
-print("a second line", file=sys.stderr)
-dist.destroy_process_group()
-"""
 FAILS = """
+import sys
 import torch, torch.distributed as dist
 import beside
 dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
-print("rank", rank, "starts", flush=True)
+print(rank, torch.cuda.get_device_name(), sys.argv[1:], flush=True)
+print("a second line", file=sys.stderr)
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x), torch.cuda.synchronize()
 if rank == 1:
-    beside.step(torch.ones(4, device="cuda"))
-dist.all_reduce(torch.ones(4, device="cuda"))
-torch.cuda.synchronize()
+    beside.step(x)
+dist.all_reduce(x), torch.cuda.synchronize()
 """
 HANGS = """
 import os, pathlib, signal, time
@@ -44,12 +34,11 @@ pathlib.Path(__file__).with_name("is there " + os.environ["RANK"]).touch()
 time.sleep(6000)
 """
 MEETING = "import torch.distributed as dist; dist.init_process_group('gloo')"
-DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 ERROR = """\
 rank 1 failed
 Traceback (most recent call last):
-  File "script.py", line 9, in <module>
-    beside.step(torch.ones(4, device="cuda"))
+  File "script.py", line 13, in <module>
+    beside.step(x)
   File "beside.py", line 2, in step
     return x.view(7)
            ^^^^^^^^^
@@ -65,21 +54,15 @@ def script(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_ranks_print_comes_in_order(script, capsys):
-    script.write_text(PRINTS)
-    mgpu.launch("script.py", 2, "--epochs", 3, gpu="T4")
-    said = capsys.readouterr()
-    assert said.out == "".join(f"[rank{r}]: {r} 3.0 Tesla T4 (virtual) ['--epochs', '3']\n" for r in range(2))
-    assert said.err == "[rank0]: a second line\n[rank1]: a second line\n"
-
-
-@pytest.mark.slow
-def test_an_error_is_the_programs_own(script, capsys):
+def test_what_ranks_print_comes_in_order_and_an_error_is_the_programs_own(script, capsys):
+    """What programs print that end well is in chapter 10 and in the appendix."""
     script.write_text(FAILS)
     with pytest.raises(RuntimeError) as raised:
-        mgpu.launch(script, 2)
+        mgpu.launch(script, 2, "--epochs", 3, gpu="T4")
     assert without_marks(str(raised.value)) == without_marks(ERROR)
-    assert capsys.readouterr() == ("[rank0]: rank 0 starts\n[rank1]: rank 1 starts\n", "")
+    said = capsys.readouterr()
+    assert said.out == "".join(f"[rank{r}]: {r} Tesla T4 (virtual) ['--epochs', '3']\n" for r in range(2))
+    assert said.err == "[rank0]: a second line\n[rank1]: a second line\n"
 
 
 def processes(script):
@@ -95,11 +78,12 @@ def cmdline(process):
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_ended(script):
-    script.write_text(HANGS.format(MEETING))
+def test_what_takes_too_long_is_ended_also_by_force(script, monkeypatch):
+    script.write_text(HANGS.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
+    monkeypatch.setattr(launching, "ENDING", 0.1)
     with pytest.raises(TimeoutError, match=r"script\.py was still running on 2 ranks after 8 s, and was ended"):
         mgpu.launch(script, 2, seconds=8)
-    assert not processes(script)
+    assert happens(lambda: not processes(script))
 
 
 @pytest.mark.slow
@@ -116,24 +100,6 @@ def test_no_rank_outlives_the_notebook_and_none_can_be_reached_from_outside(scri
     assert happens(lambda: not processes(script))
 
 
-@pytest.mark.slow
-def test_ranks_that_torchrun_does_not_end_are_ended(script, monkeypatch):
-    script.write_text(HANGS.format(DEAF))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert happens(lambda: len([*script.parent.glob("is there *")]) == 2)
-    monkeypatch.setattr(launching, "ENDING", 0.1)
-    launching.end(process)
-    assert happens(lambda: not processes(script))
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_without_a_word(script):
-    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os._exit(3)\ntime.sleep(6000)\n")
-    with pytest.raises(RuntimeError, match=r"^rank 1 ended with exit status 3$"):
-        mgpu.launch(script, 2)
-
-
 def test_who_failed_first():
     said = "\n".join(
         f"  rank : {r} (local_rank: {r})\n  exitcode : {code} (pid: 5)" for r, code in [(2, 1), (0, 1), (1, -9)]
@@ -141,17 +107,20 @@ def test_who_failed_first():
     first, second = (launching.Output("", "", f"Traceback {n}", n) for n in (1, 2))
     assert launching.what_failed(said, [second, first, first]) == "rank 1 was ended by signal 9 (SIGKILL)"
     assert launching.what_failed(said.replace("-9", "-15"), [second, first, second]) == "rank 1 failed\nTraceback 1"
+    silent = [launching.Output("", "", "", 0)] * 3
+    assert launching.what_failed(said.replace("-9", "3"), silent) == "rank 1 ended with exit status 3"
     assert launching.what_failed("no port is free", []) == "torchrun failed before its ranks ran:\nno port is free"
 
 
 def test_what_makes_no_sense_is_refused(script):
-    for ranks in (0, 2.0, True):
-        with pytest.raises(ValueError, match="the number of ranks must be a whole number, at least 1"):
-            mgpu.launch(__file__, ranks)
+    for start in functools.partial(mgpu.launch, __file__), mgpu.start_ranks:
+        for n in (0, 2.0, True):
+            with pytest.raises(ValueError, match="the number of ranks must be a whole number, at least 1"):
+                start(n)
+        with pytest.raises(ValueError, match="V101"):
+            start(2, gpu="V101")
     with pytest.raises(FileNotFoundError, match=r"launch\('script.py'\): there is no such file in "):
         mgpu.launch("script.py", 2)
-    with pytest.raises(ValueError, match="V101"):
-        mgpu.launch(Path(__file__), 2, gpu="V101")
 
 
 IMPORTED_ON_WINDOWS = """

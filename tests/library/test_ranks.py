@@ -94,7 +94,7 @@ def test_cells_run_on_all_ranks(capsys):
 
 
 @pytest.mark.slow
-def test_what_hangs_is_interrupted_or_ended(capsys):
+def test_what_hangs_is_interrupted_or_ended(capsys, monkeypatch):
     ranks = Ranks(2)
     ranks.run("import os, time")
     with pytest.raises(TimeoutError, match="rank 1: still running after 2 s, and interrupted"):
@@ -109,6 +109,7 @@ def test_what_hangs_is_interrupted_or_ended(capsys):
     deaf = Ranks(1)
     deaf.run("import signal, subprocess, time\n_ = signal.signal(signal.SIGINT, signal.SIG_IGN)")
     deaf.run("print(subprocess.Popen(['sleep', '600']).pid)")
+    monkeypatch.setattr("mgpu_lib.ranks.GRACE", 0.5)
     with pytest.raises(TimeoutError):
         deaf.run("time.sleep(600)", 1)
     started = int(capsys.readouterr().out.split()[-1])
@@ -126,14 +127,6 @@ def test_a_rank_that_crashes_has_last_words(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=r"with exit status 1\n(.|\n)*ImportError: libcublas.so.13: cannot open"):
         Ranks(1).run("1 + 1")
-
-
-def test_what_makes_no_sense_is_refused():
-    for n in (0, 2.0, True):
-        with pytest.raises(ValueError, match="the number of ranks must be a whole number, at least 1"):
-            Ranks(n)
-    with pytest.raises(ValueError, match="V101"):
-        Ranks(2, gpu="V101")
 
 
 @pytest.mark.slow
