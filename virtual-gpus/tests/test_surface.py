@@ -268,7 +268,7 @@ def test_what_is_compiled_runs_as_it_is_and_the_profiler_is_quiet(tmp_path):
 # nn.parallel.comm
 
 
-def test_comm_writes_to_out_and_checks_its_arguments(gpus):
+def test_comm_writes_to_out_keeps_channels_last_and_checks_its_arguments(gpus):
     comm, out, X = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)], torch.arange(6.0)
     assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
     assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
@@ -277,6 +277,9 @@ def test_comm_writes_to_out_and_checks_its_arguments(gpus):
     assert comm.gather(out, destination="cpu").is_cpu and comm.reduce_add(out, 1).tolist() == [2, 4]
     gathered = torch.empty(4)
     assert comm.gather(out, out=gathered) is gathered and gathered.tolist() == [0, 1, 2, 3]
+    images = [torch.ones(2, 3, 4, 4, device=d).to(memory_format=torch.channels_last) for d in (GPU0, GPU1)]
+    assert comm.gather(images).is_contiguous(memory_format=torch.channels_last)
+    assert comm.gather([images[0], images[1].contiguous()]).is_contiguous()
     for wrong, words in (
         (lambda: comm.scatter(X, (0, 1), (2, 2, 2)), r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"),
         (lambda: comm.scatter(X, ()), "at least one device"),
@@ -293,12 +296,6 @@ def test_comm_writes_to_out_and_checks_its_arguments(gpus):
     ):
         with pytest.raises((RuntimeError, IndexError), match=words):
             wrong()
-
-
-def test_gather_keeps_channels_last(gpus):
-    parts = [torch.ones(2, 3, 4, 4, device=d).to(memory_format=torch.channels_last) for d in (GPU0, GPU1)]
-    assert torch.cuda.comm.gather(parts).is_contiguous(memory_format=torch.channels_last)
-    assert torch.cuda.comm.gather([parts[0], parts[1].contiguous()]).is_contiguous()
 
 
 # Modules and operations

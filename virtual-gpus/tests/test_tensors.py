@@ -561,7 +561,6 @@ UNCERTAIN = {  # what an H200 calls the kernels that torch.use_deterministic_alg
     "_histc_cuda with floating point input": lambda x: x.histc(),
     "adaptive_avg_pool2d_backward_cuda": lambda x: differentiated(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
     "median CUDA with indices output": lambda x: x.median(0),
-    "put_": lambda x: differentiated(lambda x: x.take(torch.tensor([0]).cuda()), 3),
     "scatter_reduce_cuda_prod_": lambda x: x.scatter_reduce(0, x.long(), x, "prod"),
     "upsample_linear1d_backward_out_cuda": lambda x: differentiated(
         lambda x: F.interpolate(x, scale_factor=2, mode="linear"), 1, 1, 2
