@@ -68,12 +68,8 @@ def test_a_route_is_as_narrow_as_its_narrowest_place():
     assert nccl.route([0, 3], where)[:4] == (2, 1, "nvlink2", 50e9)
     assert nccl.route([0, 5], where)[:4] == (2, 1, "pcie", 6e9)
     half = nccl.route([0, 1, 2, 3, 8, 9, 10, 11], topology("DGX-1V", "InfiniBand EDR"))
-    assert (half.nodes, half.gpus_per_node, half.intra_node, half.inter_node) == (
-        2,
-        4,
-        100e9,
-        25e9,
-    )  # two of four cards
+    assert (half.nodes, half.gpus_per_node) == (2, 4)
+    assert (half.intra_node, half.inter_node) == (100e9, 25e9)  # two of four cards
     alone = nccl.route([0, 8], topology("DGX-1V", "InfiniBand EDR"))
     assert (alone.intra_node, alone.inter_node) == (math.inf, 12.5e9)
 
@@ -106,7 +102,7 @@ def test_gpus_of_several_nodes_need_a_network():
         nccl.collective_seconds("all_reduce", 2**20, range(8, 16), topology("DGX A100"))
 
 
-def test_without_a_machine_type_nothing_has_changed():
+def test_without_a_machine_type_a_collective_goes_around_one_ring():
     plain = find_topology("nvlink", find_gpu("A100-40"))
     said = {name: nccl.collective_seconds(name, 2**24, range(8), plain) for name in NAMES}
     assert said["all_reduce"] == ring_seconds(2**24, 8, plain.link)
@@ -118,14 +114,10 @@ def test_without_a_machine_type_nothing_has_changed():
 
 def test_the_fastest_algorithm_of_an_all_reduce_is_taken():
     one, many = topology("DGX H100"), topology("DGX A100", "InfiniBand HDR")
-    for where, gpus, algorithms in (
-        (one, 8, ["ring", "tree", "nvls"]),
-        (one, 4, ["ring", "tree"]),
-        (many, 64, ["ring", "tree"]),
-    ):
+    for where, gpus in ((one, 8), (one, 4), (many, 64)):
         for nbytes in SIZES:
             found = nccl.all_reduce_by_algorithm(nbytes, range(gpus), where)
-            assert list(found) == algorithms
+            assert list(found) == ["ring", "tree", "nvls"][: 3 if (where, gpus) == (one, 8) else 2]
             assert min(found.values()) == nccl.collective_seconds("all_reduce", nbytes, range(gpus), where)
     steps = nccl.all_reduce_by_algorithm(64, range(1024), many)
     assert steps["ring"] > 10 * steps["tree"]
