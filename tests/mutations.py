@@ -1,6 +1,6 @@
 """Forty faults that a careless maintainer could make: does the suite notice each of them?
 
-    python tests/mutations.py [NAME ...] [--tree FOLDER] [--out FILE.json]
+    python tests/mutations.py [NAME ...] [--tree FOLDER]
 
 Run by hand; pytest doesn't collect it. A fault is one small change, planted in a clone of the last commit of this
 checkout (or of --tree) and taken out again. The tests that are likely to notice it run first; if they pass, so do their
@@ -8,7 +8,6 @@ slow cases, then all of their folders, then the quick chapters. A test that fail
 """
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -48,7 +47,7 @@ a second backward pass replaces the first one's gradients
     - self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
     + self.shard.grad = mean
 every part of a row-parallel layer keeps the bias
-    mgpu_lib/tensor_parallel.py: library/tensor_parallel
+    mgpu_lib/tensor_parallel.py: library/tensor_parallel library/equivalence
     - if dim == 1 and i > 0:
     + if dim == 1 and i >= len(devices):
 the last stages get the layers that are left over
@@ -213,19 +212,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a part of a fault's name; none: all faults")
     parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1], help="another checkout")
-    parser.add_argument("--out", type=Path, help="where to write what was found, as JSON")
     args = parser.parse_args()
     chosen = [fault for fault in faults() if not args.names or any(name in fault.name for name in args.names)]
-    found = {}
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         subprocess.run(["git", "clone", "--quiet", "--shared", args.tree.resolve(), tree], check=True)
         for fault in chosen:
             start = time.monotonic()
-            found[fault.name] = caught_by(fault, tree)
-            print(f"{fault.name:60} {found[fault.name]}  ({time.monotonic() - start:.0f} s)", flush=True)
-            if args.out:
-                args.out.write_text(json.dumps(found, indent=1) + "\n")
+            found = caught_by(fault, tree)
+            print(f"{fault.name:60} {found}  ({time.monotonic() - start:.0f} s)", flush=True)
 
 
 def caught_by(fault, tree):

@@ -16,6 +16,7 @@ from mgpu_lib.data import batches, endless, load_digits, load_fashion_mnist, raw
 
 ROWS = {"train": 30, "t10k": 20}
 LABELS = "t10k-labels-idx1-ubyte"
+DIGITS = "scikit-learn's handwritten digits, 1,500 training images"
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +82,9 @@ def check_form(loaded, train, test):
 def test_whole_files_are_read_as_torchvision_reads_them_and_none_is_fetched(folder, files, mirror, monkeypatch, capsys):
     write(folder, files)
     monkeypatch.setattr(data, "SLICE", (12, 10))
-    part = load_fashion_mnist()
+    part, full = load_fashion_mnist(), whole_data()
     monkeypatch.setenv("MGPU_FULL", "1")
-    full = load_fashion_mnist()
+    assert load_fashion_mnist().X_train.equal(full.X_train)
     check_form(full, 30, 20)
     check_form(part, 12, 10)
     reference = FashionMNIST(folder, train=False)
@@ -93,8 +94,7 @@ def test_whole_files_are_read_as_torchvision_reads_them_and_none_is_fetched(fold
     assert capsys.readouterr().out == (
         "Fashion-MNIST, 12 of 30 training images; MGPU_FULL=1 uses all\nFashion-MNIST, 30 training images\n"
     )
-    monkeypatch.delenv("MGPU_FULL")
-    assert len(whole_data().X_train) == 30 and mirror.asked == []
+    assert mirror.asked == []
 
 
 @pytest.mark.parametrize("harm", [None, lambda content: content[:-1], lambda content: content[:-1] + b"\xff"])
@@ -119,9 +119,7 @@ def test_what_is_not_whole_is_never_trained_on(folder, files, mirror, capsys, br
     mirror.broken[LABELS] = broken
     check_form(load_fashion_mnist(), 1500, 297)
     said = capsys.readouterr().out
-    assert said.startswith(
-        "scikit-learn's handwritten digits, 1,500 training images, in place of Fashion-MNIST (train-"
-    )
+    assert said.startswith(f"{DIGITS}, in place of Fashion-MNIST (train-")
     assert word in said and said.count("\n") == 1
     assert everything_in(folder) == {name: content for name, content in files.items() if name != LABELS}
 
@@ -167,10 +165,7 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch, capsys):
     monkeypatch.setenv("MGPU_DATA", "digits")
     loaded = load_fashion_mnist()
     check_form(loaded, 1500, 297)
-    assert capsys.readouterr().out == (
-        "scikit-learn's handwritten digits, 1,500 training images, in place of Fashion-MNIST (MGPU_DATA=digits)\n"
-    )
-    assert load_digits().name == "scikit-learn's handwritten digits, 1,500 training images"
+    assert capsys.readouterr().out == f"{DIGITS}, in place of Fashion-MNIST (MGPU_DATA=digits)\n"
     found = hashlib.sha256(data.DIGITS.read_bytes()).hexdigest()
     assert found == "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 
@@ -178,9 +173,7 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch, capsys):
 @pytest.mark.parametrize("rows, images, noted", [(60_000, 60_000, False), (6_000, 60_000, True), (6_000, 1280, False)])
 def test_other_data_than_the_text_speaks_of_are_noted(capsys, rows, images, noted):
     data.note_other_data(load_digits(), 100)
-    assert capsys.readouterr().out.startswith(
-        "(Your run, on scikit-learn's handwritten digits, 1,500 training images. "
-    )
+    assert capsys.readouterr().out.startswith(f"(Your run, on {DIGITS}. ")
     data.note_other_data(data.Data("Fashion-MNIST, some", *4 * [range(rows)]), images)
     assert bool(capsys.readouterr().out) == noted
 
@@ -201,22 +194,22 @@ def test_the_folder_follows_the_environment(monkeypatch):
 def test_batches_in_order_are_views_and_complete():
     X, y = torch.arange(10.0).reshape(10, 1), torch.arange(10)
     parts = list(batches(X, y, 4))
-    assert [len(part) for part, _ in parts] == [4, 4, 2]
+    assert [labels.tolist() for _, labels in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert all(torch.equal(part[:, 0].long(), labels) for part, labels in parts)
     parts[0][0][0] = 99
     assert X[0] == 99
 
 
-def test_shuffled_batches_keep_rows_and_labels_together():
+def test_shuffled_batches_keep_rows_and_labels_together_and_each_epoch_has_another_order():
     X, y = torch.arange(10.0).reshape(10, 1), torch.arange(10)
-    generator, orders = torch.Generator().manual_seed(0), []
-    for _ in range(2):
-        parts = list(batches(X, y, 4, generator))
-        assert all(torch.equal(part[:, 0].long(), labels) for part, labels in parts)
-        orders.append(torch.cat([labels for _, labels in parts]).tolist())
-        assert [len(part) for part, _ in parts] == [4, 4, 2] and sorted(orders[-1]) == list(range(10))
-    again = batches(X, y, 4, torch.Generator().manual_seed(0))
-    assert torch.cat([labels for _, labels in again]).tolist() == orders[0] != orders[1] != list(range(10))
+    generator, found = torch.Generator().manual_seed(3), []
+    for part, labels in itertools.islice(endless(X, y, 4, seed=3), 6):
+        assert torch.equal(part[:, 0].long(), labels)
+        found.append(labels)
+    first, second = (torch.cat(found[i : i + 3]).tolist() for i in (0, 3))
+    assert list(map(len, found)) == [4, 4, 2] * 2 and sorted(first) == list(range(10))
+    assert list(range(10)) != first != second and sorted(second) == list(range(10))
+    assert first + second == torch.cat([labels for _ in "12" for _, labels in batches(X, y, 4, generator)]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -226,12 +219,3 @@ def test_shuffled_batches_keep_rows_and_labels_together():
 def test_batches_refuse_what_makes_no_sense_at_once(rows, labels, size, message):
     with pytest.raises(ValueError, match=message):
         batches(torch.zeros(rows), torch.zeros(labels), size)
-
-
-def test_endless_batches_are_epochs_in_other_orders():
-    X = torch.arange(5)
-    generator = torch.Generator().manual_seed(3)
-    expected = [rows.tolist() for _ in range(3) for rows, _ in batches(X, X, 2, generator)]
-    found = [rows.tolist() for rows, _ in itertools.islice(endless(X, X, 2, seed=3), 9)]
-    assert found == expected and [len(rows) for rows in found] == [2, 2, 1] * 3
-    assert found[:3] != found[3:6]

@@ -6,8 +6,7 @@ import pytest
 import torch
 from common import lenet_of_modules
 
-from mgpu_lib.models import BatchNorm, SimpleCNN, lenet, lenet_bn, lenet_bn_params, lenet_params, resnet8, resnet18
-from mgpu_lib.parallel import get_params
+from mgpu_lib.models import SimpleCNN, lenet, lenet_bn_params, lenet_params, resnet8, resnet18
 
 
 def test_lenet_params_are_eight_plain_leaves():
@@ -37,47 +36,21 @@ def test_lenet_computes_what_the_modules_do(rows):
 
 
 def test_batch_norm_adds_a_scale_and_a_shift_for_each_channel():
+    """What it computes, on one GPU and on several: test_training.py."""
     plain, params = lenet_params(3), lenet_bn_params(3)
     assert all(torch.equal(p, q) for p, q in zip(plain, params))
-    assert [(tuple(p.shape), p.unique().tolist()) for p in params[8:]] == [
-        *(((20,), [1]), ((20,), [0])),
-        *(((50,), [1]), ((50,), [0])),
-    ]
-
-
-def test_batch_norm_computes_what_the_modules_do():
-    """In training by the batch, which moves the running statistics; in evaluation by those."""
-    params, norm = lenet_bn_params(), BatchNorm()
-    net, generator = lenet_of_modules(params), torch.Generator().manual_seed(1)
-    for rows in (1, 7, 2):
-        X = torch.rand(rows, 1, 28, 28, generator=generator)
-        torch.testing.assert_close(lenet_bn(X, params, norm.by_batch), net(X))
-    found = [s for scale in params[8::2] for s in norm.statistics[scale]]
-    for mine, its in zip(found, [s for m in (net.norm1, net.norm2) for s in (m.running_mean, m.running_var)]):
-        torch.testing.assert_close(mine, its)
-    X = torch.rand(5, 1, 28, 28, generator=generator)
-    torch.testing.assert_close(lenet_bn(X, params, norm.by_running_statistics), net.eval()(X))
-
-
-def test_statistics_belong_to_a_replica():
-    norm = BatchNorm()
-    replicas = [get_params(lenet_bn_params(), "cpu") for _ in range(2)]
-    lenet_bn(torch.rand(4, 1, 28, 28), replicas[0], norm.by_batch)
-    fresh = lenet_of_modules(lenet_bn_params()).eval()
-    X = torch.rand(3, 1, 28, 28)
-    torch.testing.assert_close(lenet_bn(X, replicas[1], norm.by_running_statistics), fresh(X))
-    assert not torch.allclose(lenet_bn(X, replicas[0], norm.by_running_statistics), fresh(X))
+    found = [(p.shape, p.unique().tolist()) for p in params[8:]]
+    assert found == [((20,), [1]), ((20,), [0]), ((50,), [1]), ((50,), [0])]
 
 
 @pytest.mark.parametrize("channels, classes", [(1, 10), (3, 7)])
 def test_resnet18_keeps_small_images_large(channels, classes):
-    net = resnet18(num_classes=classes, in_channels=channels).eval()
-    sizes = []
+    net, sizes = resnet18(num_classes=classes, in_channels=channels).eval(), []
     for layer in (net.conv1, net.maxpool, net.layer1, net.layer4):
         layer.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[-1]))
     assert net(torch.zeros(2, channels, 28, 28)).shape == (2, classes)
     assert sizes == [28, 28, 28, 4]
-    assert classes != 10 or sum(p.numel() for p in net.parameters()) == 11_172_810
+    assert sum(p.numel() for p in net.parameters()) == 11_167_104 + 576 * channels + 513 * classes
 
 
 @pytest.mark.parametrize("classes", [10, 7])
@@ -87,10 +60,8 @@ def test_resnet8_has_eight_layers_for_a_processor(classes):
         block.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape[1:])))
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, classes)
     assert sizes == [(8, 14, 14), (16, 7, 7), (32, 4, 4)]
-    in_a_row = [
-        m for name, m in net.named_modules() if hasattr(m, "weight") and m.weight.dim() > 1 and "downsample" not in name
-    ]
-    assert len(in_a_row) == 8 and sum(p.numel() for p in net.parameters()) == 19_384 + 33 * classes
+    weights = [name for name, p in net.named_parameters() if p.dim() > 1 and "downsample" not in name]
+    assert len(weights) == 8 and sum(p.numel() for p in net.parameters()) == 19_384 + 33 * classes
 
 
 def test_simple_cnn_has_the_shapes_it_says():

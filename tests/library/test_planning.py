@@ -1,4 +1,4 @@
-"""Plans of large runs: the formulas equal dry runs, and wrong splits are named."""
+"""Plans of large runs. That the formulas equal dry runs of 60 settings: tests/experiments/test_validations.py."""
 
 import pytest
 import torch
@@ -9,14 +9,6 @@ from mgpu_lib import plan_formulas, planning
 from mgpu_lib.planning import TrainingRun, best_plan, plan
 
 SMALL = {"vocab": 32_000, "width": 2048, "layers": 4, "heads": 16, "kv_heads": 8, "inner": 7168}
-SPLITS = [
-    {"zero": 0, "n_gpus": 8},
-    {"zero": 1, "tensor": 4, "micro_batch": 2},
-    {"zero": 2, "network": "RoCE 100"},
-    {"zero": 3, "tensor": 2, "recompute": True},
-    {"zero": 1, "tensor": 2, "pipeline": 4, "gpu": "A100-80"},
-    {"zero": 0, "tensor": 16, "pipeline": 2, "recompute": True},
-]
 
 
 def run(**options):
@@ -24,31 +16,22 @@ def run(**options):
     return made._replace(batch=3 * made.data * made.micro_batch)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.sweep(2)
-def test_formulas_equal_dry_runs(split):
-    found = run(**split)
-    made, seconds, held = plan(found), *planner_validation.dry_run(found, found.micro_batches)
-    assert made.step == pytest.approx(seconds, rel=0.1)  # in a model as small as this, the host shows
-    assert sum(made.memory.values()) == pytest.approx(held, rel=0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="older pipelines hold 1 to 2 % more than is predicted")
 def test_two_short_steps_say_how_long_a_long_one_takes():
-    setting = {"layers": 4, "width": 2048, "heads": 16, "seq_len": 4096, "batch_tokens": 2**18, "n_gpus": 8}
+    setting = {"layers": 4, "width": 2048, "heads": 16, "seq_len": 4096, "batch_tokens": 2**16, "n_gpus": 8}
     setting |= {"gpu": "H100", "network": "EFA", "tensor": 2, "pipeline": 2, "zero": 1, "micro_batch": 1}
     found = planner_validation.record(setting | {"recompute": False})
     whole = planning.run_of(**setting)
-    assert whole.micro_batches == 32
-    assert (found["seconds"], found["bytes"]) == pytest.approx(planner_validation.dry_run(whole, 32), rel=2e-3)
+    assert whole.micro_batches == 8
+    assert (found["seconds"], found["bytes"]) == pytest.approx(planner_validation.dry_run(whole, 8), rel=2e-3)
 
 
 def test_a_model_has_the_parameters_and_flops_of_the_network():
     with mgpu.virtual_gpus(1, backing="meta"):
         net = mgpu.Transformer(**SMALL)
         assert plan_formulas.parameters(SMALL) == sum(p.numel() for p in net.parameters())
-    found = run(zero=0, n_gpus=8)
+    found = run(zero=3, tensor=2, n_gpus=8)
     program = planner_validation.planned_runs.program(found, found.micro_batches, {})
     assert plan(found).flops / 8 == pytest.approx(mgpu.dry_run(program, 8).flops, rel=1e-6)
 
@@ -84,23 +67,22 @@ def test_the_best_plan_is_the_fastest_that_fits():
         ({"gpu": "T4"}, "gpu='T4': use one of A100-80, H100, H200"),
         ({"network": "string"}, "network='string': use one of InfiniBand HDR"),
         ({"micro_batch": 0}, "micro_batch"),
+        ({"batch": 100}, "batch=100: not a multiple of 32 × 1"),
+        (
+            {"sizes": SMALL | {"heads": 4, "kv_heads": 4}},
+            "heads=4: PyTorch's fast attention takes heads of 256 numbers at most",
+        ),
     ],
     ids=str,
 )
 def test_a_split_that_there_can_not_be_is_named(split, words):
-    with pytest.raises((ValueError, TypeError), match=words.replace("(", r"\(")):
-        plan(TrainingRun(SMALL, **{"n_gpus": 32, "batch": 96, "seq_len": 4096, **split}))
-    with pytest.raises(ValueError, match="batch=100: not a multiple of 32 × 1"):
-        plan(TrainingRun(SMALL, n_gpus=32, batch=100, seq_len=4096))
-    with pytest.raises(ValueError, match="heads=4: PyTorch's fast attention takes heads of 256 numbers at most"):
-        plan(TrainingRun(SMALL | {"heads": 4, "kv_heads": 4}, n_gpus=32, batch=96, seq_len=4096))
+    with pytest.raises((ValueError, TypeError), match=words):
+        plan(TrainingRun(**{"sizes": SMALL, "n_gpus": 32, "batch": 96, "seq_len": 4096, **split}))
 
 
 def test_what_a_plan_says():
     made = plan(run(zero=3))
     assert repr(made).endswith("% MFU (modelled)>") and "too much" not in repr(made)
-    assert list(made.memory) == list(plan_formulas.PARTS_OF_MEMORY) and list(made.seconds) == list(
-        plan_formulas.PARTS_OF_STEP
-    )
+    assert tuple(made.memory) == plan_formulas.PARTS_OF_MEMORY and tuple(made.seconds) == plan_formulas.PARTS_OF_STEP
     assert made.tokens_per_second == pytest.approx(3 * 4096 / made.step)
     assert ", too much" in repr(plan(TrainingRun(mgpu.LLAMA["70B"], n_gpus=8, zero=0, batch=8)))

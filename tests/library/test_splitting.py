@@ -68,26 +68,12 @@ def test_any_number_of_stages_and_micro_batches_equals_one_device(k, more, rows,
         check_gradients(layer_wise(net, X, y, machine.devices, micro_batches), net, X, y)
 
 
-def test_all_forward_passes_come_before_the_first_backward(nets):
+def test_all_forward_passes_come_before_the_first_backward():
     """GPipe's order: otherwise a GPU would wait for a gradient while a micro-batch is ready."""
-    order = []
-
-    class Note(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, H):
-            order.append("forward")
-            return H.view_as(H)
-
-        @staticmethod
-        def backward(ctx, grad):
-            order.append("backward")
-            return grad
-
-    class Noting(nn.Linear):
-        def forward(self, H):
-            return Note.apply(super().forward(H))
-
-    net = nn.Sequential(nn.Flatten(), Noting(784, 10)).double()
+    order, last = [], nn.Linear(12, 10)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 12), last).double()
+    last.register_forward_hook(lambda *_: order.append("forward"))
+    last.register_full_backward_hook(lambda *_: order.append("backward"))
     with virtual_gpus(2) as machine:
         layer_wise(net, *make_batch(6), machine.devices, micro_batches=3)
     assert order == ["forward"] * 3 + ["backward"] * 3
@@ -118,19 +104,14 @@ def test_the_formulas_give_what_the_ledger_counts(name, num_gpus):
         net = networks(width=64)[name]
     (row,) = traffic_table({name: net})
     batch_size = 16
-    in_five = functools.partial(layer_wise, micro_batches=5)
-    for name, way, count in (
+    for way, program, count in (
         ("layer_wise", layer_wise, batch_size),
-        ("layer_wise", in_five, batch_size),
+        ("layer_wise", functools.partial(layer_wise, micro_batches=5), batch_size),
         ("in_layer", in_layer, batch_size),
         ("data_parallel", data_parallel_step, 1),
     ):
-        expected = row[name][num_gpus - 1]
-        if expected is None:
-            with pytest.raises(ValueError, match="layers can't be cut"):
-                measure(way, net, batch_size, num_gpus)
-        else:
-            assert measure(way, net, batch_size, num_gpus) == expected * count
+        if (expected := row[way][num_gpus - 1]) is not None:
+            assert measure(program, net, batch_size, num_gpus) == expected * count
 
 
 def test_traffic_table_is_plain_data():

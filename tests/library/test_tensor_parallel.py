@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mgpu_lib.mesh import device_mesh
-from mgpu_lib.splitting import Pair
-from mgpu_lib.tensor_parallel import (
-    SumOutputs,
-    VocabularyPart,
-    split_block,
-    split_embedding,
-    split_layer,
-    together,
-)
+from mgpu_lib.tensor_parallel import SumOutputs, VocabularyPart, split_block, split_embedding, split_layer, together
 from mgpu_lib.transformer import Attention, FeedForward, rotary_angles
 from virtual_gpus import virtual_gpus
 
@@ -30,17 +22,17 @@ def close(found, wanted):
     torch.testing.assert_close(found.detach().cpu(), wanted.detach(), rtol=1e-9, atol=1e-9)
 
 
-def check_parts(block, X, dims, k, inner=None, *others):
+def check_parts(block, X, dims, k, *angles):
     """Forward and backward of `block` on one device and in k parts; dims[name] is how the layer `name` was cut."""
     block, X = block.double(), X.double().requires_grad_()
-    out = (inner or type(block).__call__)(block, X, *others)
+    out = block(X, *angles)
     upstream = torch.randn_like(out)
     out.backward(upstream)
     with virtual_gpus(k) as machine:
         parts = split_block(block, machine.devices)
         Xs = [X.detach().to(device).requires_grad_() for device in machine.devices]
-        moved = [[(cos.to(device), sin.to(device)) for device in machine.devices] for cos, sin in others]
-        outs = together([getattr(part, inner.__name__) if inner else part for part in parts], Xs, *moved)
+        moved = [[(cos.to(device), sin.to(device)) for device in machine.devices] for cos, sin in angles]
+        outs = together(parts, Xs, *moved)
         torch.autograd.backward(outs, [upstream.to(device) for device in machine.devices])
         for part_out, part_X in zip(outs, Xs, strict=True):
             close(part_out, out)
@@ -53,16 +45,6 @@ def check_parts(block, X, dims, k, inner=None, *others):
 
 
 @settings(deadline=None, max_examples=12)
-@given(k=PARTS, sizes=st.tuples(*[st.integers(1, 9)] * 4), seed=st.integers(0, 999))
-def test_a_pair_of_linear_layers_in_parts(k, sizes, seed):
-    torch.manual_seed(seed)
-    rows, inputs, between, outputs = sizes
-    between += k - 1  # each part needs a channel
-    pair = Pair(nn.Linear(inputs, between), nn.Tanh(), nn.Linear(between, outputs), nn.Identity())
-    check_parts(pair, torch.randn(rows, inputs), {"column": 0, "row": 1}, k, Pair.inner)
-
-
-@settings(deadline=None, max_examples=12)
 @given(k=PARTS, groups=st.integers(1, 2), queries=st.integers(1, 3), shape=st.tuples(*[st.integers(1, 5)] * 2))
 def test_attention_in_parts_has_whole_heads(k, groups, queries, shape):
     """`groups` key-value heads for each of k devices, and so many `queries` to each of them."""
@@ -71,7 +53,7 @@ def test_attention_in_parts_has_whole_heads(k, groups, queries, shape):
     attention = Attention(kv_heads * queries * head_width, kv_heads * queries, kv_heads)
     angles = rotary_angles(tokens, head_width, dtype=torch.float64)
     dims = {"query": 0, "key": 0, "value": 0, "out": 1}
-    check_parts(attention, torch.randn(rows, tokens, kv_heads * queries * head_width), dims, k, None, angles)
+    check_parts(attention, torch.randn(rows, tokens, kv_heads * queries * head_width), dims, k, angles)
 
 
 @settings(deadline=None, max_examples=12)
