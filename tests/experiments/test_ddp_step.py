@@ -28,7 +28,6 @@ def times(text):
 
 def test_the_grid_is_whole(recorded):
     assert list(recorded["cells"]) == list(ddp_step.configurations())
-    assert len(recorded["cells"]) == 2 * 2 * (1 + 2 * (3 + 2 * 3))
     for name, cells in recorded["cells"].items():
         assert len(cells) == (len(recorded["buckets"]) if name.count("/") > 1 else 1)
 

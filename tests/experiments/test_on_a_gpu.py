@@ -26,11 +26,6 @@ def only(monkeypatch, part, *keys):
     monkeypatch.setitem(on_a_gpu.PARTS, part, (lambda: {key: cases()[key] for key in keys}, row))
 
 
-def test_the_most_valuable_comes_first():
-    assert list(on_a_gpu.PARTS) == ["host", "steps", "memory", "llama", "copies", "validation", "resnet_grid"]
-    assert on_a_gpu.LIMIT <= 8 * 60 and set(on_a_gpu.SMALL) <= set(rates.HOST)
-
-
 @pytest.mark.usefixtures("gpu")
 def test_what_a_call_costs_the_host(tmp_path):
     assert on_a_gpu.measure("host", tmp_path)

@@ -1,6 +1,6 @@
 """The clock and the planner: what chapters say of records, and predictions of the book's own programs."""
 
-import functools
+import dataclasses
 import statistics
 from unittest.mock import patch
 
@@ -12,7 +12,7 @@ import mgpu_lib as mgpu
 from calibration import clock_validation, ddp_scaling, published, sheets
 from experiments import planner_validation, study
 from mgpu_lib import recorded
-from virtual_gpus import machine
+from virtual_gpus import GPUS
 
 CLOCK, SCALING, PLANNER = map(recorded.study, ("clock_validation", "ddp_scaling", "planner_validation"))
 ROWS = CLOCK["rows"]
@@ -56,9 +56,8 @@ def test_what_the_appendix_says_of_partners_in_the_other_half():
         return tuple(row[key] for key in ("source", "sheet", "model", "precision", "memory_format", "n_gpus"))
 
     fitted = {network(row) for row in half("fit")}
-    pairs, others = (
-        [row["error"] for row in half(HELD_OUT) if (network(row) in fitted) == there] for there in (True, False)
-    )
+    pairs = [row["error"] for row in half(HELD_OUT) if network(row) in fitted]
+    others = [row["error"] for row in half(HELD_OUT) if network(row) not in fitted]
     assert len(pairs) == 36
     assert [round(clock_validation.summary(errors)["median"], 3) for errors in (pairs, others)] == [0.048, 0.078]
 
@@ -72,32 +71,27 @@ def test_what_the_appendix_says_of_several_gpus():
     for row in rows:
         alone = [r["error"] for r in half(HELD_OUT) if r["n_gpus"] == 1 and all(r[key] == row[key] for key in same)]
         assert not alone or -0.05 <= row["error"] - min(alone) <= 0.01
-    small = [row for row in half(HELD_OUT) if row["batch_per_gpu"] <= 8]
-    assert len(small) == 4
-    assert {(row["source"], row["model"], row["mode"]) for row in small} == {("ait", "vit_b_16", "infer")}
-
-
-def scaled(several):
-    return [row["efficiency"]["error"] for row in ddp_scaling.compared(SCALING["tables"], several)]
+    small = [(row["source"], row["model"], row["mode"]) for row in half(HELD_OUT) if row["batch_per_gpu"] <= 8]
+    assert small == 4 * [("ait", "vit_b_16", "infer")]
 
 
 def test_what_the_appendix_says_of_scaling():
     """scaling-why: mostly too high; worst in half precision over sockets; too low on an A100 with a small batch."""
-    assert [sum(error > 0 for error in scaled(several)) for several in (False, True)] == [44, 27]
-    assert [len(scaled(several)) for several in (False, True)] == [51, 30]
-    assert [round(statistics.median(scaled(several)), 4) for several in (False, True)] == [0.0228, 0.0643]
-    worst = sorted((row["efficiency"]["error"], key) for key, table in TABLES.items() for row in table["rows"])[-3:]
+    for several, count, too_high, median in ((False, 51, 44, 0.0228), (True, 30, 27, 0.0643)):
+        errors = [row["efficiency"]["error"] for row in ddp_scaling.compared(SCALING["tables"], several)]
+        assert (len(errors), sum(error > 0 for error in errors)) == (count, too_high)
+        assert round(statistics.median(errors), 4) == median
+    found = {key: [row["efficiency"] for row in table["rows"]] for key, table in TABLES.items()}
+    errors = {key: [row["error"] for row in rows] for key, rows in found.items()}
+    worst = sorted((error, key) for key, each in errors.items() for error in each)[-3:]
     assert {key for _, key in worst} == {"ray-nodes-amp"} and worst[0][0] > 0.19
-    assert max(abs(row["efficiency"]["error"]) for row in TABLES["ray-nodes-fp32"]["rows"]) < 0.012
-    first, second = (
-        [row["efficiency"] for row in TABLES[key]["rows"]] for key in ("pytorch-fcb7371", "pytorch-05140f0")
-    )
-    assert [round(found[4]["published"], 2) for found in (first, second)] == [0.89, 0.93]
-    assert round(first[-1]["published"], 2) == 0.86 and round(first[-1]["modelled"], 2) == 0.96
-    low = {key for key, table in TABLES.items() for row in table["rows"] if row["efficiency"]["error"] < -0.03}
-    assert low == {"csc-mahti-fp32", "csc-mahti-amp"}
-    [strong] = [table for key, table in TABLES.items() if "strong scaling" in key]
-    assert max(abs(row["efficiency"]["error"]) for row in strong["rows"]) < 0.0125 and strong["rows"][-1]["gpus"] == 256
+    assert max(map(abs, errors["ray-nodes-fp32"])) < 0.012
+    early, late = found["pytorch-fcb7371"], found["pytorch-05140f0"]
+    assert [round(rows[4]["published"], 2) for rows in (early, late)] == [0.89, 0.93]
+    assert [round(early[-1][of], 2) for of in ("published", "modelled")] == [0.86, 0.96]
+    assert {key for key, each in errors.items() if min(each) < -0.03} == {"csc-mahti-fp32", "csc-mahti-amp"}
+    [strong] = [key for key in TABLES if "strong scaling" in key]
+    assert max(map(abs, errors[strong])) < 0.0125 and TABLES[strong]["rows"][-1]["gpus"] == 256
 
 
 @pytest.mark.slow
@@ -125,22 +119,12 @@ def test_what_the_appendix_says_of_other_networks_and_processors():
 )
 @pytest.mark.sweep(3)
 def test_rows_and_predict_agree(name):
-    """A row that needs nothing special takes what mgpu.predict says."""
+    """A row that needs nothing special takes what mgpu.predict says. The model's memory isn't what is tested."""
     row = PUBLISHED[name]
     layout = torch.channels_last if row["memory_format"] == "nhwc" else torch.contiguous_format
     net = published.build(row["model"]).to(memory_format=layout)
     X = torch.empty(published.batch_shape(row), device="meta").to(memory_format=layout)
-    with sheets.added(), patch.object(machine.VirtualGPU, "__init__", roomy(machine.VirtualGPU.__init__)):
+    roomy = dataclasses.replace(sheets.find(row["sheet"]), memory=10**15)
+    with sheets.added(), patch.dict(GPUS, {row["sheet"]: roomy}):
         said = mgpu.predict(net, X, row["sheet"], precision=row["precision"], training=row["mode"] == "train").seconds
     assert said == pytest.approx(clock_validation.seconds(row), rel=0.02)
-
-
-def roomy(init):
-    """GPUs with more memory than they have: the model's memory isn't what is tested."""
-
-    @functools.wraps(init)
-    def __init__(self, *args):
-        init(self, *args)
-        self.ledger.capacity = 10**15
-
-    return __init__
