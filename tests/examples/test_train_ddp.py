@@ -14,7 +14,7 @@ from examples import train_ddp
 
 PLAIN = running.FORK, running.SCRIPT
 SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
-LONG = "--batch-size 12 --images 120 --epochs 30 --every 1000 --checkpoint run.pt --metrics run.csv".split()
+LONG = "--batch-size 12 --images 120 --epochs 20 --every 1000 --checkpoint run.pt --metrics run.csv".split()
 
 
 def torchrun(*arguments, script=(running.SCRIPT,)):
@@ -98,19 +98,17 @@ def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
     with running.started([*PLAIN, *LONG], tmp_path) as run:
         assert running.stop_after([run], tmp_path, 4) == [0]
         step = running.checkpoint(tmp_path)["step"]
-        assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 301
+        assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 201
 
 
 @pytest.mark.slow
-def test_torchrun_passes_sigterm_on_and_the_run_resumes_to_the_same_bit(undisturbed, tmp_path):
-    """Nothing is forked in what is stopped: torchrun and its ranks are as a reader starts them."""
+def test_torchrun_passes_sigterm_on(tmp_path):
+    """Nothing is forked: torchrun and its ranks are as a reader starts them."""
     command = sys.executable, *torchrun(*LONG)[1:]
     with running.started(command, tmp_path) as run:
-        assert running.stop_after([run], tmp_path, 80) == [1]  # torchrun's own, whatever its ranks do
+        assert running.stop_after([run], tmp_path, 4) == [1]  # torchrun's own, whatever its ranks do
         assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
-    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
-    running.done(torchrun(*LONG), tmp_path)
-    assert running.same_run(tmp_path, undisturbed)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 201
 
 
 @pytest.mark.slow
@@ -120,12 +118,12 @@ def test_sigterm_on_two_machines_or_one_is_followed_by_a_run_that_resumes_to_the
 ):
     command = running.SCRIPT, *LONG
     with running.on_two_machines(tmp_path, *command) as runs:
-        assert running.stop_after([runs[i] for i in stopped], tmp_path, 80) == [1] * len(stopped)
+        assert running.stop_after([runs[i] for i in stopped], tmp_path, 60) == [1] * len(stopped)
         said = "stopped by SIGTERM after step"
         assert happens(lambda: sum(run.said.count(said) for run in runs) == 1, running.LIMIT)
         # If one is left, its torchrun would wait some minutes for the other. Here it is killed.
         assert len(stopped) == 1 or all(run.vanished() for run in runs)
-    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 301
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 201
     with running.on_two_machines(tmp_path, *command) as runs:
         assert [run.ended() for run in runs] == [0, 0]
     assert running.same_run(tmp_path, undisturbed)

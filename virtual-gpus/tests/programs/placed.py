@@ -1,4 +1,4 @@
-"""DTensor, and what stands on it: tensor, sequence and context parallelism."""
+"""DTensor, and what stands on it: tensor and sequence parallelism."""
 
 import torch
 from checking import STEPS, check, equal_on_all_ranks, same, sgd, trained_alone, whole
@@ -16,8 +16,6 @@ from torch.distributed.tensor import (
     zeros,
 )
 from torch.distributed.tensor import empty as empty_dtensor
-from torch.distributed.tensor.experimental._attention import context_parallel, context_parallel_unshard
-from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -225,23 +223,3 @@ def attention_of_dtensors(rank, n):
             out.pow(2).sum().backward()
             for x, gradient in zip(parts, whole.grad, strict=True):
                 same(x.grad.full_tensor(), gradient)
-
-
-@check
-def context_parallelism(rank, n):
-    """Each rank has a part of every sequence; keys and values go around. (Results are merged in single precision.)"""
-    mesh, X = init_device_mesh("cuda", (n,)), values(3, 2, 4, 16, 6)
-    for causal in (True, False):
-        _attention._cp_options.enable_load_balance = causal  # parts that lie one after the other, if it is off
-        alone = X.clone().requires_grad_()
-        expected = F.scaled_dot_product_attention(*alone, is_causal=causal)
-        expected.pow(2).sum().backward()
-        buffers = [x.cuda() for x in X]
-        with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 3):
-            parts = [x.clone().requires_grad_() for x in buffers]
-            assert parts[0].shape == (2, 4, 4, 6)
-            out = F.scaled_dot_product_attention(*parts, is_causal=causal)
-            out.pow(2).sum().backward()
-            found = context_parallel_unshard(mesh, [out.detach(), *(x.grad for x in parts)], [2] * 4)
-        for x, wanted in zip(found, (expected, *alone.grad), strict=True):
-            same(x, wanted, 1e-5)

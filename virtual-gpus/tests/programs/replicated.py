@@ -24,7 +24,6 @@ from checking import (
 )
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -158,31 +157,6 @@ def ddp_uneven_inputs(rank, n):
 
 
 @check
-def ddp_buffers(rank, n):
-    """Each rank normalizes its part by itself, and the first one's statistics are everybody's in the next step."""
-    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
-    torch.manual_seed(0)
-    alone = copy.deepcopy(net)
-    optimizer, norm = sgd(alone.parameters()), alone[1]
-    for X, y in batches(12):
-        optimizer.zero_grad()
-        before, after = copy.deepcopy(norm.state_dict()), []
-        for x, t in zip(X.chunk(n), y.chunk(n), strict=True):
-            for name in ("running_mean", "running_var", "num_batches_tracked"):
-                getattr(norm, name).copy_(before[name])
-            (F.cross_entropy(alone(x), t) / n).backward()
-            after.append(copy.deepcopy(list(norm.buffers())))
-        optimizer.step()
-        for buffer, value in zip(norm.buffers(), after[0], strict=True):
-            buffer.copy_(value)
-    ddp = train(replica(net, rank), parts(rank, n, batches(12)))
-    for found, expected in zip(ddp.module.parameters(), alone.parameters(), strict=True):
-        same(found, expected)
-    for found, expected in zip(ddp.module[1].buffers(), after[rank], strict=True):
-        same(found, expected)
-
-
-@check
 def zero(rank, n):
     """Each rank has the optimizer's state of some parameters; rank 0 can gather it."""
     net = network()
@@ -199,23 +173,6 @@ def zero(rank, n):
             states = optimizer.state_dict()["state"]
             for i, state in oracle.state_dict()["state"].items():
                 torch.testing.assert_close(states[i]["exp_avg"].cpu(), state["exp_avg"])
-
-
-@check
-def zero_in_backward(rank, n):
-    """The hook that steps with a bucket as soon as it has been reduced."""
-    net = network()
-    ddp = replica(net, rank, gradient_as_bucket_view=True)
-    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.01)
-    hook = hook_with_zero_step(default_hooks.allreduce_hook, ddp, optimizer)
-    ddp.register_comm_hook(None, hook)
-    data = list(batches(steps=5))
-    for X, y in parts(rank, n, data):
-        ddp.zero_grad()
-        F.cross_entropy(ddp(X), y).backward()
-    alone = copy.deepcopy(net)
-    train(alone, data[2:], torch.optim.Adam(alone.parameters(), lr=0.01))  # the first steps find the buckets out
-    same_networks(ddp.module, alone)
 
 
 def normalized():

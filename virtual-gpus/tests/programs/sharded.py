@@ -229,20 +229,6 @@ def checkpoints(rank, n):
 
 
 @check
-def whole_checkpoints(rank, n):
-    """Gathered on rank 0, and handed out again."""
-    net, alone = train(sharded(network().cuda()), parts(rank, n), adam), trained_alone(network(), adam)
-    options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = states.get_model_state_dict(net, options=options)
-    if rank == 0:
-        same_states(state, alone)
-    other = sharded(network().apply(zero).cuda())
-    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    states.set_model_state_dict(other, state if rank == 0 else {}, options=options)
-    same_whole(other, alone)
-
-
-@check
 def checkpoints_in_the_background(rank, n):
     net, folder = train(sharded(network().cuda()), parts(rank, n), adam), shared_folder()
     group = dist.new_group(backend="gloo")
