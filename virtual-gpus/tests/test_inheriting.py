@@ -73,8 +73,13 @@ def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
     assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{3 * refused}[1.0, 1.0]\nFalse\n", done.stderr
 
 
-def check_reports(done, trace):
-    """What two ranks of ddp_steps.py say, once and in order."""
+@pytest.mark.slow
+def test_ranks_of_torchrun_report_together(tmp_path):
+    """Once, and in order."""
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"displayTimeUnit": "ms", "otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')
+    options = "--gpu", "A100-80", "--account", "--trace", trace
+    done = ranks.torchrun(2, PROGRAMS / "ddp_steps.py", options=options)
     words = done.stderr[done.stderr.index("2 processes, 2 virtual A100-80") :].splitlines()
     words = [line for line in words if not line.endswith("trace.json opens at https://ui.perfetto.dev")]
     assert done.stdout == "2 NVIDIA A100-SXM4-80GB (virtual) [[0], [1]]\n" and len(words) == 5
@@ -85,16 +90,6 @@ def check_reports(done, trace):
     assert names_in(trace) == {f"rank {r}, {what}" for r in "01" for what in ("host", f"cuda:{r} (virtual A100-80)")}
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "collective"]
     assert len({e["pid"] for e in events}) == 2 and len(events) == 2 * len({e["ts"] for e in events}), "on one clock"
-
-
-OPTIONS = "--gpu", "A100-80", "--account", "--trace"
-
-
-@pytest.mark.slow
-def test_ranks_of_torchrun_report_together(tmp_path):
-    trace = tmp_path / "trace.json"
-    trace.write_text('{"displayTimeUnit": "ms", "otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')
-    check_reports(ranks.torchrun(2, PROGRAMS / "ddp_steps.py", options=[*OPTIONS, trace]), trace)
 
 
 @pytest.mark.slow

@@ -184,22 +184,9 @@ for step in range(99):
     [
         (LOOP.format("if loss.item() > 3: break"), FAILED, "script.py, line 9 is unknown"),
         (LOOP.format("if loss > 3: break"), FAILED, "needs some, at script.py, line 9"),
-        (
-            LOOP.format("if step == 1: break"),
-            NO_STEP,
-            "after 2 steps of its optimizer, and no two were alike: let",
-        ),
+        (LOOP.format("if step == 1: break"), NO_STEP, "after 2 steps of its optimizer, and no two were alike: let"),
         (LOOP.format("kept.append(loss)"), NO_STEP, "no two of 8 steps are alike"),
-        (
-            LOOP.format("kept.append(torch.ones(10**10, device='cuda'))"),
-            TOO_SMALL,
-            "in the forward pass of step 3",
-        ),
-        (
-            LOOP.format("").replace("(5", "(2 * 10**9"),
-            TOO_SMALL,
-            "in the forward pass: CUDA out.* a smaller micro-batch",
-        ),
+        (LOOP.format("kept.append(torch.ones(10**10, device='cuda'))"), TOO_SMALL, "in the forward pass of step 3"),
         ("print(3)", NO_STEP, "without a step of an optimizer of torch.optim"),
         ("import sys; sys.exit()", NO_STEP, "sys.exit"),
         (

@@ -137,7 +137,7 @@ def interleaved_pipeline():
 
 PROGRAMS = {
     program.__name__: program
-    for program in (ddp, fsdp, fsdp_in_half_precision, fsdp_that_keeps, tensor_parallel, pipeline, interleaved_pipeline)
+    for program in (ddp, fsdp_in_half_precision, fsdp_that_keeps, tensor_parallel, pipeline, interleaved_pipeline)
 }
 
 
