@@ -44,7 +44,13 @@ from mgpu_lib.exercises.the_parallel_primitives import (
     check_scatter_sizes,
     check_step_bytes,
 )
-from mgpu_lib.exercises.what_fills_the_memory import check_largest
+from mgpu_lib.exercises.what_fills_the_memory import (
+    check_accumulate,
+    check_cheapest,
+    check_longest,
+    check_mended_step,
+    check_mlp_bytes,
+)
 from mgpu_lib.exercises.where_the_time_goes import (
     check_bottleneck,
     check_longest_gap,
@@ -54,6 +60,7 @@ from mgpu_lib.exercises.where_the_time_goes import (
 )
 
 __all__ = [
+    "check_accumulate",
     "check_accuracy_of_each",
     "check_aliases",
     "check_best_cap",
@@ -63,6 +70,7 @@ __all__ = [
     "check_bottleneck",
     "check_broadcast_backward",
     "check_bubble",
+    "check_cheapest",
     "check_clipped_step",
     "check_copy_ms",
     "check_count_correct",
@@ -74,11 +82,13 @@ __all__ = [
     "check_gather_in_order",
     "check_halve_every",
     "check_is_wrong",
-    "check_largest",
     "check_linear_three_gpus",
+    "check_longest",
     "check_longest_gap",
     "check_mended_script",
+    "check_mended_step",
     "check_mesh_groups",
+    "check_mlp_bytes",
     "check_one_f_one_b",
     "check_physical",
     "check_ranks_needed",

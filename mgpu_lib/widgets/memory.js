@@ -9,7 +9,7 @@ const PARTS = {
   gradients: "Gradients",
   optimizer: "Optimizer state",
   activations: "Activations",
-  scratch: "Input and scratch",
+  scratch: "Rest of the peak",
 };
 
 function need(model, batch = model.get("batch_size")) {

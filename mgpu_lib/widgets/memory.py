@@ -33,9 +33,9 @@ class MemoryExplorer(InteractiveFigure):
     precision = traitlets.Enum(list(DTYPES), "fp32").tag(sync=True)
     gpu = traitlets.Unicode().tag(sync=True)
     caption = traitlets.Unicode(
-        "What fills a GPU’s memory at the peak of one training step. Move the batch size and watch which part grows. "
-        "Counted tensor by tensor on a virtual GPU, with the last step’s gradients still in place; what CUDA and its "
-        "libraries keep for themselves on a real GPU comes on top."
+        "What fills a GPU’s memory when the forward pass ends, with the last step’s gradients still in place, and how "
+        "much more, the batch included, the step takes at its peak. Move the batch size and watch which part grows. "
+        "Counted tensor by tensor on a virtual GPU; what CUDA and its libraries keep on a real GPU comes on top."
     ).tag(sync=True)
 
     def __init__(self, data, **values):

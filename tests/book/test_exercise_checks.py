@@ -23,16 +23,27 @@ SETS += (
     (ALIASES | {"X.cpu()"}, "not yet: look again at X.cpu(): the values had to"),
     ({"X"}, "not yet: ['X'] isn't among"),
 )
-NUMBERS = (None, "yours"), (64, "right: 64 fits, and 128 doesn't"), (32, "not yet: twice that, 64, fits too")
-NUMBERS += (128, "not yet: 128 is too large"), (100, "not yet: 100 is no power"), ("64", "not yet: '64' is no power")
+TOKENS = (4096, 2048, "right: 4,096 tokens with fused"), (..., 2048, "yours"), (3072, 2048, "not yet: fused")
+TOKENS += (5120, 2048, "not yet: fused: 5,120 tokens are too many"), (4096, 2000, "not yet: plain: 2000 is no multiple")
+FASTEST = {"dtype": torch.float16, "recomputed": True}
+WAYS = (FASTEST, "right: 2.0 GiB and 1 s"), (..., "yours"), ({}, "not yet: {} runs out of memory")
+WAYS += ({"recomputed": True}, "not yet: it fits, in 5 s, but"), (FASTEST | {"pieces": 4}, "not yet: a single text is")
 
 
-def test_two_exercises_ask_for_a_value(capsys):
+def test_three_exercises_ask_for_a_value(capsys):
+    def try_out(dtype=None, recomputed=False, pieces=1):
+        if not recomputed:
+            raise torch.OutOfMemoryError
+        return 2.0, 1.0 if dtype else 5.0
+
     for names, _ in SETS:
         exercises.check_aliases(names)
-    for largest, _ in NUMBERS:
-        exercises.check_largest(largest, lambda batch_size: batch_size <= 100)
-    for line, (_, start) in zip(capsys.readouterr().out.splitlines(), SETS + NUMBERS, strict=True):
+    for fused, plain, _ in TOKENS:
+        answer, room = {"fused": fused, "plain": plain}, {"fused": 5000, "plain": 3000}
+        exercises.check_longest(answer, lambda kind, tokens, room=room: tokens <= room[kind])
+    for options, _ in WAYS:
+        exercises.check_cheapest(options, try_out)
+    for line, (*_, start) in zip(capsys.readouterr().out.splitlines(), SETS + TOKENS + WAYS, strict=True):
         assert line.startswith(start)
 
 
