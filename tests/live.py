@@ -76,12 +76,9 @@ def accept(dialog):
 
 
 def run_cell(page, number, shown):
-    """Run one cell of the open notebook until `shown` is there: JupyterLab drops a run asked for too early."""
-    from playwright.sync_api import TimeoutError as PlaywrightTimeout  # here: without playwright other tests still run
-
-    for _ in range(6):
-        page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(number).click()
-        page.keyboard.press("Shift+Enter")
-        with contextlib.suppress(PlaywrightTimeout):
-            return shown.wait_for(timeout=60_000)
-    pytest.fail(f"cell {number} was run six times and showed nothing")
+    """Run one cell of the open notebook until `shown` is there. Until a notebook has a kernel, JupyterLab drops what is
+    to run, in silence."""
+    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
+    page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(number).click()
+    page.keyboard.press("Shift+Enter")
+    shown.wait_for()

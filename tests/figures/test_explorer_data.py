@@ -6,8 +6,6 @@ import math
 import statistics
 
 import pytest
-from figure_pages import in_page
-from figure_samples import shown_by
 
 from experiments import tuning
 from mgpu_lib import recorded
@@ -84,9 +82,3 @@ def test_times_are_those_of_predict(data, loop):
             assert epochs[column] * 1e-8 == pytest.approx(IMAGES // b * step + rest, rel=1e-4)
         one, *more = net["times"][0][0]
         assert all(ticks == one for ticks in more), "of one image, one GPU can work"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [TuningExplorer, LoopExplorer])
-def test_the_book_shows_the_recorded_grids(kind):
-    assert in_page(kind().data) == shown_by(kind.__name__)

@@ -16,7 +16,7 @@ write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.c
 MAKE = {"star": star, "ring": ring, "tree": tree}
 ROUNDS = {"star": [2 * (k - 1) for k in range(9)], "ring": [2 * (k - 1) for k in range(9)]}
 ROUNDS["tree"] = [0, 0, 2, 4, 4, 6, 6, 6, 6]
-STATES = [(kind, k, step) for kind in MAKE for k in range(2, 9) for step in range(ROUNDS[kind][k] + 1)]
+STATES = [(kind, k, step) for kind in MAKE for k in (2, 3, 5, 8) for step in range(ROUNDS[kind][k] + 1)]
 FOLLOW = """(data, states) => states.map((state) => {
     const at = follow(data, ...state);
     return {...at, links: [...at.links.entries()], said: stepSentence(at)};
