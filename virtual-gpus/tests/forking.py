@@ -82,10 +82,13 @@ class Fork:
 
 def forkable(args, env):
     """Whether a fork of a process with this one's environment can be a process of Python with `args` and `env`."""
-    given = {name: value for name, value in env.items() if name.startswith(AT_THE_START)}
-    given["PYTHONPATH"] = given.get("PYTHONPATH", "").removeprefix(f"{startup(env)}{os.pathsep}")
-    here = {name: value for name, value in os.environ.items() if name.startswith(AT_THE_START)}
-    return args[0] in (sys.executable, *PROGRAMS) and "-c" not in args and given == {"PYTHONPATH": ""} | here
+    return args[0] in (sys.executable, *PROGRAMS) and "-c" not in args and at_the_start(env) == at_the_start(os.environ)
+
+
+def at_the_start(env):
+    """The variables of `env` that matter then, but for what turns on virtual GPUs."""
+    found = {name: value for name, value in env.items() if name.startswith(AT_THE_START)}
+    return found | {"PYTHONPATH": env.get("PYTHONPATH", "").removeprefix(f"{startup(env)}{os.pathsep}")}
 
 
 def startup(env):
