@@ -18,7 +18,7 @@ SHORT_CHAPTERS = {  # the others take more than half a minute each
     "01-meet-your-gpus.ipynb",
     "02-tensors-on-devices.ipynb",
     "03-what-fills-the-memory.ipynb",
-    "05-the-parallel-primitives.ipynb",
+    "05-dataparallel.ipynb",
     "appendix-clock.ipynb",
 }
 VIEWPORT = {"width": 1280, "height": 900}

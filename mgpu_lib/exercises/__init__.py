@@ -7,7 +7,14 @@ from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_ring_allreduce,
     check_uneven_weights,
 )
-from mgpu_lib.exercises.dataparallel_in_one_line import check_halve_every, check_strip_prefix, check_unwrap
+from mgpu_lib.exercises.dataparallel import (
+    check_broadcast_backward,
+    check_find_dots,
+    check_in_parallel,
+    check_refused,
+    check_row_losses,
+    check_step_bytes,
+)
 from mgpu_lib.exercises.distributeddataparallel import (
     check_best_cap,
     check_count_correct,
@@ -37,12 +44,6 @@ from mgpu_lib.exercises.tensors_on_devices import (
     check_copy_ms,
     check_to_device,
     check_weighted_step,
-)
-from mgpu_lib.exercises.the_parallel_primitives import (
-    check_broadcast_backward,
-    check_gather_in_order,
-    check_scatter_sizes,
-    check_step_bytes,
 )
 from mgpu_lib.exercises.what_fills_the_memory import (
     check_accumulate,
@@ -79,8 +80,8 @@ __all__ = [
     "check_diagnose",
     "check_emptiest_gpu",
     "check_fewest_gpus",
-    "check_gather_in_order",
-    "check_halve_every",
+    "check_find_dots",
+    "check_in_parallel",
     "check_is_wrong",
     "check_linear_three_gpus",
     "check_longest",
@@ -92,23 +93,22 @@ __all__ = [
     "check_one_f_one_b",
     "check_physical",
     "check_ranks_needed",
+    "check_refused",
     "check_reshard",
     "check_resumable",
     "check_ring_allreduce",
+    "check_row_losses",
     "check_row_parallel",
-    "check_scatter_sizes",
     "check_sent_bytes",
     "check_smallest_batch",
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
     "check_strays",
-    "check_strip_prefix",
     "check_to_device",
     "check_training_days",
     "check_two_batch_noise",
     "check_uneven_weights",
-    "check_unwrap",
     "check_weighted_step",
     "check_workers_needed",
 ]

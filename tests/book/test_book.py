@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import build_book
+import moved
 import published
 import pytest
 import yaml
@@ -96,10 +97,27 @@ def test_page_is_whole_and_leads_nowhere_outside(book, name):
         assert sum(file.stat().st_size for file in files) <= PAGE_LIMIT, "all pages share the rest"
 
 
+def test_old_addresses_lead_to_pages_of_the_book(book):
+    """Without a script, too."""
+    for old, new in moved.MOVED.items():
+        path = book / f"{old}.html"
+        [refresh] = soup(path).select("meta[http-equiv=refresh]")
+        address = refresh["content"].removeprefix("0; url=")
+        assert [link["href"] for link in soup(path).find_all("a")] == [address]
+        assert (path.parent / address).resolve() == book / f"{new}.html" and new in PAGES
+
+
+def test_an_old_address_is_followed_with_its_anchor(book, page):
+    """A heading that is still there is found."""
+    page.goto((book / "chapters/06-dataparallel-in-one-line.html").as_uri() + "#checkpoints-and-module")
+    page.wait_for_url(lambda url: url.endswith("chapters/05-dataparallel.html#checkpoints-and-module"))
+    assert "Checkpoints and module." in page.locator(":target").inner_text()
+
+
 def test_the_map_of_the_first_page_leads_to_chapters(book):
     """Each stop to the one that it names."""
     stops = shown(book / "index.html").select("svg.drawing a")
-    assert len(stops) == 16
+    assert len(stops) == 15
     for stop in stops:
         label = stop.find_all("text")[1].get_text()
         assert label in shown(book / stop["href"]).h1.get_text()

@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 import mgpu_lib as mgpu
 from mgpu_lib import get_params, lenet, lenet_params, max_divergence
 """

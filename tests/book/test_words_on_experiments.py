@@ -3,13 +3,14 @@
 Each test names the cells with the sentences that depend on it.
 """
 
+import itertools
 import math
 import statistics
 
 import pytest
 import torch
 
-from mgpu_lib import evidence, prediction, traffic
+from mgpu_lib import evidence, prediction, recorded, traffic
 
 NETS = ("lenet", "lenet_bn")
 
@@ -130,3 +131,14 @@ def test_the_loop_from_256_to_1024(lenet):
     found = {lr: evidence.tested(lenet[1024][lr], "epochs") for lr in (0.16, 0.4, 1.0)}
     assert all(found[lr][2] < evidence.tested(lenet[256][lr], "epochs")[1] for lr in (0.16, 0.4)), "it ends lower"
     assert found[0.16][0] < found[0.4][0] < found[0.16][0] + 3 and found[1.0] is None
+
+
+def test_two_gpus_in_published_runs_and_in_our_own():
+    """Chapter 5: d2l-builds-why, resnet-epochs-why."""
+    printed = recorded.study("d2l_resnet18")["rows"]
+    assert [0.93, 0.67] in [row[:2] for row in printed]
+    assert (min(row[1] for row in printed), max(row[1] for row in printed)) == (0.44, 0.91)
+    ours = evidence.study("resnet18")["summary"]
+    one, two = (ours[setting]["test_accuracy"] for setting in ("1/256/0.1", "2/512/0.2"))
+    assert all(a > b for first, second in zip(one, two, strict=True) for a, b in zip(first, second)), "each seed, epoch"
+    assert max(abs(b - a) for run in two for a, b in itertools.pairwise(run)) > 0.2, "from one epoch to the next"

@@ -3,9 +3,6 @@
 Each test names the cells with the sentences that depend on it.
 """
 
-import contextlib
-
-import pages
 import pytest
 import torch
 from torch import nn
@@ -14,37 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mgpu_lib as mgpu
 from virtual_gpus import virtual_gpus
-from virtual_gpus.clock import host as hosts
-
-
-@contextlib.contextmanager
-def chapter_5(monkeypatch, host=1):
-    """The chapter's step_times(rows, k), on four virtual GPUs."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as the chapter's first cell does, for good
-    with virtual_gpus(4, host=host) as machine:
-        functions = "LeNet", "phase", "step_in_phases", "step_times"
-        yield pages.shown("05", *functions, seconds={}, devices=machine.devices)["step_times"]
-
-
-@pytest.mark.parametrize("host", [1, 1 / 3])
-def test_what_a_small_step_is_spent_on(monkeypatch, host):
-    """Chapter 5, step-bytes-solution: of 64 rows on four GPUs, making replicas and threads that take turns."""
-    with chapter_5(monkeypatch, host) as step_times:
-        seconds = step_times(64, 4)
-    assert seconds["replicate"] + seconds["parallel_apply"] > seconds["together"] / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [hosts.GIL, 0.25])
-def test_how_many_gpus_are_best_depends_on_a_guess(monkeypatch, share):
-    """Chapter 5, phases-why: with 1,024 rows two are; if calls held the lock for a quarter of their time, also four."""
-    monkeypatch.setattr(hosts, "GIL", share)
-    with chapter_5(monkeypatch) as step_times:
-        one, two, four = (step_times(1024, k)["together"] for k in (1, 2, 4))
-    if share == 0.25:
-        assert four == pytest.approx(two, rel=0.02)
-    else:
-        assert two < 0.9 * four and 1 < one / four < 1.1, "four are hardly faster than one"
 
 
 @pytest.mark.parametrize(("host", "said"), [(1, (21, 8)), (1 / 3, (12, 6))])

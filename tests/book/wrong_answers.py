@@ -12,7 +12,6 @@ def changed(program, *changes):
     return program
 
 
-LR = "StepLR(optimizer, step_size=epochs, gamma=0.5)"
 REPLICAS = "num_replicas=dist.get_world_size(), rank=rank"
 ROWS = "X, y = X[rank::world_size], y[rank::world_size]"
 VIA_CPU = """
@@ -181,20 +180,21 @@ WRONG = {
         (" / sum(sizes)", "", "not to 1"),
         ("size / sum(sizes)", "(1 / (size + 1)) / sum(1 / (n + 1) for n in sizes)", "as much as any other"),
     ],
-    # The parallel primitives
-    "gather_in_order": [
-        ("sorted(finished, key=lambda pair: pair[0])", "finished", "in which the replicas finished"),
-        ("pair[0]", "pair[1].device.index", "sorted by GPU"),
-        ("to(device)", "to('cuda:0')", "is on cuda:0, and was asked for on cuda:2"),
-        ("cat([part", "stack([part[:1]", "don't stack"),
-        ("part.to", "part.detach().to", "no gradient reaches the parts"),
-        ("sorted(finished, key", "finished\n    in_order.sort(key", "changed"),
-    ],
-    "scatter_sizes": [
-        ("return [len(part) for part in torch.arange(rows).tensor_split(k)]", "So tensor_split cuts"),
-        ("rows, size)]", "rows, size)] + [0] * (k - -(-rows // size))", "Leave out the GPUs"),
-        ("return [rows // k] * (k - 1) + [rows - rows // k * (k - 1)]", "scatter gives"),
-        ("return [-(-rows // k)] * k", "Together they hold"),
+    # DataParallel
+    "in_parallel": [
+        (
+            "devices[:len(parts)]",
+            "devices",
+            "outputs = parallel_apply(replicas, parts, devices=used)",
+            "outputs = parallel_apply(replicas[:len(parts)], parts, devices=used[:len(parts)])",
+            "it needs no replica",
+        ),
+        (", devices=used)", ")", "tell parallel_apply the devices"),
+        ("gather(outputs, devices[0])", "gather(outputs, devices[-1])", "not on the first GPU"),
+        ("gather(outputs, devices[0])", "outputs", "and not a list"),
+        ("gather(outputs, devices[0])", "gather(outputs[::-1], devices[0])", "isn't that of module(X)"),
+        ("gather(outputs, devices[0])", "gather(outputs, devices[0]).detach()", "no gradient finds its way back"),
+        ("return module(X.to(devices[0]))", "scatter gives [2, 2, 2, 2]"),
     ],
     "broadcast_backward": [
         ("grad.to(device) for", "grad.to(device).sum() for", "the gradient has shape (), the parameter (2,)"),
@@ -216,28 +216,41 @@ WRONG = {
         (" // k", "", "a k-th of the inputs"),
         (" + buffers + (inputs + 2 * outputs) // k", "", "the ledger counts"),
     ],
-    # DataParallel in one line
-    "strip_prefix": [
-        ("wrapped and", "wrapped[:1] == list(state)[:1] != [] and", "['b', 'module.w'] became"),
-        ('name.removeprefix("module.")', 'name.replace("module.", "")', "inside a name"),
-        ('name.removeprefix("module.")', 'name.lstrip("module.")', "lstrip removes letters"),
-        ('name.removeprefix("module.")', "name[7:]", "none may change"),
-        (": value for", ": value.clone() for", "no clone"),
-        ("for key in list(state):\n    state[key.removeprefix('module.')] = state.pop(key)", "the caller's dict was"),
-        ("{name.rem", "{name.removeprefix('module.').rem", "only one goes"),
+    "refused": [
+        ("part = -(-rows // k)", "part = rows // k + 1", "look again at"),
+        ("return [n for n in range(1, most + 1) if n % k == 1]", "not rows % k"),
+        ("return [n for n in range(1, most + 1) if n < 2 * k]", "so it is with tensor_split"),
+        ("part == 1 or ", "", "look again at"),
     ],
-    "halve_every": [
-        (LR, "StepLR(optimizer, epochs)", "falls to a tenth"),
-        (LR, "ExponentialLR(optimizer, 0.5)", "after every epoch"),
-        ("0.5", "2", "it grows"),
-        ("return optimizer", "a scheduler is asked for"),
-        (LR, "LambdaLR(optimizer, [lambda e: 0.5 ** (e // epochs), lambda e: 1])", "second parameter group"),
+    "row_losses": [
+        (" + 0.1 * H.mean(dim=1)", "", "The penalty is missing"),
+        ("0.1 * H", "H", "counts a tenth"),
+        ("return losses + 0.1 * H.mean(dim=1)", "return losses.mean() + 0.1 * H.mean()", "a mean of means"),
+        (
+            "return losses + 0.1 * H.mean(dim=1)",
+            "return (losses.mean() + 0.1 * H.mean()).reshape(1)",
+            "a mean of means",
+        ),
+        ("0.1 * H.mean", "0.1 * H.detach().mean", "not its gradient"),
+        ("losses + 0.1 * H.mean(dim=1)", "(losses + 0.1 * H.mean(dim=1)).detach()", "needs a gradient"),
+        ("return losses + 0.1 * H.mean(dim=1)", "self.penalty = H.mean()\n    return losses", "The penalty is missing"),
     ],
-    "unwrap": [
-        ("return net.module", "has no .module"),
-        ('return getattr(net, "module", net)', "only has a part called module"),
-        ("return copy.deepcopy(net.module)", "no copy"),
-        ("return net", "the wrapper came back"),
+    "find_dots": [
+        ("net.to(devices[0])", "net", "must have its parameters and buffers on device"),
+        ("y.to(devices[0])", "y", "on the same device"),
+        ("            optimizer.zero_grad()\n", "", "all earlier steps"),
+        ("        scheduler.step()\n", "", "never halved"),
+        ("optimizer, 2, gamma", "optimizer, 1, gamma", "after every epoch"),
+        (", gamma=0.5", "", "default of gamma"),
+        (
+            "        scheduler.step()\n",
+            "        if epoch % 2 == 0:\n            optimizer.param_groups[0]['lr'] *= 0.5\n",
+            "too early",
+        ),
+        ("return net.state_dict()", "return parallel.state_dict()", "begin with 'module.'"),
+        ("return net.state_dict()", "return net", "and not a Sequential"),
+        ("for epoch in range(epochs)", "for epoch in range(0)", "nothing was learned"),
+        ("for epoch in range(epochs)", "for epoch in range(epochs - 1)", "aren't those of the same training"),
     ],
     # Where the time goes
     "longest_gap": [
@@ -481,11 +494,15 @@ RIGHT = {
     "strays": ["return [name for name, tensor in net.state_dict().items() if tensor.device != device]"],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
-    "scatter_sizes": ["return tuple(len(part) for part in torch.arange(rows).chunk(k))"],
+    "in_parallel": ["return nn.DataParallel(module, devices)(X)", "return mgpu.data_parallel(module, X, devices)"],
+    "refused": ["return [n for n in range(1, most + 1) if min(map(len, torch.arange(n).chunk(k))) == 1]"],
+    "row_losses": [
+        """
+    H = torch.relu(self.hidden(X))
+    loss = F.cross_entropy(self.out(H), y, reduction="none") + 0.1 * H.mean(dim=1)
+    return loss.unsqueeze(1)"""
+    ],
     "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],
-    "strip_prefix": ["from mgpu_lib.checkpoints import strip_prefix"],
-    "unwrap": ["while type(net) is nn.DataParallel:\n    net = net.module\nreturn net"],
-    "halve_every": ["return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** (epoch // epochs))"],
     "best_lr": [
         """
     import math
