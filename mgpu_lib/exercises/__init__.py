@@ -23,7 +23,12 @@ from mgpu_lib.exercises.distributeddataparallel import (
 )
 from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, check_two_batch_noise
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
-from mgpu_lib.exercises.meet_your_gpus import check_emptiest_gpu, check_physical, check_strays
+from mgpu_lib.exercises.meet_your_gpus import (
+    check_best_pair,
+    check_break_even_ms,
+    check_emptiest_gpu,
+    check_visible_gpus,
+)
 from mgpu_lib.exercises.museum import check_clipped_step
 from mgpu_lib.exercises.planning_a_run import (
     check_best_interval,
@@ -68,7 +73,9 @@ __all__ = [
     "check_best_cut",
     "check_best_interval",
     "check_best_lr",
+    "check_best_pair",
     "check_bottleneck",
+    "check_break_even_ms",
     "check_broadcast_backward",
     "check_bubble",
     "check_cheapest",
@@ -91,7 +98,6 @@ __all__ = [
     "check_mesh_groups",
     "check_mlp_bytes",
     "check_one_f_one_b",
-    "check_physical",
     "check_ranks_needed",
     "check_refused",
     "check_reshard",
@@ -104,11 +110,11 @@ __all__ = [
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
-    "check_strays",
     "check_to_device",
     "check_training_days",
     "check_two_batch_noise",
     "check_uneven_weights",
+    "check_visible_gpus",
     "check_weighted_step",
     "check_workers_needed",
 ]

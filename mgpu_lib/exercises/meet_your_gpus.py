@@ -1,9 +1,9 @@
-"""Checks for "Meet your GPUs": choosing a GPU, its number, and what of a network is on another device."""
+"""Checks for "Meet your GPUs": choosing a GPU or a pair, a GPU's number, and when two are faster than one."""
 
+from itertools import pairwise
 from unittest import mock
 
 import torch
-from torch import nn
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
 from virtual_gpus import virtual_gpus
@@ -42,7 +42,11 @@ def check_emptiest_gpu(answer):
         expect(free[found] == best, f"{found} has {free[found] >> 20} MiB free, and another GPU has {best >> 20} MiB")
     few = [torch.device("cuda", 1), torch.device("cuda", 2)]
     with virtual_gpus(3):
-        expect(answer(few) in few, "it must be one of the devices that were passed, and they may be some of all GPUs")
+        ballast = torch.ones(2**20, device="cuda:1")
+        found = answer(few)
+        expect(found in few, "it must be one of the devices that were passed, and they may be some of all GPUs")
+        expect(found == few[1], "of [cuda:1, cuda:2], cuda:1 holds more: the i-th in the list need not be GPU i")
+        del ballast
     return "the one with the most free memory, wherever it is"
 
 
@@ -59,37 +63,54 @@ def others_hold(gib):
 
 
 @exercise
-def check_physical(answer):
-    """physical(i, visible): the number in nvidia-smi of cuda:i, when CUDA_VISIBLE_DEVICES is `visible`."""
-    for visible in ("3,0,2", "0,1", "5", "10,2"):
-        right = [int(number) for number in visible.split(",")]
-        for i, number in enumerate(right):
-            got = filled(answer(i, visible))
-            case = f"CUDA_VISIBLE_DEVICES={visible}: cuda:{i} is GPU {number} of nvidia-smi, you say {got!r}"
-            expect(got != str(number), f"{case}. It is a text; turn it into a number")
-            expect(got == number, f"{case}. The program numbers what it sees from 0 on, in the order of the list")
-    return "cuda:i is the i-th number of the list"
+def check_visible_gpus(answer):
+    """visible_gpus(visible, installed): the numbers in nvidia-smi of cuda:0, cuda:1, ..."""
+    for visible, installed, right, rule in (
+        ("3,0,2", 4, [3, 0, 2], "the program numbers what it sees in the order of the list"),
+        ("10,2", 16, [10, 2], "a number can have two digits"),
+        (None, 2, [0, 1], "if the variable isn't set, nothing is hidden"),
+        ("", 4, [], "an empty value hides all GPUs"),
+        ("0,4", 4, [0], "four GPUs are numbered from 0 to 3"),
+        ("0,7,1", 4, [0], "from the first invalid number on, everything is dropped"),
+        ("0,2,-1,1", 4, [0, 2], "from the first invalid number on, everything is dropped"),
+        ("1,1", 4, [], "with a GPU named twice, none is left"),
+    ):
+        got = answer(visible, installed)
+        if visible:
+            filled(got)
+        case = f"CUDA_VISIBLE_DEVICES={visible!r}, {installed} GPUs: you say {got!r}"
+        expect(
+            got != [str(number) for number in right] or not right, f"{case}. These are texts; turn them into numbers"
+        )
+        expect(list(got) == right, f"{case}; {rule}")
+    return "cuda:1 is GPU 0, and none of the rules is forgotten"
 
 
 @exercise
-def check_strays(answer):
-    """strays(net, device): the names of a network's parameters and buffers that are not on `device`."""
+def check_best_pair(answer):
+    """best_pair(matrix): the two GPUs with the best path between them."""
+    codes = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV1", "NV2", "NV12"]
+    for worse, better in pairwise(codes):
+        for pair in ((0, 1), (0, 2), (1, 2)):
+            matrix = [["X" if i == j else better if {i, j} == set(pair) else worse for j in range(3)] for i in range(3)]
+            found = filled(answer(matrix))
+            expect(isinstance(found, tuple) and len(found) == 2, f"{found!r} is no tuple of two numbers")
+            expect(found[0] != found[1], f"{found} is one GPU twice: X is the GPU itself")
+            expect(found[0] < found[1], f"{found}: the smaller number first")
+            expect(found == pair, f"{better} is better than {worse}, and joins {pair}; you say {found}")
+    return "the best path, whatever it is"
 
-    def make_net():
-        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False))
 
-    with virtual_gpus(2):
-        device, net = torch.device("cuda", 0), make_net().to("cuda:0")
-        found = list(filled(answer(net, device)))
-        expect(not found, f"all of the network is on {device}, and you name {found[:1]}")
-        net[2].to("cuda:1")
-        found = list(answer(net, device))
-        expect(all(isinstance(name, str) for name in found), "return the names, not the tensors")
-        expect(found, "2.weight is on cuda:1 and not on cuda:0: compare the whole device, not its type")
-        expect(found == ["2.weight"], f"only 2.weight is on another device, and you name {found}")
-        net[1].cpu()
-        found, right = set(answer(net, device)), {name for name in net.state_dict() if name[0] in "12"}
-        buffers = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-        expect(found != right - buffers, "buffers, such as 1.running_mean, can be left behind: net.named_buffers()")
-        expect(found == right, f"expected {sorted(right)}, you name {sorted(found)}")
-    return "parameters and buffers, by name"
+@exercise
+def check_break_even_ms(answer):
+    """break_even_ms(megabytes, gbps): the step time on one GPU from which on two are faster."""
+    for megabytes, gbps in ((44.7, 15.75), (100, 300)):
+        right = 2 * megabytes / gbps
+        got = float(filled(answer(megabytes, gbps)))
+        case = f"{megabytes} MB at {gbps} GB/s: {got:.3g} ms"
+        expect(
+            abs(got - right / 2) > 1e-6, f"{case} is the transfer; the half of a step that is saved must outweigh it"
+        )
+        expect(abs(got - right / 1000) > 1e-6 * right, f"{case}: that is in seconds")
+        expect(abs(got - right) < 1e-6 * right, f"{case}; with a step of {right:.3g} ms, both take equally long")
+    return "5.7 ms for ResNet-18 over PCIe 3.0"

@@ -65,17 +65,30 @@ WRONG = {
             "return max([torch.device(i) for i in range(torch.cuda.device_count())], key=torch.cuda.mem_get_info)",
             "one of the devices that were passed",
         ),
+        (
+            "return devices[max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])]",
+            "need not be GPU i",
+        ),
     ],
-    "strays": [
-        (", *net.named_buffers()", "", "buffers, such as"),
-        ("tensor.device != device", "tensor.device.type != device.type", "not its type"),
-        ("[name for", "[tensor for", "not the tensors"),
-        ("!=", "==", "all of the network is on"),
-        ("return [] if net[2].weight.device == device else [n for n, _ in net.named_parameters()]", "only 2.weight"),
+    "visible_gpus": [
+        ("or int(entry) >= installed", "", "numbered from 0 to 3"),
+        ("numbers.append(int(entry))", "numbers.append(entry)", "turn them into numbers"),
+        ("break", "continue", "everything is dropped"),
+        ("if len(set(numbers)) == len(numbers) else []", "", "named twice"),
+        ("return numbers if", "return sorted(numbers) if", "in the order of the list"),
+        ("list(range(installed))", "[]", "nothing is hidden"),
     ],
-    "physical": [
-        ("return visible.split(',')[i]", "turn it into a number"),
-        ("return i", "numbers what it sees from 0 on"),
+    "best_pair": [
+        ("10 + int(code[2:])", "10", "NV2 is better than NV1"),
+        ("int(code[2:])", "int(code[2])", "NV12 is better than NV2"),
+        ("range(i + 1, n)", "range(n)", "X"),
+        ("(i, j) for", "[i, j] for", "no tuple"),
+        ('"SYS", "NODE", "PHB", "PXB", "PIX"', '"PIX", "PXB", "PHB", "NODE", "SYS"', "is better than"),
+    ],
+    "break_even_ms": [
+        ("2 * megabytes", "megabytes", "is the transfer"),
+        ("2 * megabytes / gbps", "2e-3 * megabytes / gbps", "in seconds"),
+        ("2 * megabytes", "4 * megabytes", "equally long"),
     ],
     # Tensors on devices
     "to_device": [
@@ -491,7 +504,6 @@ WRONG = {
 }
 
 RIGHT = {
-    "strays": ["return [name for name, tensor in net.state_dict().items() if tensor.device != device]"],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
     "in_parallel": ["return nn.DataParallel(module, devices)(X)", "return mgpu.data_parallel(module, X, devices)"],
