@@ -61,9 +61,10 @@ def own_frames(traceback):
     """An error's `traceback`, in IPython's parts, without those from files: they name folders of this machine."""
     parts = []
     for part in traceback:
-        if not ANSI.sub("", part).startswith("File "):
+        text = ANSI.sub("", part)
+        if not text.startswith("File ") and text.strip("-"):  # a rule would wrap on a telephone
             parts.append(part)
-        elif parts[-1:] != [LEFT_OUT]:
+        elif text.strip("-") and parts[-1:] != [LEFT_OUT]:
             parts.append(LEFT_OUT)
     return parts
 

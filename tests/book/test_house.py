@@ -107,6 +107,16 @@ def test_a_notebook_that_must_not_be_stored_stays_as_it_was(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_traceback_keeps_the_notebooks_own_lines():
+    own, rule, library = (
+        "Cell In[1], line 2\n----> 2 step()",
+        "\x1b[31m---\x1b[39m",
+        "\x1b[36mFile \x1b[39mtorch/nn.py:3",
+    )
+    frames = run_notebooks.own_frames([rule, own, library, library, "RuntimeError: no"])
+    assert frames == [own, run_notebooks.LEFT_OUT, "RuntimeError: no"]
+
+
 # Makefile
 
 
