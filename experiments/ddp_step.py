@@ -1,4 +1,4 @@
-"""Steps of DistributedDataParallel, for the figure of chapter 10: bucket sizes, links, GPUs, hosts; by mgpu.predict.
+"""Steps of DistributedDataParallel, for the figure of chapter 9: bucket sizes, links, GPUs, hosts; by mgpu.predict.
 
     python -m experiments.ddp_step
 

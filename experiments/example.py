@@ -1,4 +1,4 @@
-"""The worked example of chapter 9: batches of 256 at a rate of 0.2 on one GPU, and what becomes of that on four.
+"""The worked example of chapter 8: batches of 256 at a rate of 0.2 on one GPU, and what becomes of that on four.
 
     python -m experiments.example
 

@@ -1,4 +1,4 @@
-"""LeNet with two batch sizes that the grid leaves out: what the reader's prediction in chapter 8 is checked against.
+"""LeNet with two batch sizes that the grid leaves out: what the reader's prediction in chapter 7 is checked against.
 
     python -m experiments.unseen
 

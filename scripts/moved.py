@@ -6,6 +6,13 @@ from pathlib import Path
 MOVED = {  # page: where it is now
     "chapters/05-the-parallel-primitives": "chapters/05-dataparallel",
     "chapters/06-dataparallel-in-one-line": "chapters/05-dataparallel",
+    "chapters/07-where-the-time-goes": "chapters/06-where-the-time-goes",
+    "chapters/08-batch-size-and-learning-rate": "chapters/07-batch-size-and-learning-rate",
+    "chapters/09-how-large-a-batch-pays": "chapters/08-how-large-a-batch-pays",
+    "chapters/10-distributeddataparallel": "chapters/09-distributeddataparallel",
+    "chapters/11-splitting-a-network": "chapters/10-splitting-a-network",
+    "chapters/12-sharding": "chapters/11-sharding",
+    "chapters/13-planning-a-run": "chapters/12-planning-a-run",
 }
 PAGE = """<!doctype html>
 <html lang="en">

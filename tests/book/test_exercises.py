@@ -70,7 +70,7 @@ def test_the_solution_shown_is_right(name, program, page, capsys):
     """And checks on many processes leave environment, groups and random numbers alone."""
     environment, state = dict(os.environ), torch.get_rng_state()
     assert said(capsys, name, program).startswith("right: ")
-    if page == "10-distributeddataparallel":
+    if page == "09-distributeddataparallel":
         assert (dict(os.environ), dist.is_initialized()) == (environment, False)
         assert state.equal(torch.get_rng_state())
 

@@ -15,7 +15,7 @@ from virtual_gpus import virtual_gpus
 
 @pytest.mark.parametrize(("host", "said"), [(1, (21, 8)), (1 / 3, (12, 6))])
 def test_data_parallel_against_ddp_over_the_host_band(host, said):
-    """Chapter 10, title, two-steps-explained: the milliseconds of both."""
+    """Chapter 9, title, two-steps-explained: the milliseconds of both."""
     with virtual_gpus(4, backing="meta", host=host) as machine:
         step = training_step(nn.DataParallel(mgpu.resnet18().cuda()), images=128)
         step()  # the first one is a warm-up
@@ -45,7 +45,7 @@ def training_step(net, images):
 
 @pytest.mark.parametrize(("host", "least", "most"), [(1, 0, 0.2), (1 / 3, 0.6, 1)])
 def test_when_two_gpus_compute_side_by_side(host, least, most):
-    """Chapter 7, lenet-4-viewer-why: hardly ever with the slow host, most of the time with the fast one."""
+    """Chapter 6, lenet-4-viewer-why: hardly ever with the slow host, most of the time with the fast one."""
     images = torch.empty(256, 1, 28, 28, device="meta")
     timeline = mgpu.predict(mgpu.lenet_module(), images, "V100", 2, "manual", host=host).timeline
     computing = [event for event in timeline if event.gpu is not None and event.part != "communication"]

@@ -19,7 +19,7 @@ from mgpu_lib.models import lenet, lenet_params
 from virtual_gpus import virtual_gpus
 
 PARAMS = [p.double() for p in lenet_params()]  # 64 bits: what differs by more than 1e-10 is no rounding
-NET = traffic.networks(width=10)["LeNet"].double()  # the module that chapter 11 splits
+NET = traffic.networks(width=10)["LeNet"].double()  # the module that chapter 10 splits
 LR = 0.5
 
 
@@ -109,23 +109,23 @@ def in_parallel(net, X, devices):
 
 
 def with_names(X, y, replicas, devices, lr):
-    """Chapter 7: train_batch, its parts named for the timeline."""
-    shown("07", "named_step", phase=torch.cuda.nvtx.range)["named_step"](X, y, replicas, devices, lr)
+    """Chapter 6: train_batch, its parts named for the timeline."""
+    shown("06", "named_step", phase=torch.cuda.nvtx.range)["named_step"](X, y, replicas, devices, lr)
 
 
 def gradients_for_the_noise(X, y, devices):
-    """Chapter 9: the mean gradients of the shards, none of them empty. Weighted by their rows they are the batch's."""
+    """Chapter 8: the mean gradients of the shards, none of them empty. Weighted by their rows they are the batch's."""
     devices = devices[: len(X)]
     replicas = [parallel.get_params(PARAMS, device) for device in devices]
-    found = shown("09", "replica_gradients", devices=devices, replicas=replicas)["replica_gradients"](X, y)
+    found = shown("08", "replica_gradients", devices=devices, replicas=replicas)["replica_gradients"](X, y)
     shares = [len(shard) / len(X) for shard in X.tensor_split(len(devices))]
     return [[sum(share * grad.cpu() for share, grad in zip(shares, same)) for same in zip(*found)]]
 
 
 ON_PARAMS = {
     "train_batch": stepped(parallel.train_batch),
-    "chapter 7: named_step": stepped(with_names),
-    "chapter 9: replica_gradients": gradients_for_the_noise,
+    "chapter 6: named_step": stepped(with_names),
+    "chapter 8: replica_gradients": gradients_for_the_noise,
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
 }
 ON_NET = {

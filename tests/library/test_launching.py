@@ -55,7 +55,7 @@ def script(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_ranks_print_comes_in_order_and_an_error_is_the_programs_own(script, capsys):
-    """What programs print that end well is in chapter 10 and in the appendix."""
+    """What programs print that end well is in chapter 9 and in the appendix."""
     script.write_text(FAILS)
     with pytest.raises(RuntimeError) as raised:
         mgpu.launch(script, 2, "--epochs", 3, gpu="T4")
