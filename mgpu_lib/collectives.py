@@ -140,34 +140,6 @@ def chunk_sizes(nbytes, k, itemsize=4):
     return [itemsize * (numbers // k + (chunk < numbers % k)) for chunk in range(k)]
 
 
-def bucketed_allreduce(device_grads, bucket_bytes):
-    """Sum gradients over all GPUs, in place, many in one all-reduce: one message costs less time than many small ones.
-
-    `device_grads` holds one list of gradients per GPU, in the same order. Buckets are filled from the last gradient to
-    the first, the order in which the backward pass makes them, and hold at most `bucket_bytes` bytes of one type; a
-    larger gradient has a bucket of its own. Returns the buckets, lists of places in the lists of gradients. Raises
-    ValueError for `bucket_bytes` below 1, lists of different lengths, gradients that are None, and those of one place
-    that differ in shape or type.
-    """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket must hold at least 1 byte")
-    if len({len(grads) for grads in device_grads}) != 1:
-        raise ValueError(f"lists of {[len(grads) for grads in device_grads]} gradients: give as many on every GPU")
-    missing = [(gpu, i) for gpu, grads in enumerate(device_grads) for i, grad in enumerate(grads) if grad is None]
-    if missing:
-        raise ValueError("gradient {1} of GPU {0} is None: run backward first, on every GPU".format(*missing[0]))
-    for same in zip(*device_grads):
-        _check([], same)
-    filled = buckets(device_grads[0], bucket_bytes)
-    for places in filled:
-        flat = [torch.cat([grads[i].reshape(-1) for i in places]) for grads in device_grads]
-        ring_allreduce(flat)
-        for grads, summed in zip(device_grads, flat):
-            for i, values in zip(places, summed.split([grads[i].numel() for i in places])):
-                grads[i].copy_(values.view_as(grads[i]))
-    return filled
-
-
 def buckets(grads, bucket_bytes):
     """Places in the list `grads`, from the last to the first, in lists of at most `bucket_bytes` of one type."""
     filled, room = [], 0

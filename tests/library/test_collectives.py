@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mgpu_lib import collectives
 from mgpu_lib.collectives import (
     Send,
-    bucketed_allreduce,
     buckets,
     bytes_per_link,
     execute,
@@ -119,22 +118,6 @@ def test_bad_input_is_refused_before_anything_is_sent():
 # Buckets
 
 
-@pytest.mark.parametrize("k, bucket_bytes", [(1, 4096), (3, 1), (3, 4096), (4, 2**30)])
-def test_bucketed_allreduce_sums_in_place_whatever_the_size_of_a_bucket(k, bucket_bytes):
-    on_one = [
-        [tensor for shape in [(9, 20), (500,), (3,), ()] for tensor in shares(1, shape, seed=i)] for i in range(k)
-    ]
-    expected = [sum(same) for same in zip(*on_one)]
-    with virtual_gpus(k) as machine:
-        device_grads = [[g.to(device) for g in grads] for grads, device in zip(on_one, machine.devices)]
-        before, moved = [list(grads) for grads in device_grads], machine.bytes_moved()
-        bucketed_allreduce(device_grads, bucket_bytes)
-        assert machine.bytes_moved() - moved == 2 * (k - 1) * sum(g.nbytes for g in expected)
-        for grads, old in zip(device_grads, before, strict=True):
-            assert all(new is was for new, was in zip(grads, old, strict=True))
-            assert all(grad.cpu().equal(right) for grad, right in zip(grads, expected, strict=True))
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 30), st.sampled_from([torch.float32, torch.float16])), max_size=12),
@@ -150,28 +133,6 @@ def test_buckets_hold_every_gradient_once_last_first_and_no_more_than_they_may(s
     for this, following in pairwise(filled):  # no bucket is closed while the next gradient has room in it
         joined = [grads[i] for i in [*this, following[0]]]
         assert sum(g.nbytes for g in joined) > bucket_bytes or len({g.dtype for g in joined}) == 2
-
-
-def test_bucketed_allreduce_returns_its_buckets_and_refuses_bad_input():
-    grads = [[torch.ones(10), torch.ones(10), torch.ones(50)] for _ in range(2)]
-    assert bucketed_allreduce(grads, 100) == [[2], [1, 0]]
-    assert all(torch.equal(grad, torch.full_like(grad, 2.0)) for grads_of_one in grads for grad in grads_of_one)
-    with pytest.raises(ValueError, match="bucket_bytes=0"):
-        bucketed_allreduce(grads, 0)
-    with pytest.raises(ValueError, match=r"\[3, 2\]"):
-        bucketed_allreduce([grads[0], grads[1][:2]], 100)
-    with pytest.raises(ValueError, match="gradient 1 of GPU 1 is None"):
-        bucketed_allreduce([grads[0], [grads[1][0], None, grads[1][2]]], 100)
-    with pytest.raises(ValueError, match=r"lists of \[\]"):
-        bucketed_allreduce([], 100)
-    for other in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):
-        grads = [[torch.ones(1), torch.ones(2, 3)], [torch.ones(1), other]]
-        with pytest.raises(ValueError, match="differ in shape or type"):
-            bucketed_allreduce(grads, 4)
-        assert torch.equal(grads[0][0], torch.ones(1)), "nothing is summed before all are compared"
-
-
-# Seconds, modelled
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 8])
