@@ -4,7 +4,7 @@
 #                             to publish it: make book REPOSITORY=https://github.com/owner/name
 #   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
-#   make test ALL=1           the same with all of them
+#   make test ALL=1           the same with all of them; JOBS=3 tests at a time, one more than two cores, since some wait
 #   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB); or nightly
 #   make serve                build the book and serve it at http://localhost:8000
 #   make run-notebooks        run all chapters and store their outputs
@@ -21,7 +21,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 ALL ?=
 TORCH ?= newest
 CPU ?=
