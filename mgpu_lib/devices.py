@@ -21,15 +21,21 @@ _started = None  # the machine that use_gpus has started
 
 def try_gpu(i=0):
     """The torch.device of GPU `i`, or of the CPU, with a line that says so, if there is no such GPU."""
-    if 0 <= i < torch.cuda.device_count():
+    if 0 <= i < gpu_count():
         return torch.device("cuda", i)
-    print(f"There is no GPU {i} ({torch.cuda.device_count()} in all): falling back to the CPU.")
+    print(f"There is no GPU {i} ({gpu_count()} in all): falling back to the CPU.")
     return torch.device("cpu")
+
+
+def gpu_count():
+    """How many GPUs PyTorch can use. torch.cuda.device_count() alone asks NVML, which counts GPUs for which the driver
+    is too old, too."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def try_all_gpus():
     """The torch.devices of all GPUs, or `[torch.device('cpu')]` when there is none."""
-    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    return [torch.device("cuda", i) for i in range(gpu_count())] or [torch.device("cpu")]
 
 
 def use_gpus(n, gpu="A100-80"):
@@ -44,7 +50,7 @@ def use_gpus(n, gpu="A100-80"):
     if enough_real_gpus(n):
         print(f"Using {n} real GPU{'s' * (n > 1)}: {', '.join(torch.cuda.get_device_name(i) for i in range(n))}.")
         return [torch.device("cuda", i) for i in range(n)]
-    idle = 0 if current() or os.environ.get("MGPU_VIRTUAL") else torch.cuda.device_count()
+    idle = 0 if current() or os.environ.get("MGPU_VIRTUAL") else gpu_count()
     if current() is not None and current() is _started and _started.spec is not wanted.spec:
         _started.stop()
     if current() is None:
@@ -62,7 +68,7 @@ def use_gpus(n, gpu="A100-80"):
 
 def enough_real_gpus(n):
     """Whether `n` GPUs are real ones: there are so many, none are virtual, and MGPU_VIRTUAL isn't set."""
-    return current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= torch.cuda.device_count()
+    return current() is None and not os.environ.get("MGPU_VIRTUAL") and n <= gpu_count()
 
 
 def environment_for(n):

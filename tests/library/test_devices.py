@@ -23,6 +23,7 @@ def off(monkeypatch):
 @pytest.fixture
 def three_real(monkeypatch):
     monkeypatch.delenv("MGPU_VIRTUAL", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"Real {i}")
 
@@ -32,6 +33,14 @@ def test_try_gpu_says_when_it_falls_back(monkeypatch, capsys):
     assert devices.try_gpu(2) == torch.device("cpu")
     assert capsys.readouterr().out == "There is no GPU 2 (0 in all): falling back to the CPU.\n"
     assert devices.try_all_gpus() == [torch.device("cpu")]
+
+
+def test_gpus_for_which_the_driver_is_too_old_are_none(three_real, monkeypatch, capsys):
+    """NVML, which device_count asks, counts them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.try_gpu(1) == torch.device("cpu") and devices.try_all_gpus() == [torch.device("cpu")]
+    assert len(devices.use_gpus(2)) == 2
+    assert "Using 2 virtual GPUs" in capsys.readouterr().out
 
 
 def test_try_gpu_finds_virtual_ones(capsys):
