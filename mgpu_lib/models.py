@@ -64,9 +64,9 @@ class BatchNorm:
     """What normalizes inside `lenet_bn`, on every GPU by itself, as nn.DataParallel's replicas do.
 
     In training, `norm.by_batch`, the mean and variance of the batch at hand normalize, and running statistics follow
-    them; to evaluate, `norm.by_running_statistics`, those normalize. They are kept as an
-    optimizer keeps its state, by parameter, so replicas have statistics of their own. A batch of no images changes
-    none. Source: Ioffe & Szegedy 2015 (arXiv:1502.03167); momentum 0.1 and epsilon 1e-5 as in nn.BatchNorm2d.
+    them; to evaluate, `norm.by_running_statistics`, those normalize. They are kept as an optimizer keeps its state, by
+    parameter, so replicas have statistics of their own. A batch of no images changes none.
+    Source: Ioffe & Szegedy 2015 (arXiv:1502.03167); momentum 0.1 and epsilon 1e-5 as in nn.BatchNorm2d.
     """
 
     def __init__(self):

@@ -134,9 +134,11 @@ def lenet_program(devices, batch_norm=False, seed=0):
     With `batch_norm` each GPU normalizes with the mean and variance of its own shard. So on several GPUs the step is
     not that of one: the statistics come from fewer images. net(X) evaluates with those of replica 0.
     """
-    norm, start = BatchNorm(), lenet_bn_params(seed) if batch_norm else lenet_params(seed)
-    training = partial(lenet_bn, normalize=norm.by_batch) if batch_norm else lenet
-    evaluating = partial(lenet_bn, normalize=norm.by_running_statistics) if batch_norm else lenet
+    start, training, evaluating = lenet_params(seed), lenet, lenet
+    if batch_norm:
+        start, norm = lenet_bn_params(seed), BatchNorm()
+        training = partial(lenet_bn, normalize=norm.by_batch)
+        evaluating = partial(lenet_bn, normalize=norm.by_running_statistics)
     replicas = [get_params(start, device) for device in devices]
     step = partial(train_batch, device_params=replicas, devices=devices, net=training)
     return step, partial(evaluating, params=replicas[0])
