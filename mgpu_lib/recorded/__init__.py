@@ -1,8 +1,8 @@
 """What experiments recorded, as it stands in the files of this folder: the only module that reads them.
 
 `python -m experiments.NAME` writes NAME.json. Those about the clock are links to what the programs in
-virtual-gpus/calibration wrote, and d2l_resnet18.json holds what the history of a published notebook says. What they
-say, in the terms of the chapters: `mgpu_lib.evidence`.
+virtual-gpus/calibration wrote; d2l_lenet.json and d2l_resnet18.json hold what the history of two published notebooks
+says. What they say, in the terms of the chapters: `mgpu_lib.evidence`.
 """
 
 import json
