@@ -12,7 +12,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 from mgpu_lib.parallel import allreduce
 from virtual_gpus import Prediction, Timeline, current, dry_run, find_gpu, virtual_gpus
 
-PRECISIONS = ("fp32", "tf32", "amp")
+PRECISIONS = ("fp32", "tf32", "default", "amp", "bf16")
+CASTS = {"amp": torch.float16, "bf16": torch.bfloat16}
 
 
 def predict(
@@ -34,7 +35,8 @@ def predict(
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
     strategy       "manual" (`train_batch`) or "data_parallel", both in one process; "ddp": `dry_run`, as rank 0 sees it
-    precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), or "amp" (autocast to FP16)
+    precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), "default" (as PyTorch does if
+                   nobody says more: TF32 in convolutions, where the GPU has it), "amp" (autocast to FP16), or "bf16"
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
     has momentum. Raises ValueError or TypeError for nonsense, torch.OutOfMemoryError for what doesn't fit."""
@@ -67,11 +69,12 @@ def usual_link(gpu):
 def computes(precision, training):
     """Inside, the virtual GPUs that are on compute like that; yields a context for the forward pass."""
     machine = current()
-    if precision != "fp32" and getattr(machine.spec, "fp16" if precision == "amp" else "tf32") is None:
+    needed = {"tf32": "tf32", "amp": "fp16", "bf16": "bf16"}.get(precision)
+    if needed is not None and getattr(machine.spec, needed) is None:
         raise ValueError(f'precision={precision!r}: the {machine.spec.key} has no tensor cores for it; "fp32" would do')
-    machine.clock.tf32 = (precision == "tf32",) * 2
+    machine.clock.tf32 = precision in ("tf32", "default"), precision == "tf32"
     with torch.set_grad_enabled(training):
-        yield torch.autocast("cuda", torch.float16) if precision == "amp" else nullcontext()
+        yield torch.autocast("cuda", CASTS[precision]) if precision in CASTS else nullcontext()
 
 
 def check(model, example_batch, n_gpus, strategy, precision, training, bucket_cap_mb):

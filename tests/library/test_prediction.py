@@ -102,6 +102,28 @@ def test_precisions_and_a_faster_host():
     assert flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
+def test_default_is_what_a_program_does_that_says_nothing():
+    """TF32 in convolutions where the GPU has it, and nowhere else."""
+    convolutions = torchvision.models.resnet18(), images(64)
+    products = torch.nn.Linear(4096, 4096), torch.empty(4096, 4096, device="meta")
+
+    def seconds(program, gpu, precision):
+        return mgpu.predict(*program, gpu=gpu, precision=precision).seconds
+
+    assert seconds(convolutions, "T4", "default") == seconds(convolutions, "T4", "fp32")
+    tf32, default, fp32 = (seconds(convolutions, "A100-40", p) for p in ("tf32", "default", "fp32"))
+    assert tf32 <= default < fp32
+    assert seconds(products, "A100-40", "default") == seconds(products, "A100-40", "fp32")
+
+
+def test_autocast_to_bfloat16():
+    net = torchvision.models.resnet18()
+    half, brain = (mgpu.predict(net, images(64), "A100-40", precision=p).seconds for p in ("amp", "bf16"))
+    assert brain == pytest.approx(half, rel=0.01)
+    with pytest.raises(ValueError, match="the T4 has no tensor cores for it"):
+        mgpu.predict(net, images(4), "T4", precision="bf16")
+
+
 def test_inference_takes_less_time_and_memory():
     net = torchvision.models.resnet18()
     training, inference = (mgpu.predict(net, images(32), training=t) for t in (True, False))
@@ -159,7 +181,7 @@ def test_buckets_travel_within_a_node_and_between_nodes():
         ({"n_gpus": 2.0}, "whole number"),
         ({"n_gpus": 5}, "n_gpus=5 for a batch of 4"),
         ({"strategy": "fsdp"}, "'manual', 'data_parallel', 'ddp'"),
-        ({"precision": "fp8"}, "'fp32', 'tf32', 'amp'"),
+        ({"precision": "fp8"}, "'fp32', 'tf32', 'default', 'amp', 'bf16'"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0: the MiB of a bucket must be a number above 0"),
         ({"bucket_cap_mb": "25"}, "bucket_cap_mb='25'"),
         ({"network": "InfiniBand HDR"}, "needs a machine type"),
