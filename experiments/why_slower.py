@@ -20,6 +20,7 @@ from virtual_gpus import find_gpu, find_link
 GPUS, LINKS = ("T4", "V100", "A100-80", "H100"), ("nvlink", "pcie")
 BATCH_SIZES, COUNTS = [2**i for i in range(5, 13)], (2, 4, 8)
 STRATEGIES = ("manual", "data_parallel", "ddp")
+PRECISION, HOST = "default", 0.5  # what a program has that says nothing, and the middle of chapter 6's band
 BINS = 50  # a row of the figure says what a GPU does in each fiftieth of the step
 LENGTHS = string.digits + string.ascii_letters  # a run's length as one character
 PHASES = {"forward": "f", "backward": "b", "all-reduce": "c"}  # other kernels: "u", for update
@@ -55,7 +56,7 @@ def cases():
 
 
 def recipe():
-    return {"batch_sizes": BATCH_SIZES, "bins": BINS}
+    return {"batch_sizes": BATCH_SIZES, "bins": BINS, "precision": PRECISION, "host": HOST}
 
 
 def record(name, batch_sizes=BATCH_SIZES):
@@ -72,7 +73,7 @@ def cell(net, X, gpu, k, strategy, link=None):
     or a single one where all are alike. See `row`.
     """
     try:
-        step = mgpu.predict(net, X, gpu=gpu, n_gpus=k, strategy=strategy, link=link)
+        step = mgpu.predict(net, X, gpu, k, strategy, PRECISION, link, host=HOST)
     except torch.OutOfMemoryError:
         return ""
     found = [list(states(step.timeline, gpu, step.seconds)) for gpu in step.timeline.gpus]
