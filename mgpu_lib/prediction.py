@@ -35,8 +35,8 @@ def predict(
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
     gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
     strategy       "manual" (`train_batch`) or "data_parallel", both in one process; "ddp": `dry_run`, as rank 0 sees it
-    precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), "default" (as PyTorch does if
-                   nobody says more: TF32 in convolutions, where the GPU has it), "amp" (autocast to FP16), or "bf16"
+    precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), "default" (PyTorch's: TF32
+                   in convolutions, where the GPU has it), "amp" (autocast to FP16), or "bf16" (to BF16)
     training       False: the forward pass only; bucket_cap_mb as DistributedDataParallel takes it (None: 25, first 1)
     The batch lies on the GPUs already; the loss is the cross-entropy of outputs (N, classes), or else their mean; SGD
     has momentum. Raises ValueError or TypeError for nonsense, torch.OutOfMemoryError for what doesn't fit."""
