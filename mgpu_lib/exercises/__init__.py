@@ -14,6 +14,7 @@ from mgpu_lib.exercises.dataparallel import (
     check_refused,
     check_row_losses,
     check_step_bytes,
+    check_sync_batch_norm,
 )
 from mgpu_lib.exercises.distributeddataparallel import (
     check_best_cap,
@@ -110,6 +111,7 @@ __all__ = [
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
+    "check_sync_batch_norm",
     "check_to_device",
     "check_training_days",
     "check_two_batch_noise",

@@ -1,6 +1,7 @@
-"""Checks for "DataParallel": four lines, a backward pass, bytes, batches that stop a run, two programs to mend."""
+"""Checks for "DataParallel": four lines, a backward pass, bytes, batches that stop a run, two programs, batch norm."""
 
 import warnings
+from itertools import product
 
 import torch
 from torch import nn
@@ -69,6 +70,7 @@ def check_broadcast_backward(answer):
             here = [value for value in values if value is not None]
             expect(str(output.device) == "cuda:0", f"the gradient is on {output.device}, the original on cuda:0")
             expect(output.shape == (2,), f"the gradient has shape {tuple(output.shape)}, the parameter (2,)")
+            own = all(output is not grad for grad in grads)
             output, after = output.cpu().tolist()[0], [None if g is None else g.cpu().tolist()[0] for g in grads]
         case = f"gradients {values}: you return {output:g}, not {sum(here):g}"
         changed = [gpu for gpu, value in enumerate(values) if after[gpu] != value]
@@ -84,6 +86,7 @@ def check_broadcast_backward(answer):
         )
         expect(len(here) == 1 or output != here[0], f"{case}. The other replicas' rows are missing")
         expect(output == sum(here), case)
+        expect(own, f"{case.partition(':')[0]}: you return the replica's own tensor; a sum is a new one")
     return "the sum, on the original's GPU"
 
 
@@ -270,3 +273,146 @@ def check_find_dots(answer):
         expect(not all(torch.equal(state[name], fresh().state_dict()[name]) for name in names), "nothing was learned")
         expect(False, f"{epochs} epochs on {k} GPUs: the parameters aren't those of the same training on one GPU")
     return "all five mistakes are gone"
+
+
+SHARD_SIZES = [4, 4, 4, 1], [5, 2], [6], [100, 100, 100, 97]
+MEAN_SLIPS = {
+    "own": "each shard is normalized with its own mean, as without any exchange",
+    "mean of means": "a mean of the shards' means counts each row of a small shard too much: add sums and counts",
+}
+VAR_SLIPS = {
+    "own": "each shard is divided by its own spread",
+    "within": "a mean of the shards' own variances leaves out how far their means lie apart: add sums of squares",
+    "unbiased": "a row is normalized with the sum of squares over n: n - 1 is for running_var only",
+    "squares": "the mean of the squares is no variance yet: subtract the square of the mean",
+    "no eps": "eps is missing under the root",
+    "eps outside": "eps belongs under the root",
+}
+
+
+@exercise
+def check_sync_batch_norm(answer):
+    """sync_batch_norm(shards, running_mean, running_var, momentum, eps): batch norm over the rows of all shards."""
+    for sizes, momentum, eps in product(SHARD_SIZES, [0.1, 0.6], [1e-5, 0.5]):
+        case = f"shards of {sizes} rows"
+        X = rows_from(sizes)
+        weights = torch.randn(X.shape, generator=torch.Generator().manual_seed(1), dtype=X.dtype)
+        alone = nn.BatchNorm1d(3, eps, momentum, affine=False, dtype=X.dtype)
+        whole = X.clone().requires_grad_()
+        right = alone(whole)
+        (right * weights).sum().backward()
+        with virtual_gpus(len(sizes)) as machine:
+            ours = X.clone().requires_grad_()
+            shards = [part.to(device) for part, device in zip(ours.split(sizes), machine.devices, strict=True)]
+            running = torch.zeros(3, dtype=X.dtype, device="cuda:0"), torch.ones(3, dtype=X.dtype, device="cuda:0")
+            with machine.counting() as moved:
+                found = filled(answer(list(shards), *running, momentum, eps))
+            expect(isinstance(found, list | tuple), f"return a list of tensors, and not a {type(found).__name__}")
+            expect(len(found) == len(sizes), f"{case}: you return {len(found)} of them")
+            for number, (Y, shard) in enumerate(zip(found, shards, strict=True)):
+                expect(isinstance(Y, torch.Tensor) and Y.shape == shard.shape, f"{case}: shard {number} changed shape")
+                expect(Y.device == shard.device, f"{case}: shard {number} was on {shard.device}, now on {Y.device}")
+            Y = torch.cat([part.cpu() for part in found])
+            values = [tensor.detach().cpu() for tensor in running]
+            with_history = any(tensor.requires_grad for tensor in running)
+            if Y.requires_grad:
+                (Y * weights).sum().backward()
+        if not close(Y.detach(), right.detach()):
+            expect(False, f"{case}: {normalized_how(Y.detach(), X, sizes, eps)}")
+        check_running(case, values, alone, X, momentum)
+        expect(
+            Y.requires_grad and ours.grad is not None and close(ours.grad, whole.grad),
+            f"{case}: the output is right, but not the gradient. Mean and variance depend on every row, so autograd "
+            "must see how they were computed",
+        )
+        expect(not with_history, "the running statistics have a history: each step would keep all steps before it")
+        rest = X[sizes[0] :].nbytes
+        expect(
+            len(X) < 100 or moved.total() < rest / 2,
+            f"{case}: {moved.total():,} bytes travel, and the rows off GPU 0 have {rest:,}: send sums, not rows",
+        )
+    before, after = error_in_training(), error_in_training(answer)
+    return f"in training mode a gradient is off by {before:.0%} if each shard is by itself, by {after:.1%} with yours"
+
+
+def close(found, wanted):
+    return torch.allclose(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+def rows_from(sizes):
+    """Rows of three numbers in 64 bits; each shard has a mean and a spread of its own, as in a sorted batch."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    shards = [torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in sizes]
+    return torch.cat([(1 + 0.5 * i) * shard + i for i, shard in enumerate(shards)])
+
+
+def normalized_how(Y, X, sizes, eps):
+    """What was done to the rows X of shards of these sizes if it gave Y and not batch norm over all of them."""
+    parts, n = X.split(sizes), len(X)
+
+    def each(values):
+        return torch.cat([value.expand(size, -1) for value, size in zip(values, sizes, strict=True)])
+
+    own_means, own_vars = [part.mean(dim=0) for part in parts], [part.var(dim=0, correction=0) for part in parts]
+    mean, of_means = X.mean(dim=0), sum(own_means) / len(sizes)
+    var, of_squares = X.var(dim=0, correction=0), sum(part.pow(2).mean(dim=0) for part in parts) / len(sizes)
+    withins = [sum(v * size for v, size in zip(own_vars, sizes, strict=True)) / n, sum(own_vars) / len(sizes)]
+    means = [("", mean), ("own", each(own_means)), ("mean of means", of_means)]
+    variances = [("", var), ("", X.pow(2).mean(dim=0) - of_means**2), ("", of_squares - of_means**2)]
+    variances += [("own", each(own_vars)), *(("within", within) for within in withins)]
+    variances += [("unbiased", var * n / max(n - 1, 1)), ("squares", X.pow(2).mean(dim=0)), ("no eps", var - eps)]
+    variances += [("eps outside", (var.sqrt() + eps) ** 2 - eps)]
+    for (mean_slip, m), (var_slip, v) in product(means, variances):
+        if close(Y, (X - m) / (v + eps).sqrt()):
+            said = [MEAN_SLIPS.get(mean_slip), VAR_SLIPS.get(var_slip)]
+            if any(said):
+                return "; ".join(filter(None, said))
+    return "the rows aren't normalized as on one device"
+
+
+def check_running(case, values, alone, X, momentum):
+    """The running mean and variance are what one device would have after this batch, or expect says why not."""
+    if close(values[0], alone.running_mean) and close(values[1], alone.running_var):
+        return
+    mean, var = X.mean(dim=0), X.var(dim=0, correction=0)
+    expect(
+        not torch.equal(values[0], torch.zeros(3)) or not torch.equal(values[1], torch.ones(3)),
+        f"{case}: the running statistics are as before: change the two tensors in place",
+    )
+    expect(
+        not close(values[1], (1 - momentum) + momentum * var),
+        f"{case}: the rows are right, but running_var takes the unbiased variance, over n - 1",
+    )
+    expect(
+        not close(values[0], (1 - momentum) * mean),
+        f"{case}: momentum is the weight of the new batch, and 1 - momentum that of the old value",
+    )
+    expect(False, f"{case}: the rows are right, and the running statistics are not")
+
+
+def error_in_training(sync=None):
+    """How far the gradient of a network with batch norm in it is from one device's, relative to its length."""
+    sizes = [4, 4, 4, 2]
+    torch.manual_seed(0)
+    before, after = nn.Linear(3, 8).double(), nn.Linear(8, 2).double()
+    X, y = rows_from(sizes), torch.arange(14) % 2
+
+    def gradient(normalized):
+        before.zero_grad()
+        F.cross_entropy(after(torch.tanh(normalized(before(X)))), y).backward()
+        return before.weight.grad.clone()
+
+    def batch_norm(H):
+        return F.batch_norm(H, None, None, training=True)
+
+    def by_shards(H):
+        if sync is None:
+            return torch.cat([batch_norm(part) for part in H.split(sizes)])
+        running = [torch.zeros(8, dtype=H.dtype, device="cuda:0"), torch.ones(8, dtype=H.dtype, device="cuda:0")]
+        shards = [part.to(f"cuda:{i}") for i, part in enumerate(H.split(sizes))]
+        return torch.cat([part.cpu() for part in sync(shards, *running, 0.1, 1e-5)])
+
+    wanted = gradient(batch_norm)
+    with virtual_gpus(len(sizes)):
+        found = gradient(by_shards)
+    return ((found - wanted).norm() / wanted.norm()).item()

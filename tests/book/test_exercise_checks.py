@@ -1,9 +1,11 @@
 """What the checks of some exercises rest on: curves, programs and steps that are what the exercise calls them."""
 
 import math
+import re
 
 import pytest
 import torch
+from pages import cells
 from test_exercises import SHOWN, answer
 
 from mgpu_lib import evidence, exercises
@@ -16,6 +18,7 @@ from mgpu_lib.exercises import (
 )
 from mgpu_lib.models import lenet_module, resnet18
 from mgpu_lib.prediction import predict
+from virtual_gpus import virtual_gpus
 
 ALIASES = {"X[:2]", "X.detach()", "X.to(devices[0])"}
 SETS = (ALIASES, "right: all six"), (set(), "yours"), (ALIASES - {"X.detach()"}, "not yet: look again at X.detach()")
@@ -145,3 +148,19 @@ def test_one_placement_alone_is_best(dimensions):
 
 def test_the_run_that_training_days_names_is_the_published_one():
     assert math.isclose(312e12 * 0.4764 / (6 * 65.2e9), 380, rel_tol=1e-3)
+
+
+# DataParallel
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4, 1), (5, 2), (6,)])
+def test_the_proof_that_the_page_shows_finds_no_gap(sizes):
+    [page] = [cell.source for cell in cells("05-dataparallel") if cell.id == "sync-batch-norm-solution"]
+    names = {}
+    for program in ("import torch\nfrom torch import nn\n", *re.findall(r"```python\n(.*?)```", page, re.S)):
+        exec(program, names)
+    with virtual_gpus(len(sizes)):
+        assert names["gap"](sizes) < 1e-12
+        right = names["sync_batch_norm"]
+        names["sync_batch_norm"] = lambda shards, *running: right([X - X.detach().mean() for X in shards], *running)
+        assert names["gap"](sizes) > 1e-3

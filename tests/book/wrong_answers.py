@@ -53,6 +53,10 @@ REDUCE = "    for same in zip(*replicas):\n        mgpu.allreduce([p.grad for p 
 HIDDEN = "timeline.communication(0) * (1 - timeline.overlap()[0])"
 PAYS = "time(1, batch) >= 1.5 * time(2, batch)"
 MIXED = "fifty sums of 32 × 32 and three of 4096 × 4096: 'memory'"
+ONE_VAR = "var = squares / n - mean**2"
+TWO_PASSES = "var = sum((X - mean.to(X.device)).pow(2).sum(dim=0).to(home) for X in shards) / n"
+NORMALIZED = """return [(X - mean.to(X.device)) / (var + eps).sqrt().to(X.device)
+            for X in shards]"""
 
 WRONG = {
     # Meet your GPUs
@@ -211,11 +215,12 @@ WRONG = {
     ],
     "broadcast_backward": [
         ("grad.to(device) for", "grad.to(device).sum() for", "the gradient has shape (), the parameter (2,)"),
-        ("arrived[0])", "arrived[0]) / len(arrived)", "don't average"),
-        ("sum(arrived[1:], arrived[0])", "arrived[0]", "other replicas' rows"),
+        ("sum(arrived)", "sum(arrived) / len(arrived)", "don't average"),
+        ("sum(arrived)", "arrived[0]", "other replicas' rows"),
+        ("sum(arrived)", "sum(arrived[1:], arrived[0])", "gradients [5.0]: you return the replica's own tensor"),
         ("to(device)", "to('cuda:1')", "is on cuda:1"),
         (
-            "return sum(arrived[1:], arrived[0])",
+            "return sum(arrived)",
             "for grad in arrived[1:]:\n        arrived[0] += grad\n    return arrived[0]",
             "grads[0] was changed",
         ),
@@ -247,6 +252,54 @@ WRONG = {
         ("0.1 * H.mean", "0.1 * H.detach().mean", "not its gradient"),
         ("losses + 0.1 * H.mean(dim=1)", "(losses + 0.1 * H.mean(dim=1)).detach()", "needs a gradient"),
         ("return losses + 0.1 * H.mean(dim=1)", "self.penalty = H.mean()\n    return losses", "The penalty is missing"),
+    ],
+    "sync_batch_norm": [
+        ("n = sum(len(X) for X in shards)", "n = len(shards[0]) * len(shards)", "as on one device"),
+        (
+            "sum(X.sum(dim=0).to(home) for X in shards) / n",
+            "sum(X.mean(dim=0).to(home) for X in shards) / len(shards)",
+            "a mean of the shards' means",
+        ),
+        (
+            "sum(X.sum(dim=0).to(home) for X in shards) / n",
+            "sum(X.mean(dim=0).to(home) for X in shards) / len(shards)",
+            ONE_VAR,
+            "var = sum(X.var(dim=0, correction=0).to(home) for X in shards) / len(shards)",
+            "too much: add sums and counts; a mean of the shards' own variances",
+        ),
+        (
+            ONE_VAR,
+            "var = sum(len(X) * X.var(dim=0, correction=0).to(home) for X in shards) / n",
+            "a mean of the shards' own variances",
+        ),
+        (
+            NORMALIZED,
+            "return [F.batch_norm(X, None, None, training=True, eps=eps) if len(X) > 1 else X - X for X in shards]",
+            "with its own mean, as without any exchange; each shard is divided by its own spread",
+        ),
+        ("squares / n - mean**2", "(squares - n * mean**2) / max(n - 1, 1)", "n - 1 is for running_var only"),
+        (" - mean**2", "", "subtract the square of the mean"),
+        (" + eps).sqrt()", ").sqrt()", "eps is missing"),
+        ("(var + eps).sqrt()", "(var.sqrt() + eps)", "eps belongs under the root"),
+        ("var * n / (n - 1)", "var", "over n - 1"),
+        ("running_mean.lerp_(mean, momentum)", "running_mean.lerp_(mean, 1 - momentum)", "the weight of the new batch"),
+        (
+            "running_mean.lerp_(mean, momentum)\n        running_var.lerp_(var * n / (n - 1), momentum)",
+            "running_mean = mean\n        running_var = var",
+            "in place",
+        ),
+        ("running_mean.lerp_(mean, momentum)", "running_mean.lerp_(shards[0].mean(0), momentum)", "statistics are not"),
+        ("with torch.no_grad():", "if True:", "have a history"),
+        ("    mean = sum", "    shards = [X.detach() for X in shards]\n    mean = sum", "not the gradient"),
+        ("X in shards]", "X in shards][:1]", "you return 1 of them"),
+        ("    mean = sum", "    shards = [X.to(home) for X in shards]\n    mean = sum", "was on cuda:1, now on cuda:0"),
+        (
+            "    mean = sum",
+            "    away, shards = shards, [X.to(home) for X in shards]\n    mean = sum",
+            NORMALIZED,
+            "return [((X - mean) / (var + eps).sqrt()).to(Y.device) for X, Y in zip(shards, away)]",
+            "send sums, not rows",
+        ),
     ],
     "find_dots": [
         ("net.to(devices[0])", "net", "must have its parameters and buffers on device"),
@@ -515,6 +568,9 @@ RIGHT = {
     return loss.unsqueeze(1)"""
     ],
     "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],
+    "sync_batch_norm": [
+        (ONE_VAR, TWO_PASSES),
+    ],
     "best_lr": [
         """
     import math
