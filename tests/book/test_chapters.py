@@ -39,12 +39,15 @@ def test_cells_have_ids_that_say_what_they_are(path):
     assert [i for i in ids if not words.fullmatch(i) or random.fullmatch(i)] == []
 
 
+LOOKED_UP = {"appendix-clock"}  # a page to look things up: it opens with its table
+
+
 @chapters
 def test_a_chapter_opens_with_what_the_reader_will_be_able_to_do(path):
     opening = markdown(read(path))[0]
     number = f"{int(path.stem[:2])} " if path.stem[:2].isdigit() else ""  # the museum has none
     assert re.match(rf"# {number}\S", opening), "the title begins with the chapter's number"
-    assert 3 <= len(re.findall(r"^- \S", opening, re.M)) <= 6
+    assert 3 <= len(re.findall(r"^- \S", opening, re.M)) <= 6 or path.stem in LOOKED_UP
     first = code_cells(read(path))[0].source
     assert "import mgpu_lib as mgpu" in first
 
@@ -89,7 +92,7 @@ def test_a_chapter_closes_with_a_summary_and_what_to_read_next(path):
 def test_a_chapter_asks_before_it_runs_and_breaks_what_runs(path):
     text = "\n".join(markdown(read(path)))
     assert len(re.findall(r"^> \*\*Predict\.\*\* \S", text, re.M)) >= 3
-    assert text.count("**Break it") >= 2 or path.stem == "museum"  # there, everything is broken
+    assert text.count("**Break it") >= 2 or path.stem in {"museum", *LOOKED_UP}  # there, everything is broken
     solutions = re.findall(r"^<details><summary>Solution(.*?)^</details>$", text, re.M | re.S)
     assert solutions, "a task for the reader"
     for program in re.findall(r"^```python$(.*?)^```$", "\n".join(solutions), re.M | re.S):

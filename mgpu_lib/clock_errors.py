@@ -1,0 +1,279 @@
+"""How far off the clock is: the recorded comparisons with published and measured times, as rows of tables.
+
+An error is modelled / real - 1: below 0, the clock's time is too short.
+"""
+
+import statistics
+
+from mgpu_lib.recorded import measured, study
+
+
+def errors():
+    """{what was compared: its errors}. Where measurements were split in halves, those that no fit has seen."""
+    clock, transformers, runs = map(study, ("clock_validation", "transformer_validation", "run_validation"))
+    planner = study("planner_validation")["summary"]["rows"].values()
+    nodes = scaling_rows(study("ddp_scaling"))
+    near, far = collectives()
+    return {
+        "images": [row["error"] for row in held_out(clock) if large(row) and row["mode"] == "train"],
+        "transformers": [row["error"] for row in held_out(transformers)],
+        "one node": [row["efficiency"]["error"] for _, row in nodes if row["nodes"] == 1],
+        "several nodes": [row["efficiency"]["error"] for _, row in nodes if row["nodes"] > 1],
+        "collectives": near,
+        "slow networks": far,
+        "runs": [row["time"]["error"] for row in runs["runs"].values() if "time" in row],
+        "memory of runs": [row["memory"]["error"] for row in runs["runs"].values() if "memory" in row],
+        "formulas": [row["time"]["error"] for row in planner],
+        "tensors": [said["activations"] / real["activations"] - 1 for _, real, said in both("memory")],
+        "Hopper": steps_on_a_gpu("ResNet-18") + steps_on_a_gpu("", "llama"),
+        "LeNet": steps_on_a_gpu("LeNet"),
+        "beside": [1 / times - 1 for times in beside_a_copy().values()],
+    }
+
+
+def held_out(stored):
+    """The rows of a study that no fit has seen."""
+    return [row for row in stored["rows"] if row["half"] == "held out"]
+
+
+def large(row):
+    """Whether this row has one GPU and so many images that the GPU sets the pace."""
+    return row["n_gpus"] == 1 and row["batch_per_gpu"] > 8
+
+
+def scaling_rows(stored):
+    """(table, row) of all efficiencies: those of the smallest number of GPUs are 1 by definition."""
+    return [(table, row) for table in stored["tables"] for row in table["rows"][1:]]
+
+
+def collectives():
+    """The held-out errors of collective operations: inside a node and over InfiniBand, and over other networks."""
+    found = {True: [], False: []}
+    for table in study("collective_validation")["tables"]:
+        if table["half"] == "held out":
+            found[table["category"] not in ("RoCE", "EFA", "Slingshot")] += [error for *_, error in table["rows"]]
+    return found[True], found[False]
+
+
+def both(part):
+    """[(key, what a real H200 said, what a virtual one said)] of a part of `experiments.on_a_gpu`."""
+    real, said = measured(part)
+    return [(key, row, said["rows"][key]) for key, row in real["rows"].items()]
+
+
+def steps_on_a_gpu(net, part="steps"):
+    """Errors of the steps on an H200 whose names begin like that."""
+    return [said["median"] / real["median"] - 1 for key, real, said in both(part) if key.startswith(net)]
+
+
+def beside_a_copy(blocks=24):
+    """{kernel: how many times as long it takes on an H100 while a copy keeps so many thread blocks running}."""
+    work = study("measured_h100")["contention"]["work"]
+    return {kernel: times[f"{blocks}/2048"] / times["alone"] for kernel, times in work.items()}
+
+
+# Tables
+
+
+def verdict(question, found, answer, advice):
+    """A row of the page's first table; `found` are errors, and empty where nothing could be compared."""
+    return {
+        "question": question,
+        "typical error": percent(statistics.median(map(abs, found))) if found else "–",
+        "rely on it?": answer,
+        "advice": advice,
+        "worst": percent(max(map(abs, found))) if found else "",
+        "of": len(found) or "",
+    }
+
+
+def percent(error):
+    """Two digits at most."""
+    return f"{error:.0%}" if error >= 0.0095 else f"{error:.1%}"
+
+
+def summary_row(name, found):
+    """What a study says of one group of measurements."""
+    return {
+        "": name,
+        "rows": found["rows"],
+        "median error": f"{found['median']:.1%}",
+        "nine in ten up to": f"{found['nine in ten']:.1%}",
+        "worst": f"{found['worst']:.1%}",
+    } | ({"typically": f"{found['typically']:+.1%}"} if "typically" in found else {})
+
+
+def by_group(label, rows):
+    """One row for each value of label(row): how many measurements, and how far off the clock is."""
+    found = {}
+    for row in rows:
+        found.setdefault(label(row), []).append(row["error"])
+    return [
+        {
+            "held-out rows": name,
+            "number": len(group),
+            "median error": f"{statistics.median(map(abs, group)):.1%}",
+            "worst": f"{max(map(abs, group)):.1%}",
+            "typically": f"{statistics.median(group):+.1%}",
+        }
+        for name, group in sorted(found.items())
+    ]
+
+
+def kind(row):
+    """Of which kind a step is: training or not, in which precision, how many images and GPUs."""
+    size = "batch up to 8" if row["batch_per_gpu"] <= 8 else "larger batch"
+    gpus = "one GPU" if row["n_gpus"] == 1 else "several GPUs"
+    return f"{row['mode']}, {row['precision']}, {size}, {gpus}"
+
+
+def several(row, gpu="sheet", count="n_gpus"):
+    """The GPUs of a row, in words."""
+    return row[gpu] if row[count] == 1 else f"{row[count]} {row[gpu]}"
+
+
+def step_row(row):
+    """A published step of an image network or BERT, in milliseconds."""
+    last = " cl" if row["memory_format"] != "nchw" else ""
+    return {
+        "GPU": several(row),
+        "model": row["model"].split(" ")[0],
+        "step": f"{row['mode']} {row['precision']}{last}",
+        "batch": row["batch_per_gpu"],
+        "real": f"{1e3 * row['published']:.3g}",
+        "clock": f"{1e3 * row['predicted']:.3g}",
+        "error": f"{row['error']:+.0%}",
+        "from": row["source"].split("-")[0],
+    }
+
+
+def program(row):
+    """Whose program a transformer's row was measured with."""
+    return row["curve"].split("/")[0].replace("DeepLearningExamples", "NVIDIA")
+
+
+def transformer_row(row):
+    """A published training step of a transformer, in milliseconds."""
+    return {
+        "GPU": several(row),
+        "program": program(row).split(",")[0],
+        "layers": f"{row['layers']} x {row['width']}",
+        "tokens": row["seq_len"],
+        "batch": f"{row['accumulation_steps'] or 1} x {row['micro_batch']}",
+        "in": row["precision"],
+        "real": f"{1e3 * row['published']:,.0f}",
+        "clock": f"{1e3 * row['predicted']:,.0f}",
+        "error": f"{row['error']:+.0%}",
+        "half": row["half"],
+    }
+
+
+def trial_row(row):
+    """A row of the trial: the errors of the first edition's clock, of today's, and of today's in channels last."""
+    last = row.get("now, channels last")
+    return {
+        "GPU": several(row, "gpu", "gpus"),
+        "step": f"{row['mode']} {row['precision']}",
+        "batch": row["batch_per_gpu"],
+        "real": f"{1e3 * row['published']:.3g}",
+        "then": f"{row['then']['error']:+.0%}",
+        "now": f"{row['now']['error']:+.0%}",
+        "channels last": f"{last['error']:+.0%}" if last else "",
+    }
+
+
+SOURCES = {
+    "PyTorch, DDP": "PyTorch",
+    "PyTorch, early": "PyTorch, early",
+    "RaySGD": "Ray",
+    "CSC": "CSC",
+    "BERT": "NVIDIA",
+    "DLPerf": "OneFlow",
+    "lambdal": "Lambda",
+}
+
+
+def scaling_row(table, row):
+    """An efficiency of DistributedDataParallel."""
+    return {
+        "from": next(name for begin, name in SOURCES.items() if table["title"].startswith(begin)),
+        "model": table["model"],
+        "on": table["machine"].split(",")[0],
+        "between nodes": table["network"] if row["nodes"] > 1 else "",
+        "in": table["precision"],
+        "batch": table["batch_per_gpu"],
+        "nodes": row["nodes"],
+        "GPUs": row["gpus"],
+        "published": f"{row['efficiency']['published']:.1%}",
+        "clock": f"{row['efficiency']['modelled']:.1%}",
+        "error": f"{row['efficiency']['error']:+.1%}",
+        "time": f"{row['time']['error']:+.0%}",
+    }
+
+
+def run_row(row):
+    """A run on many GPUs: published / dry run."""
+
+    def compared(what, digits):
+        if what not in row:
+            return "–"
+        found = row[what]
+        return f"{found['published']:.{digits}f} / {found['predicted']:.{digits}f} ({found['error']:+.0%})"
+
+    return {
+        "source": row["source"],
+        "model": row["model"],
+        "GPUs": several(row),
+        "split": f"{row['data']} x {row['tensor']} x {row['pipeline']}",
+        "s per step": compared("time", 2),
+        "GiB": compared("memory", 1),
+        "half": row["half"],
+    }
+
+
+def plan_row(at, run, said):
+    """A setting of the planner: what a dry run said, and how much more the formulas say."""
+    data = at["n_gpus"] // (at["tensor"] * at["pipeline"])
+    return {
+        "GPUs": f"{at['n_gpus']:,} {at['gpu']}",
+        "network": at["network"],
+        "layers": f"{at['layers']} x {at['width']:,}",
+        "split": f"{data} x {at['tensor']} x {at['pipeline']}",
+        "ZeRO": at["zero"],
+        "again": "yes" if at["recompute"] else "no",
+        "micro-batch": f"{at['micro_batch']} x {at['seq_len']:,}",
+        "s": f"{run['seconds']:.3g}",
+        "formula's time": f"{said['time']['error']:+.1%}",
+        "GiB": f"{run['bytes'] / 2**30:.3g}",
+        "formula's memory": f"{said['memory']['error']:+.1%}",
+    }
+
+
+def ratio_rows():
+    """Steps on an H200: modelled / measured, by network and by what it does."""
+    ratios = {}
+    for key, real, said in both("llama"):
+        ratios.setdefault(f"Llama 3, 2 layers, {key.split('/')[1]}", []).append(said["median"] / real["median"])
+    for key, real, said in both("steps") + both("validation"):
+        name, _, how = key.split("/")
+        how = {"fp32": "train", "amp": "train, autocast"}.get(how, how)
+        name = "ResNet-18" if "18" in name else "LeNet"
+        ratios.setdefault(f"{name}, {how}", []).append(said["median"] / real["median"])
+    return [
+        {
+            "step": name,
+            "number": len(found),
+            "modelled / measured, median": f"{statistics.median(found):.2f}",
+            "from": f"{min(found):.2f}",
+            "to": f"{max(found):.2f}",
+        }
+        for name, found in ratios.items()
+    ]
+
+
+def memory_row(key, real, said):
+    """MiB on an H200: measured / counted on a virtual one."""
+    row = {"step": key.replace("/", ", ")}
+    for name in ("parameters", "gradients", "activations", "peak"):
+        row[name] = f"{real[name] / 2**20:,.1f} / {said[name] / 2**20:,.1f}" if name in real else "–"
+    return row | {"peak, more": f"{(real['peak'] - said['peak']) / 2**20:.1f}"}

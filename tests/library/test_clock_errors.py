@@ -1,0 +1,49 @@
+"""How far off the clock is: the errors that the appendix's tables say are those of the studies."""
+
+import statistics
+
+import pytest
+
+from mgpu_lib import clock_errors
+from mgpu_lib.recorded import study
+
+
+def typical(errors):
+    return statistics.median(map(abs, errors))
+
+
+def test_errors_are_those_that_the_studies_summarize():
+    errors = clock_errors.errors()
+    scaling, runs = study("ddp_scaling")["summary"], study("run_validation")["summary"]
+    said = {
+        "transformers": study("transformer_validation")["summary"]["held out"],
+        "one node": scaling["one node"]["efficiency"],
+        "several nodes": scaling["several nodes"]["efficiency"],
+        "runs": runs["time"]["both"]["all"],
+        "memory of runs": runs["memory"]["both"]["all"],
+        "formulas": study("planner_validation")["summary"]["time"],
+    }
+    for name, summary in said.items():
+        assert len(errors[name]) == summary["rows"], name
+        assert typical(errors[name]) == pytest.approx(summary["median"], abs=1e-4), name
+    groups = study("collective_validation")["summary"]["held out"].values()
+    assert len(errors["collectives"]) + len(errors["slow networks"]) == sum(group["rows"] for group in groups)
+
+
+def test_a_kernel_beside_a_copy_takes_longer_the_more_of_the_gpu_the_copy_keeps():
+    few, many = clock_errors.beside_a_copy(4), clock_errors.beside_a_copy(32)
+    assert all(1 <= many[kernel] and few[kernel] < many[kernel] for kernel in few if "1536" not in kernel)
+
+
+def test_a_verdict_says_the_typical_and_the_worst_error_and_of_how_many():
+    row = clock_errors.verdict("a step", [-0.1, 0.004, 0.3], "yes", "add a tenth")
+    assert list(row.values()) == ["a step", "10%", "yes", "add a tenth", "30%", 3]
+    assert clock_errors.verdict("a step", [0.004], "yes", "")["worst"] == "0.4%"
+    assert list(clock_errors.verdict("a loader", [], "no", "").values()) == ["a loader", "–", "no", "", "", ""]
+
+
+def test_groups_say_whether_the_clock_is_too_fast():
+    rows = [{"gpu": "T4", "error": error} for error in (-0.1, -0.2, 0.05)] + [{"gpu": "A100", "error": 0.3}]
+    a100, t4 = clock_errors.by_group(lambda row: row["gpu"], rows)
+    assert (a100["number"], a100["typically"]) == (1, "+30.0%")
+    assert (t4["median error"], t4["worst"], t4["typically"]) == ("10.0%", "20.0%", "-10.0%")
