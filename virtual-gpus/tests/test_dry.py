@@ -268,6 +268,23 @@ def test_the_environment_is_that_of_torchrun(monkeypatch):
     assert os.environ["RANK"] == "7" and "LOCAL_WORLD_SIZE" not in os.environ
 
 
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_a_program_that_asks_whether_torchrun_started_it_has_as_many_ranks_as_it_would_have(gpus):
+    """It would otherwise be planned for one GPU, without a word."""
+    sizes = []
+
+    def program():
+        store, rank, size = dist.HashStore(), 0, 1
+        if dist.is_torchelastic_launched():
+            store, rank, size = next(dist.rendezvous("env://"))
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
+        sizes.append(dist.get_world_size())
+        return linear()()
+
+    assert dry_run(program, gpus).seconds > 0 and sizes == [gpus]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nccl",), ("cpu:gloo,cuda:nccl",), (), ("nccl", "tcp://10.1.2.3:99"), ("nccl", "env://", None, 16, 3)],

@@ -64,9 +64,11 @@ def environment_of(rank: int, n_gpus: int, per_node: int) -> dict[str, str]:
     numbers = {
         **{"RANK": rank, "LOCAL_RANK": rank % per_node, "GROUP_RANK": rank // per_node, "ROLE_RANK": rank},
         **{"WORLD_SIZE": n_gpus, "LOCAL_WORLD_SIZE": per_node, "GROUP_WORLD_SIZE": n_gpus // per_node},
-        **{"ROLE_WORLD_SIZE": n_gpus, "MASTER_PORT": 29500, "TORCH_FR_BUFFER_SIZE": 0},  # nothing to record
+        **{"ROLE_WORLD_SIZE": n_gpus, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0},
+        **{"MASTER_PORT": 29500, "TORCH_FR_BUFFER_SIZE": 0},  # nothing to record
     }
-    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+    words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "dry run", "ROLE_NAME": "default"}
+    return words | {name: str(number) for name, number in numbers.items()}
 
 
 class World(_World):

@@ -62,6 +62,7 @@ patch(c10d.FakeProcessGroup, {"perform_nocolor_split": lambda self, device: None
 PATCHES.extend(older.patches(create, create_gloo))
 
 
+@replaces(dist)
 @replaces(distributed_c10d)
 def rendezvous(original, url, rank=-1, world_size=-1, **options):
     """Under init_process_group. The ranks of a dry run find each other in this process, whatever the `url`."""
