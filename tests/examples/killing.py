@@ -74,12 +74,15 @@ def watch(counted, kill):
     """Call `counted` at each moment that the script comes to."""
     import torch
 
-    step, fsync, replace, opened = torch.optim.SGD.step, os.fsync, os.replace, Path.open
+    fsync, replace, opened = os.fsync, os.replace, Path.open
 
-    def counted_step(*args, **kwargs):
-        result = step(*args, **kwargs)
-        counted("step")
-        return result
+    def counting(step):
+        def counted_step(*args, **kwargs):
+            result = step(*args, **kwargs)
+            counted("step")
+            return result
+
+        return counted_step
 
     def counted_fsync(file):
         counted("fsync")
@@ -94,7 +97,9 @@ def watch(counted, kill):
         file = opened(path, mode, *args, **kwargs)
         return Halves(file, counted, kill.share) if path.name.endswith(".pt.new") else file
 
-    torch.optim.SGD.step, os.fsync, os.replace, Path.open = counted_step, counted_fsync, counted_replace, counted_open
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer.step = counting(optimizer.step)
+    os.fsync, os.replace, Path.open = counted_fsync, counted_replace, counted_open
 
 
 class Halves:

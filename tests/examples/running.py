@@ -46,11 +46,11 @@ def write_data(folder, images=240, tests=61):
     return str(folder)
 
 
-def planned(folder, *plan):
+def planned(folder, *plan, script=SCRIPT):
     """The beginning of a command that follows a plan."""
     path = Path(folder, "plan.json")
     path.write_text(json.dumps(plan))
-    return KILLING, path, SCRIPT
+    return KILLING, path, script
 
 
 class Run:
