@@ -275,9 +275,8 @@ def initialize(net, seed):
             parameter.fill_(1)
         else:
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            whole = 0.02 * torch.randn(parameter.shape, generator=generator)
-            whole = whole.to(parameter.device)
+            generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            whole = 0.02 * torch.randn(parameter.shape, generator=generator, device=parameter.device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
 
 

@@ -1,5 +1,6 @@
 """examples/train_fsdp.py: it computes what one device does, and survives kills, other numbers of ranks, bad files."""
 
+import contextlib
 import re
 import shutil
 import sys
@@ -14,6 +15,9 @@ from torch import nn
 from examples import train_fsdp
 
 SCRIPT = running.ROOT / "examples" / "train_fsdp.py"
+COMMANDS = re.findall(r"^    (\w.+)$", train_fsdp.__doc__.replace("\\\n        ", ""), re.M)
+assert len(COMMANDS) == 7
+BRIEF = " --layers 2 --width 24 --heads 3 --context 16 --steps 2"  # added to them
 TINY = "--layers 2 --width 24 --heads 3 --context 16 --batch-size 6".split()  # 3 ranks get uneven shards
 RUN = [*TINY, *"--steps 10 --every 3 --checkpoints run --metrics run.csv --export net.pt".split()]
 
@@ -170,3 +174,20 @@ def test_a_plan_has_all_the_ranks(tmp_path):
         said = running.done([running.FORK, "-m", "virtual_gpus", "plan", "-n", gpus, SCRIPT, *options], tmp_path)
         kibibytes.append(float(re.search(r"^parameters +([\d.]+) KiB$", said, re.MULTILINE)[1]))
     assert kibibytes[0] == pytest.approx(2 * kibibytes[1], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_its_docstring_runs(command, undisturbed, tmp_path):
+    """As it stands, but for the size of what is trained."""
+    (tmp_path / "examples").symlink_to(running.ROOT / "examples")
+    shutil.copy(undisturbed / "net.pt", tmp_path)
+    planned = "virtual-gpus plan" in command
+    command = running.forked(re.sub(r"HOST:\d+", f"127.0.0.1:{running.free_port()}", command) + BRIEF * (not planned))
+    with running.started(command, tmp_path) if "--rdzv-endpoint" in command else contextlib.nullcontext() as other:
+        said = running.done(command, tmp_path)
+        if other is not None:
+            assert other.ended() == 0 and other.vanished(), other.said
+            said += other.said
+    assert ("ms from one optimizer step to the next" if planned else "step 2: loss") in said
+    assert "--export" not in command or exported(tmp_path, "tuned.pt").keys() == exported(undisturbed).keys()

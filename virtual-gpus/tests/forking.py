@@ -252,6 +252,9 @@ def settle(env, folder, files):
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     torch.default_generator.seed()  # Python's own numbers are new in each fork
+    # In a fork, the first thread that asks for PyTorch's pool of threads remakes it. Two of autograd's in their first
+    # backward pass may do so at once, and one of them finds none: "Invalid thread pool!", seen once in many runs.
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def serve():
