@@ -104,7 +104,7 @@ def join_group():
         store, rank, world_size = next(dist.rendezvous("env://"))
         if os.environ["GROUP_WORLD_SIZE"] == "1":
             # torchrun keeps its store when it restarts the ranks of one machine: without a prefix for each attempt, a
-            # fast rank finds the address of its neighbour's dead predecessor there, and fails to connect.
+            # fast rank finds the address of its neighbor's dead predecessor there, and fails to connect.
             store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1

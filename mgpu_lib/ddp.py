@@ -47,7 +47,7 @@ class DDP(nn.Module):
         """Forget the last backward pass."""
         self.arrived = set()  # parameters whose gradient is there
         self.missing = [len(bucket) for bucket in self.buckets]  # gradients, per bucket
-        self.travelling = []  # (flat bucket, work) of the buckets that have been sent, always in the same order
+        self.traveling = []  # (flat bucket, work) of the buckets that have been sent, always in the same order
 
     def forward(self, *inputs, **kwargs):
         if torch.is_grad_enabled():
@@ -82,10 +82,10 @@ class DDP(nn.Module):
 
     def send_full_buckets(self):
         """Begin to all-reduce what is full, in the order of buckets: all ranks must call the same collectives."""
-        while len(self.travelling) < len(self.buckets) and self.missing[len(self.travelling)] == 0:
-            bucket = self.buckets[len(self.travelling)]
+        while len(self.traveling) < len(self.buckets) and self.missing[len(self.traveling)] == 0:
+            bucket = self.buckets[len(self.traveling)]
             flat = torch.cat([gradient_of(p).reshape(-1) for p in bucket]).div_(dist.get_world_size())
-            self.travelling.append((flat, dist.all_reduce(flat, async_op=True)))
+            self.traveling.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def finish(self):
         """The backward pass is over: send the rest, wait, and give every parameter its part."""
@@ -96,7 +96,7 @@ class DDP(nn.Module):
         self.missing = [0] * len(self.buckets)
         self.send_full_buckets()
         wanted = self.used_anywhere() if self.find_unused else self.used
-        for bucket, (flat, work) in zip(self.buckets, self.travelling, strict=True):
+        for bucket, (flat, work) in zip(self.buckets, self.traveling, strict=True):
             work.wait()
             for p, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 if p in wanted:

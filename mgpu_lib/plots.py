@@ -3,10 +3,10 @@
 import io
 from functools import partial
 
-# Two of Okabe and Ito's colours, one of Paul Tol's, and black: four that differ clearly for colour-blind readers, each
+# Two of Okabe and Ito's colors, one of Paul Tol's, and black: four that differ clearly for color-blind readers, each
 # with a contrast of 3 or more to white. The white background is part of the figure: a dark page changes nothing.
 PALETTE = ("#0072B2", "#D55E00", "#882255", "#000000")
-DASHES = ("-", "--", "-.", ":")  # a second mark beside the colour
+DASHES = ("-", "--", "-.", ":")  # a second mark beside the color
 SIZE, DPI = (6.4, 3.6), 150  # inches, and pixels per inch: every figure has 960 x 540 pixels
 
 

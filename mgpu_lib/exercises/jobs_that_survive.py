@@ -108,7 +108,7 @@ def check_whole(whole):
 
 
 def check_resumed(again, whole, done):
-    """`again`, resumed after `done` steps, did what `whole` did from there on."""
+    """`again`, resumed after `done` steps, did what `whole` did from then on."""
     case = f"resumed after step {done} of {len(whole.rows)}"
     check_next_rows(again.rows, whole.rows, done, case)
     expect(again.params[0].equal(whole.params[done]), f"{case}, the network doesn't have the parameters that it had")
@@ -123,7 +123,7 @@ def check_resumed(again, whole, done):
     )
     expect(
         again.params[-1].equal(whole.params[-1]),
-        f"{case}, the first step is the same to the bit, and a later one isn't. Which learning rate comes next?",
+        f"{case}, the first step is the same bit for bit, and a later one isn't. Which learning rate comes next?",
     )
 
 

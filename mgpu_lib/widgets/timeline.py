@@ -55,7 +55,7 @@ def compact(timeline):
     """A timeline as whole numbers in columns, for JSON.
 
     "rows" are [GPU or None, name]; "types" are [name, kind, phase, bytes, FLOPs, bound by, part], where part decides
-    the colour. An event has a type, a row, its thread's row, and times in ticks of 10 ns: `called` (since the event
+    the color. An event has a type, a row, its thread's row, and times in ticks of 10 ns: `called` (since the event
     before it was called; the first: since the timeline began), `handing` (from then until launched), `waiting` (until
     it starts), `running` (until it ends).
     """

@@ -26,8 +26,17 @@ SETS += (
     (ALIASES | {"X.cpu()"}, "not yet: look again at X.cpu(): the values had to"),
     ({"X"}, "not yet: ['X'] isn't among"),
 )
-TOKENS = (4096, 2048, "right: 4,096 tokens with fused"), (..., 2048, "yours"), (3072, 2048, "not yet: fused")
-TOKENS += (5120, 2048, "not yet: fused: 5,120 tokens are too many"), (4096, 2000, "not yet: plain: 2000 is no multiple")
+TOKENS = (
+    (39_936, 6144, "right: measured are 39,936 tokens with fused attention and 6,144 tokens with"),
+    (..., 1, "yours"),
+)
+TOKENS += (
+    (40_960, 7168, "right: measured are 39,936 tokens with fused attention (you: 40,960) and"),
+    (1000, 1, "not yet"),
+)
+TOKENS += (47_104, 6144, "not yet: fused: 47,104 tokens are far too many"), (30_720, 6144, "not yet: fused: far more")
+TOKENS += (39_936, 2000, "not yet: plain: 2000 is no multiple"), (39_936, 8192, "not yet: plain: 8,192 tokens are")
+TOKENS += ((39_936, 1024, "not yet: plain: far more than 1,024 tokens fit; only the table"),)
 FASTEST = {"dtype": torch.float16, "recomputed": True}
 WAYS = (FASTEST, "right: 2.0 GiB and 1 s"), (..., "yours"), ({}, "not yet: {} runs out of memory")
 WAYS += ({"recomputed": True}, "not yet: it fits, in 5 s, but"), (FASTEST | {"pieces": 4}, "not yet: a single text is")
@@ -42,7 +51,7 @@ def test_three_exercises_ask_for_a_value(capsys):
     for names, _ in SETS:
         exercises.check_aliases(names)
     for fused, plain, _ in TOKENS:
-        answer, room = {"fused": fused, "plain": plain}, {"fused": 5000, "plain": 3000}
+        answer, room = {"fused": fused, "plain": plain}, {"fused": 40_000, "plain": 7000}
         exercises.check_longest(answer, lambda kind, tokens, room=room: tokens <= room[kind])
     for options, _ in WAYS:
         exercises.check_cheapest(options, try_out)

@@ -147,7 +147,7 @@ def checkpoint(folder, name="run.pt"):
 
 
 def equal(a, b):
-    """Whether two checkpoints hold the same, to the bit."""
+    """Whether two checkpoints hold the same, bit for bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):

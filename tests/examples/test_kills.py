@@ -1,4 +1,4 @@
-"""examples/train_ddp.py, killed: it resumes as if nothing had happened, to the bit, and leaves no file half written."""
+"""examples/train_ddp.py, killed: it resumes as if nothing had happened, and leaves no file half written."""
 
 import killing
 import pytest

@@ -50,7 +50,7 @@ def test_how_far_off_the_formulas_are(what, worst):
 
 
 def test_what_the_appendix_says_of_partners_in_the_other_half():
-    """summary-why: held-out rows whose network is in the other half too, only run forward instead of trained."""
+    """measurements: held-out rows whose network is in the other half too, only run forward instead of trained."""
 
     def network(row):
         return tuple(row[key] for key in ("source", "sheet", "model", "precision", "memory_format", "n_gpus"))
@@ -76,7 +76,7 @@ def test_what_the_appendix_says_of_several_gpus():
 
 
 def test_what_the_appendix_says_of_scaling():
-    """scaling-why: mostly too high; worst in half precision over sockets; too low on an A100 with a small batch."""
+    """scaling-load-why: mostly too high; worst in half precision over sockets; too low on an A100, small batch."""
     for several, count, too_high, median in ((False, 51, 44, 0.0228), (True, 30, 27, 0.0643)):
         errors = [row["efficiency"]["error"] for row in ddp_scaling.compared(SCALING["tables"], several)]
         assert (len(errors), sum(error > 0 for error in errors)) == (count, too_high)
@@ -96,7 +96,7 @@ def test_what_the_appendix_says_of_scaling():
 
 @pytest.mark.slow
 def test_what_the_appendix_says_of_other_networks_and_processors():
-    """scaling-why: a slower network puts neither of Ray's tables right; a faster host does CSC's A100s."""
+    """scaling-load-why: a slower network puts neither of Ray's tables right; a faster host does CSC's A100s."""
     for key, worse in (("ray-nodes-fp32", -0.005), ("ray-nodes-amp", 0.10)):
         real = TABLES[key]["rows"][1]["efficiency"]["published"]
         slow = {**SCALED[key], "network": "Ethernet 25"}

@@ -3,7 +3,7 @@
     python -m calibration.clock_fit
 
 writes virtual-gpus/virtual_gpus/clock/rates.json. Every setting is one for all models; those of the generations are
-factors on settings that all generations share. Each setting is drawn towards a plain starting value, by as much as it
+factors on settings that all generations share. Each setting is drawn toward a plain starting value, by as much as it
 is known beforehand: what the measurements say nothing about stays there.
 """
 

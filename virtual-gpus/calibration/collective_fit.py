@@ -2,7 +2,7 @@
 
     python -m calibration.collective_fit
 
-writes virtual-gpus/virtual_gpus/clock/nccl.json. As in `clock_fit` each setting is drawn towards a plain
+writes virtual-gpus/virtual_gpus/clock/nccl.json. As in `clock_fit` each setting is drawn toward a plain
 starting value, by as much as it is known beforehand: what the tables say nothing about, as TCP, stays there.
 """
 

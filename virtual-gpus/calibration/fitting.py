@@ -1,4 +1,4 @@
-"""What all fits have in common: few published figures, so each setting is drawn towards a plain starting value."""
+"""What all fits have in common: few published figures, so each setting is drawn toward a plain starting value."""
 
 import math
 from collections import Counter

@@ -4,7 +4,7 @@
 
 writes virtual-gpus/virtual_gpus/clock/transformers.json. It comes after `clock_fit` and leaves alone all else that was
 fitted there: images say little about large matrix products in half precision, attention, layer norm, large losses and
-Adam. As there, each setting is drawn towards a plain starting value, by as much as it is known beforehand.
+Adam. As there, each setting is drawn toward a plain starting value, by as much as it is known beforehand.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Data sheets: every figure is checked against others that were read on real machines, or against its neighbours."""
+"""Data sheets: every figure is checked against others that were read on real machines, or against its neighbors."""
 
 import dataclasses
 
