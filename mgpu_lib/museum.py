@@ -1,8 +1,9 @@
 """How the museum examines a program for several GPUs: it trains, and the checks look at two steps of it."""
 
-from functools import partial
+from functools import partial, wraps
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -55,23 +56,31 @@ class Museum:
         net = partial(lenet, params=net) if isinstance(net, list) else net
         return evaluate(net, self.X_test, self.y_test, device or self.devices[0])
 
-    def exhibit(self, name, step, replicate=get_params, devices=None, lr=0.1):
-        """Examine a step: whole epochs for its accuracy and the meter, and two steps for the checks."""
+    def exhibit(self, name, step, replicate=get_params, devices=None, lr=0.1, clip=None):
+        """Examine a step: whole epochs for its accuracy and the meter, and two steps for the checks.
+
+        If the step is meant to clip the batch's mean gradient to a length, `clip` is this length.
+        """
         devices = devices or self.devices
-        fresh = [[p.clone() for p in self.start] for _ in range(3)]
-        replicas, stepped = ([replicate(source, device) for device in devices] for source in fresh[:2])
+        source = [p.clone() for p in self.start]
+        replicas = [replicate(source, device) for device in devices]
         self.run_epochs(step, replicas, devices, lr)
+        questions = self.questions(step, replicate, devices, clip)
+        self.show(name, self.accuracy(replicas[0], devices[0]), max_divergence(replicas), *questions)
+
+    def questions(self, step, replicate=get_params, devices=None, clip=None):
+        """Take two steps; the checks to make afterwards, each with what it takes."""
+        devices = devices or self.devices
+        source = [p.clone() for p in self.start]
+        stepped = [replicate(source, device) for device in devices]
         for X, y in self.two_batches:
             step(X, y, stepped, devices, TINY)
-        expected = one_device(fresh[2], self.two_batches, lambda X, y, params: F.cross_entropy(lenet(X, params), y))
-        self.show(
-            name,
-            self.accuracy(replicas[0], devices[0]),
-            max_divergence(replicas),
-            *[(check, stepped) for check in (checks.assert_no_aliasing, checks.assert_replicas_equal)],
+        return [
+            (checks.assert_no_aliasing, stepped),
+            (checks.assert_replicas_equal, stepped),
             (checks.assert_gradients_fresh, stepped),
-            (checks.assert_step_matches_single_device, self.start, stepped[0], expected),
-        )
+            (every_step_matches, self.start, stepped, one_device(self.start, self.two_batches, mean_loss, clip=clip)),
+        ]
 
     def exhibit_tokens(self, name, step, loss, lr=20.0):
         """Examine a step on paragraphs of a text; loss(X, y, params) is a single device's, over all of a batch.
@@ -90,19 +99,13 @@ class Museum:
         expected = one_device(start, two_batches, loss)
         X, y = batch_of(texts[-100:])
         right = replicas[0][0].detach().cpu()[X].argmax(dim=2)[y >= 0] == y[y >= 0]
-        question = checks.assert_step_matches_single_device, start, stepped[0], expected
+        question = every_step_matches, start, stepped, expected
         self.show(name, right.double().mean().item(), max_divergence(replicas), question)
 
     def show(self, name, accuracy, divergence, *questions):
         """Put a program into the catalog, and print what people look at. Each question is (check, argument, ...)."""
-        found = {}
-        for check, *arguments in questions:
-            try:
-                check(*arguments)
-            except AssertionError as error:
-                found[check.__name__] = str(error)
         meter = "none" if divergence is None else f"{divergence:.2g}"
-        self.catalog[name] = accuracy, meter, found
+        self.catalog[name] = accuracy, meter, objections(questions)
         print(f"accuracy {accuracy:.2f}, meter {meter}")
 
     def caught(self, name):
@@ -115,13 +118,45 @@ class Museum:
         return Markdown("\n".join(["<details><summary>What the checks say</summary>\n", *said, "\n</details>"]))
 
 
-def one_device(start, batches, loss):
-    """The parameters after a step of plain PyTorch for each batch."""
+def objections(questions):
+    """{check: its message}, of the checks that object. Each question is (check, argument, ...)."""
+    found = {}
+    for check, *arguments in questions:
+        try:
+            check(*arguments)
+        except AssertionError as error:
+            found[check.__name__] = str(error)
+    return found
+
+
+@wraps(checks.assert_step_matches_single_device)
+def every_step_matches(before, replicas, expected):
+    """Asks of each replica; what is said of all is said once."""
+    said = {}
+    for number, replica in enumerate(replicas):
+        question = checks.assert_step_matches_single_device, before, replica, expected
+        said.update({number: message for message in objections([question]).values()})
+    if len(said) == len(replicas) and len(set(said.values())) == 1:
+        raise AssertionError(said[0])
+    if said:
+        gaps, advice = zip(*[message.split(". ", 1) for message in said.values()], strict=True)
+        each = [f"Replica {number}: {gap}." for number, gap in zip(said, gaps, strict=True)]
+        raise AssertionError(" ".join([*each, *dict.fromkeys(advice)]))
+
+
+def mean_loss(X, y, params):
+    return F.cross_entropy(lenet(X, params), y)
+
+
+def one_device(start, batches, loss, lr=TINY, clip=None):
+    """The parameters after a step of plain PyTorch for each batch, with gradients clipped to a length or not."""
     params = get_params(start, "cpu")
-    optimizer = torch.optim.SGD(params, TINY)
+    optimizer = torch.optim.SGD(params, lr)
     for X, y in batches:
         optimizer.zero_grad()
         loss(X, y, params).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(params, clip)
         optimizer.step()
     return params
 

@@ -30,7 +30,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_emptiest_gpu,
     check_visible_gpus,
 )
-from mgpu_lib.exercises.museum import check_clipped_step
+from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug
 from mgpu_lib.exercises.planning_a_run import (
     check_best_interval,
     check_fewest_gpus,
@@ -99,6 +99,7 @@ __all__ = [
     "check_mesh_groups",
     "check_mlp_bytes",
     "check_one_f_one_b",
+    "check_own_bug",
     "check_ranks_needed",
     "check_refused",
     "check_reshard",

@@ -1,4 +1,4 @@
-"""The check for the museum's exercise."""
+"""Checks for the museum's exercises: a step that clips, and a bug that no check of the museum finds."""
 
 import torch
 from torch import nn
@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from mgpu_lib.exercises.framework import exercise, expect
 from mgpu_lib.models import lenet, lenet_params
+from mgpu_lib.museum import Museum, every_step_matches, mean_loss, objections, one_device
 from mgpu_lib.parallel import get_params, max_divergence
 from virtual_gpus import checks, virtual_gpus
 
@@ -44,3 +45,48 @@ def single_device(X, y, start, length):
 
 def distance(params, others):
     return max((p.detach().cpu() - q.detach()).abs().max().item() for p, q in zip(params, others))
+
+
+CASES = [([20, 7], 1e-4, 1), ([1, 2], 0.05, 1), ([3, 3, 3], 0.05, 1), ([33, 16], 0.05, 1), ([9, 5], 1e-4, 20)]
+
+
+@exercise
+def check_own_bug(answer):
+    """own_bug(X, y, replicas, devices, lr): the right step with a bug that the museum's checks don't find."""
+    with virtual_gpus(2) as machine:
+        caught = objections(Museum(list(machine.devices)).questions(answer))
+    where, raised = first_wrong(answer)
+    names = ", ".join(f"`{name}`" for name in caught)
+    expect(where or not caught, f"caught by {names}, although each replica takes one device's step")
+    expect(not caught, f"it is wrong, but {names} caught it in the museum. There a bug must not show")
+    expect(where or not raised, f"in the museum it is right; elsewhere it is not silent, but raises an error: {raised}")
+    expect(
+        where,
+        "no check objects, and we find no bug: on 1 to 4 GPUs, with batches of 1 to 33 rows and up to three steps, it "
+        "takes one device's steps. What does the museum never vary?",
+    )
+    return f"none of the museum's four checks objects, and yet it is wrong {where}"
+
+
+def first_wrong(step):
+    """(The first case in which `step` isn't one device's, in words, or None; the error of a case that raises one)."""
+    start, raised = [p.double() for p in lenet_params()], None
+    generator = torch.Generator().manual_seed(0)
+    for rows, lr, scale in CASES:
+        batches = [(scale * torch.rand(n, 1, 28, 28, generator=generator).double(), torch.arange(n) % 10) for n in rows]
+        expected = one_device(start, batches, mean_loss, lr)
+        for k in (1, 2, 3, 4):
+            sizes = " and ".join(map(str, rows))
+            case = f"on {k} GPU{'s' * (k > 1)}, with batches of {sizes} rows, pixels up to {scale} and a rate of {lr:g}"
+            try:
+                with virtual_gpus(k) as machine:
+                    replicas = [get_params(start, device) for device in machine.devices]
+                    for X, y in batches:
+                        step(X, y, replicas, list(machine.devices), lr)
+                    found = objections([(every_step_matches, start, replicas, expected)])
+            except Exception as error:
+                raised = raised or f"{case}, {type(error).__name__}: {error}"
+                continue
+            if found:
+                return f"{case}: {found['assert_step_matches_single_device'].partition('. ')[0]}", raised
+    return None, raised

@@ -24,7 +24,11 @@ from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 import mgpu_lib as mgpu
 from mgpu_lib import get_params, lenet, lenet_params, max_divergence
 """
-CALLED = {"clipped_step": ("museum", "right-step"), "is_wrong": ("04-data-parallelism-from-scratch", "single-device")}
+CALLED = {
+    "clipped_step": ("museum", "right-step"),
+    "own_bug": ("museum", "right-step"),
+    "is_wrong": ("04-data-parallelism-from-scratch", "single-device"),
+}
 
 
 def shown_solutions():
@@ -51,7 +55,7 @@ def program_of(name, answer):
 
 
 def answer(name, program):
-    """The function `name` that `program` defines, as a reader would in a cell. Two call a function of their page."""
+    """The function `name` that `program` defines, as a reader would in a cell. Some call a function of their page."""
     page, wanted = CALLED.get(name, ("museum", None))
     names, prelude = {}, [cell.source for cell in cells(page) if cell.id == wanted]
     exec("\n".join([PRELUDE, *prelude, program]), names)

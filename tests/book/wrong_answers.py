@@ -57,6 +57,7 @@ ONE_VAR = "var = squares / n - mean**2"
 TWO_PASSES = "var = sum((X - mean.to(X.device)).pow(2).sum(dim=0).to(home) for X in shards) / n"
 NORMALIZED = """return [(X - mean.to(X.device)) / (var + eps).sqrt().to(X.device)
             for X in shards]"""
+TWO_ONLY = "    for first, second, *rest in zip(*replicas):\n        mgpu.allreduce([first.grad, second.grad])\n"
 
 WRONG = {
     # Meet your GPUs
@@ -553,6 +554,13 @@ WRONG = {
         ("nn.utils", "params is replicas[0] and nn.utils", "the replicas differ"),
         ("mgpu.sgd(params, lr, batch_size=1)", "torch.optim.SGD(params, lr).step()", "has a gradient"),
         ("nn.utils.clip_grad_norm_(params, length)", SCALED, "a gradient shorter than `length` was changed"),
+    ],
+    "own_bug": [
+        (TWO_ONLY, REDUCE, "we find no bug"),
+        ("len(X))", "len(X) // 2)", "it is wrong, but `assert_step_matches_single_device` caught it"),
+        ("in replicas:", "in replicas[:1]:", "but `assert_replicas_equal`, `assert_gradients_fresh`"),
+        (TWO_ONLY, REDUCE + "    1 / (len(devices) == 2)\n", "it is not silent, but raises an error"),
+        ("lr, batch", "0.9 * lr if len(devices) > 2 else 1.01 * lr, batch", "it is wrong, but"),
     ],
 }
 
