@@ -134,14 +134,15 @@ def every_step_matches(before, replicas, expected):
     """Asks of each replica; what is said of all is said once."""
     said = {}
     for number, replica in enumerate(replicas):
-        question = checks.assert_step_matches_single_device, before, replica, expected
-        said.update({number: message for message in objections([question]).values()})
+        found = objections([(checks.assert_step_matches_single_device, before, replica, expected)])
+        if found:
+            [said[number]] = found.values()
     if len(said) == len(replicas) and len(set(said.values())) == 1:
         raise AssertionError(said[0])
     if said:
-        gaps, advice = zip(*[message.split(". ", 1) for message in said.values()], strict=True)
-        each = [f"Replica {number}: {gap}." for number, gap in zip(said, gaps, strict=True)]
-        raise AssertionError(" ".join([*each, *dict.fromkeys(advice)]))
+        parts = {number: message.partition(". ") for number, message in said.items()}
+        each = [f"Replica {number}: {gap.rstrip('.')}." for number, (gap, _, _) in parts.items()]
+        raise AssertionError(" ".join([*each, *dict.fromkeys(advice for *_, advice in parts.values())]))
 
 
 def mean_loss(X, y, params):
