@@ -1,8 +1,10 @@
-"""Batch size and learning rate: scaling rules, warm-up, a range test, and the gradient noise scale."""
+"""Batch size and learning rate: scaling rules, warm-up, and the gradient noise scale, also under DDP."""
 
 import math
-from itertools import pairwise
 from numbers import Real
+
+import torch
+import torch.distributed as dist
 
 from mgpu_lib.arguments import check_count, check_rate
 
@@ -50,45 +52,6 @@ def warmup(step, warmup_steps, lr, start):
     return lr if step >= warmup_steps else start + (lr - start) * step / warmup_steps
 
 
-def lr_grid(low, high, count):
-    """`count` learning rates from `low` to `high`, both included, each the same factor above the one before.
-
-    Rates act by their ratio: from 0.1 to 0.2 is as far as from 1 to 2. Source: the rates of Smith's range test, see
-    `range_test`, but evenly spaced in their logarithm. ValueError for numbers that make no sense.
-    """
-    if not check_rate("low", low) < check_rate("high", high):
-        raise ValueError(f"low is {low} and high is {high}: low must be smaller")
-    check_count("count", count, least=2)
-    return [low * (high / low) ** (i / (count - 1)) for i in range(count - 1)] + [high]
-
-
-def range_test(step, batches, lrs):
-    """A learning-rate range test: one training step for each of `lrs`, rising; a list of (lr, loss).
-
-    step      called as step(X, y, lr), takes one training step and returns the mean loss before it, a float
-    batches   yields (X, y), one for each learning rate
-    lrs       factors of the gradient of the mean loss
-
-    A rate is useful where the loss falls, and too large where it rises. The test stops at the first loss that isn't
-    finite, which it includes as None. One pass is cheaper than a grid, but the rates share one network: later losses
-    are lower because the network has learned by then. Source: Smith 2017, section 3.3 (arXiv:1506.01186), who raises
-    the rate in a straight line. Raises ValueError if rates don't rise or batches run out.
-    """
-    lrs = [check_rate("a learning rate", lr) for lr in lrs]
-    if not lrs or any(later <= lr for lr, later in pairwise(lrs)):
-        raise ValueError(f"lrs is {lrs}: pass at least one learning rate, each larger than the one before")
-    found, batches = [], iter(batches)
-    for lr in lrs:
-        batch = next(batches, None)
-        if batch is None:
-            raise ValueError(f"batches ran out after {len(found)} of {len(lrs)} learning rates: each takes one")
-        loss = step(*batch, lr)
-        if not math.isfinite(loss):
-            return [*found, (lr, None)]
-        found.append((lr, loss))
-    return found
-
-
 def gradient_noise(gradients, sizes):
     """The noise in the gradient of one step, from its replicas: (|G|², tr Σ), unbiased estimates.
 
@@ -111,6 +74,52 @@ def gradient_noise(gradients, sizes):
         for tensors in zip(*gradients, strict=True)
     )
     return noise_from_norms(small, squared_norm(means), len(sizes) / sum(1 / size for size in sizes), rows)
+
+
+class NoiseMeter:
+    """Measures the noise in the gradient of each step of `net`, a torch.nn.parallel.DistributedDataParallel.
+
+    After a backward pass the ranks' own gradients are gone. So the meter registers a communication hook, of which `net`
+    can have one: it all-reduces each bucket as `net` does without it, and keeps the squared lengths of both gradients.
+    Make it before the first backward pass. Each rank's loss must be the mean over its shard.
+    """
+
+    def __init__(self, net):
+        self.own = self.mean = None
+        self.group = net.process_group
+        net.register_comm_hook(self, NoiseMeter.reduce)
+
+    def reduce(self, bucket):
+        """What the network calls with each bucket of gradients, before they are summed."""
+        flat = bucket.buffer()
+        if bucket.index() == 0:  # of a new backward pass
+            self.own = self.mean = torch.zeros((), dtype=torch.double, device=flat.device)
+        self.own = self.own + flat.double().square().sum()
+        flat.div_(dist.get_world_size(self.group))
+        work = dist.all_reduce(flat, group=self.group, async_op=True)
+
+        def note(future):
+            [mean] = future.value()
+            self.mean = self.mean + mean.double().square().sum()
+            return mean
+
+        return work.get_future().then(note)
+
+    def estimate(self, rows):
+        """(|G|², tr Σ) of the last backward pass, as `gradient_noise` gives them, for `rows` of this rank's shard.
+
+        All ranks must call it, and all get the same. Shards may differ in size. The network's gradient is then the
+        mean of the shards' means, in which a row of a small shard counts more, and so it is in these estimates. Raises
+        ValueError for less than one row, or before the first backward pass.
+        """
+        check_count("rows", rows)
+        if self.own is None:
+            raise ValueError("no backward pass yet: make the meter first, then train, then ask for the estimate")
+        ranks = dist.get_world_size(self.group)
+        numbers = torch.stack([self.own, torch.full_like(self.own, 1 / rows)]) / ranks
+        dist.all_reduce(numbers, group=self.group)
+        small, inverse = numbers.tolist()
+        return noise_from_norms(small, self.mean.item(), 1 / inverse, ranks / inverse)
 
 
 def squared_norm(tensors):

@@ -22,7 +22,12 @@ from mgpu_lib.exercises.distributeddataparallel import (
     check_ddp_collectives,
     check_mended_script,
 )
-from mgpu_lib.exercises.how_large_a_batch_pays import check_critical_batch, check_two_batch_noise
+from mgpu_lib.exercises.how_large_a_batch_pays import (
+    check_batch_ramp,
+    check_critical_batch,
+    check_rescale,
+    check_two_batch_noise,
+)
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.meet_your_gpus import (
     check_best_pair,
@@ -70,6 +75,7 @@ __all__ = [
     "check_accumulate",
     "check_accuracy_of_each",
     "check_aliases",
+    "check_batch_ramp",
     "check_best_cap",
     "check_best_cut",
     "check_best_interval",
@@ -102,6 +108,7 @@ __all__ = [
     "check_own_bug",
     "check_ranks_needed",
     "check_refused",
+    "check_rescale",
     "check_reshard",
     "check_resumable",
     "check_ring_allreduce",

@@ -1,7 +1,11 @@
-"""Checks for "How large a batch pays": the critical batch size, and the noise scale from two batch sizes."""
+"""Checks for "How large a batch pays": critical batch size, noise scale, batch ramp, and AdamW for another batch."""
 
+import math
 import random
+from itertools import accumulate
 from numbers import Real
+
+import torch
 
 from mgpu_lib import evidence
 from mgpu_lib.exercises.framework import exercise, expect, filled
@@ -64,3 +68,76 @@ def check_two_batch_noise(answer):
         "lengths first, and one ratio at the end",
     )
     return f"and forty steps that scatter give {got:.0f} images, when their means are taken first"
+
+
+UNIT, TOTAL = 8 * 2048, 4_000_000  # tokens: of eight GPUs with a row each, and of the training
+CURVES = {
+    "B_crit is 100,000 tokens throughout": lambda seen: 100_000,
+    "B_crit is 40 times the square root of the tokens read": lambda seen: 40 * math.sqrt(seen),
+    "B_crit is 5,000 tokens at first, and 200,000 after a million": lambda seen: 5_000 if seen < 1e6 else 200_000,
+}
+
+
+@exercise
+def check_batch_ramp(answer):
+    """batch_ramp(total, unit, critical): the tokens of each step, in whole units, as many as critical(read) allows."""
+    for case, curve in CURVES.items():
+        endless = f"{case}: you ask for critical(…) without end. Can your batch become 0?"
+        batches = list(filled(answer(TOTAL, UNIT, asked_at_most(10_000, curve, endless))))
+        expect(all(isinstance(each, Real) and each > 0 for each in batches), f"{case}: each step needs some tokens")
+        read = [0, *accumulate(batches)]
+        for step, (seen, batch) in enumerate(zip(read, batches)):
+            where, limit = f"{case}: step {step}, after {seen:,} tokens, has {batch:,}", curve(seen)
+            expect(batch % UNIT == 0, f"{where}, which is no multiple of {UNIT:,}")
+            expect(
+                batch <= max(limit, UNIT),
+                f"{where}, and B_crit is {limit:,.0f} there. Round down, and ask for the tokens read so far",
+            )
+            expect(batch > max(limit, UNIT) - UNIT, f"{where}, and B_crit, {limit:,.0f}, has room for another {UNIT:,}")
+        expect(read[-1] >= TOTAL, f"{case}: your steps read {read[-1]:,} of {TOTAL:,} tokens")
+        expect(read[-2] < TOTAL, f"{case}: all tokens are read before your last step")
+    return f"with a curve like the square root, {steps_of(answer)} steps instead of {-(-TOTAL // UNIT)}"
+
+
+def asked_at_most(times, curve, otherwise):
+    asked = []
+
+    def critical(seen):
+        asked.append(seen)
+        expect(len(asked) <= times, otherwise)
+        return curve(seen)
+
+    return critical
+
+
+def steps_of(answer):
+    return len(list(answer(TOTAL, UNIT, [*CURVES.values()][1])))
+
+
+@exercise
+def check_rescale(answer):
+    """rescale(optimizer, k): AdamW for k times the batch, in place: rate, beta2 with a floor, weight decay."""
+    for lr, beta2, decay, k in [(3e-4, 0.999, 0.1, 4), (1e-3, 0.95, 0.1, 16), (2e-3, 0.99, 0.01, 1 / 4)]:
+        weight, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+        groups = [{"params": [weight], "weight_decay": decay}, {"params": [bias], "weight_decay": 0.0, "lr": lr / 2}]
+        optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2))
+        answer(optimizer, k)
+        for group, old_lr, old_decay in zip(optimizer.param_groups, (lr, lr / 2), (decay, 0.0), strict=True):
+            new_lr, (beta1, new_beta2), new_decay = group["lr"], group["betas"], group["weight_decay"]
+            case = f"a rate of {old_lr:g}, beta2 {beta2}, weight decay {old_decay:g}, {k:g} times the batch"
+            expect(not math.isclose(new_lr, k * old_lr), f"{case}: the rate became {new_lr:g}. That is SGD's rule")
+            expect(
+                math.isclose(new_lr, math.sqrt(k) * old_lr),
+                f"{case}: the rate is {new_lr:g}; far below B_crit it grows by √k",
+            )
+            expect(beta1 == 0.9, f"{case}: beta1 became {beta1:g}; leave it alone")
+            right, decays = max(beta2**k, 0.9), new_lr * new_decay
+            expect(new_beta2 >= 0.9, f"{case}: beta2 is {new_beta2:.3g}, below the floor of 0.9")
+            expect(math.isclose(new_beta2, right), f"{case}: beta2 is {new_beta2:.6g} instead of {right:.6g}")
+            expect(old_decay or new_decay == 0, f"{case}: this group had none, and now it decays")
+            expect(
+                math.isclose(decays, k * old_lr * old_decay),
+                f"{case}: each step shrinks the weights by {decays:.3g} of their length. There are {1 / k:g} times as "
+                f"many steps, so it should be {k * old_lr * old_decay:.3g}",
+            )
+    return "rate, beta2 and weight decay, up and down, and no decay where there was none"

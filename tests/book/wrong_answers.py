@@ -378,6 +378,30 @@ WRONG = {
         ("noise / signal", "(small - large) / signal", "small - large is tr Σ"),
         (RATIOS, "Take the means of the lengths first"),
     ],
+    "batch_ramp": [
+        ("max(1, critical(seen) // unit)", "(critical(seen) // unit)", "Can your batch become 0?"),
+        ("max(1, critical(seen) // unit)", "max(1, critical(len(batches)) // unit)", "has room for another"),
+        ("max(1, critical(seen) // unit)", "max(1, critical(total) // unit)", "ask for the tokens read so far"),
+        ("max(1, critical(seen) // unit)", "max(1, critical(seen) // unit + 1)", "Round down"),
+        (
+            "int(unit * max(1, critical(seen) // unit))",
+            "max(unit, int(critical(seen)))",
+            "which is no multiple of 16,384",
+        ),
+        ("while seen < total", "while seen < total / 2", "your steps read"),
+        ("return batches", "return [*batches, batches[-1]]", "all tokens are read before your last step"),
+        ("return batches", "return [*batches, 0]", "each step needs some tokens"),
+    ],
+    "rescale": [
+        ("*= math.sqrt(k)", "*= k", "That is SGD's rule"),
+        ('        group["lr"] *= math.sqrt(k)\n', "", "it grows by √k"),
+        ("= beta1,", "= beta1**k,", "leave it alone"),
+        ("max(beta2**k, 0.9)", "beta2**k", "below the floor of 0.9"),
+        ("max(beta2**k, 0.9)", "beta2", "beta2 is 0.999 instead of 0.996006"),
+        ('        group["weight_decay"] *= math.sqrt(k)\n', "", "each step shrinks the weights by"),
+        ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] *= k', "each step shrinks the weights by"),
+        ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] += 0.1', "this group had none"),
+    ],
     # DistributedDataParallel
     "mended_script": [
         (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
@@ -590,6 +614,24 @@ RIGHT = {
         """
     from mgpu_lib.tuning import noise_from_norms, noise_scale
     return noise_scale(noise_from_norms(s, l, b, B) for s, l in zip(small, large))"""
+    ],
+    "batch_ramp": [
+        """
+    batches = []
+    while (seen := sum(batches)) < total:
+        units = 1
+        while (units + 1) * unit <= critical(seen):
+            units += 1
+        batches.append(units * unit)
+    return batches"""
+    ],
+    "rescale": [
+        """
+    for group in optimizer.param_groups:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        half_life = 1 / k  # of the old one, in steps
+        group.update(lr=lr * k**0.5, betas=(beta1, max(0.9, beta2 ** (1 / half_life))))
+        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]"""
     ],
     "mended_script": [(f"data, {REPLICAS}", "data")],
     "count_correct": [

@@ -1,4 +1,4 @@
-"""Scaling rules, range test and noise scale; and the grid: many runs at once equal one at a time, and none is lost."""
+"""Scaling rules and noise scale; and the grid: many runs at once equal one at a time, and none is lost."""
 
 import itertools
 import json
@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from experiments import tuning as grid
 from experiments import tuning_runs
-from mgpu_lib.data import Data, batches, endless, load_digits
+from mgpu_lib.data import Data, endless, load_digits
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
 from mgpu_lib.tuning import (
     gradient_noise,
     linear_scaling,
-    lr_grid,
     noise_from_norms,
     noise_scale,
-    range_test,
     sqrt_scaling,
     warmup,
 )
@@ -63,30 +61,6 @@ def test_warmup_is_a_straight_line():
     assert warmup(0, 0, 0.8, 0.2) == 0.8
 
 
-@given(rates, st.floats(1.1, 1e4), st.integers(2, 30))
-def test_a_grid_of_learning_rates_has_equal_factors(low, ratio, count):
-    lrs = lr_grid(low, low * ratio, count)
-    assert (len(lrs), lrs[0], lrs[-1]) == (count, low, low * ratio)
-    assert all(later / lr == pytest.approx(ratio ** (1 / (count - 1))) for lr, later in itertools.pairwise(lrs))
-
-
-def test_a_range_test_shows_too_small_right_and_too_large(few):
-    params = [get_params(lenet_params(), CPU)]
-    shuffled = itertools.cycle(list(batches(few.X_train, few.y_train, 50)))
-    lrs = lr_grid(1e-4, 10, 40)
-    found = range_test(lambda X, y, lr: train_batch(X, y, params, [CPU], lr), shuffled, lrs)
-    losses = [loss for _, loss in found]
-    assert [lr for lr, _ in found] == lrs
-    assert abs(losses[3] - losses[0]) < 0.2, "the smallest rates change nothing yet"
-    assert min(losses) < 0.7 * losses[0] and max(losses[losses.index(min(losses)) :]) > 10 * losses[0]
-
-
-def test_a_range_test_stops_where_the_loss_is_not_finite():
-    losses = iter([2.0, math.inf, 3.0])
-    assert range_test(lambda X, y, lr: next(losses), [(0, 0)] * 3, [1, 2, 3]) == [(1, 2.0), (2, None)]
-    assert next(losses) == 3.0
-
-
 @pytest.mark.parametrize("shards", [(1, 5, 2), (1, 1)])
 def test_noise_scale_of_a_quadratic_with_known_noise(shards):
     """Rows x ~ N(0, diag(sigma²)), loss |w - x|²/2: the gradient of a shard is w - mean(x), its noise tr Σ / rows."""
@@ -108,10 +82,6 @@ def test_noise_scale_of_a_quadratic_with_known_noise(shards):
         (lambda: sqrt_scaling(0.1, 1, 2.5), "new_batch_size is 2.5"),
         (lambda: warmup(-1, 5, 0.1, 0), "step is -1"),
         (lambda: warmup(0, 5, 0.1, 0.2), "start is 0.2"),
-        (lambda: lr_grid(1, 1, 3), "low must be smaller"),
-        (lambda: lr_grid(1, 2, 1), "count is 1"),
-        (lambda: range_test(None, [], [0.2, 0.1]), "larger than the one before"),
-        (lambda: range_test(None, [], [1]), "ran out after 0 of 1"),
         (lambda: gradient_noise([[torch.ones(1)]], [4]), "at least 2"),
         (lambda: gradient_noise([[torch.ones(1)]] * 2, [4, 0]), "a size is 0"),
         (lambda: noise_from_norms(1, 1, 8, 8), "must be larger"),
