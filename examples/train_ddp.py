@@ -143,7 +143,8 @@ def train(args, device):
         batches = torch.tensor(list(sampler)).split(args.batch_size // world_size)[:steps_per_epoch]
         for rows in batches[step % steps_per_epoch :]:
             # Random numbers follow from the step and the rank, so there is no random state that a checkpoint must hold.
-            torch.manual_seed((args.seed << 32) + step * world_size + rank)
+            # 65,536: more than ranks, so that no two draw the same, however many there are after a restart.
+            torch.manual_seed((args.seed << 48) + step * 65_536 + rank)
             loss_sum = train_step(model, shifted(X[rows]), y[rows], optimizer, scaler, args, device)
             step += 1
 
@@ -220,12 +221,12 @@ def settle_buckets(model, X, y):
 
 
 def on_rank_0(function, *args):
-    """What `function` returns on rank 0, for every rank. If the disk lets rank 0 down, all of them leave together."""
+    """What `function` returns on rank 0, for every rank. If it fails there, all of them leave together."""
     answer = [None, None]
     if dist.get_rank() == 0:
         try:
             answer[0] = function(*args)
-        except OSError as error:
+        except Exception as error:  # whatever it is: left alone, the other ranks would wait for this one
             answer[1] = str(error)
     dist.broadcast_object_list(answer)  # also a barrier: nobody goes on before the checkpoint is on the disk
     if answer[1]:
@@ -289,7 +290,10 @@ def resume(args, net, optimizer, scaler):
 def read_checkpoint(path):
     if path is None or not os.path.exists(path):
         return None
-    return torch.load(path, map_location="cpu", weights_only=True)  # weights_only: a file can't run code
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)  # weights_only: a file can't run code
+    except Exception as error:
+        raise ValueError(f"{path} can't be read as a checkpoint ({error}): name another file") from error
 
 
 def cut_metrics(path, step):

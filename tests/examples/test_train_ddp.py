@@ -82,6 +82,15 @@ def test_mistakes_are_named_once(options, words, tmp_path):
     assert running.done(torchrun(*SHORT, *options), tmp_path, status=1).count(words) == 1
 
 
+@pytest.mark.slow
+def test_a_torn_checkpoint_is_named_once_and_all_ranks_leave(tmp_path):
+    running.done([*PLAIN, *SHORT], tmp_path)
+    whole = (tmp_path / "run.pt").read_bytes()
+    (tmp_path / "run.pt").write_bytes(whole[: len(whole) // 2])
+    said = running.done(torchrun(*SHORT, "--epochs", "2"), tmp_path, status=1)
+    assert said.count("run.pt can't be read as a checkpoint (") == 1 and 'train_ddp.py", line' not in said, said
+
+
 # Signals and failures
 
 
