@@ -1,12 +1,13 @@
-"""A language model at batches 16 times apart, with AdamW: what becomes of the learning rate, and of beta2?
+"""A language model at batches 4 times apart, with AdamW: what becomes of the learning rate, and of beta2?
 
     python -m experiments.small_lm
 
 writes mgpu_lib/recorded/small_lm.json. A small transformer learns "Alice's Adventures in Wonderland" character by
-character. All runs read the same number of rows of the text; the rate falls along a cosine, as in practice. First the
-rate is tuned for batches of 16 rows. From there to 1 row and to 64 it is kept, multiplied by the square root of the
-factor, or by the factor, and beta2 is kept, or keeps its half-life in tokens: after as many tokens, not steps, a
-squared gradient counts half (Marek et al. 2025, arXiv:2507.07101).
+character. All runs read the same number of rows of the text; the rate falls along a cosine, as in practice. For each of
+four batch sizes five rates are tried, a factor of 2 apart. Then, from the best rate for batches of 16 rows to 1 row and
+to 64, the rate is kept, multiplied by the square root of the factor, or by the factor, and beta2 is kept, or keeps its
+half-life in tokens: after as many tokens, not steps, a squared gradient counts half (Marek et al. 2025,
+arXiv:2507.07101).
 """
 
 import itertools
@@ -22,8 +23,13 @@ from mgpu_lib.text import load_alice
 TOKENS, ROWS = 64, 8_192  # characters in a row, and rows that a run reads: about four times the text
 TESTED = 8_192  # last characters of the text, which no step reads
 BATCH_SIZE, BETA2 = 16, 0.99  # rows
-TUNED = (0.002, 0.004, 0.008, 0.016, 0.032)  # rates tried for BATCH_SIZE
-LR = 0.008  # the best of them
+SWEEP = {  # {batch size: rates tried with BETA2}
+    1: (0.0005, 0.001, 0.002, 0.004, 0.008),
+    4: (0.001, 0.002, 0.004, 0.008, 0.016),
+    16: (0.002, 0.004, 0.008, 0.016, 0.032),
+    64: (0.002, 0.004, 0.008, 0.016, 0.032),
+}
+LR = 0.008  # the best for BATCH_SIZE
 OTHERS = (1, 64)
 RULES = {"kept": 0, "square root": 0.5, "linear": 1}  # the power of the factor by which the rate changes
 SEEDS = range(5)
@@ -32,14 +38,14 @@ SAMPLE, TOLERANCE = {"64/0.008/0.99/0": {}}, 1e-2
 
 def cases():
     """{key: (batch_size, lr, beta2, seed)}: key batch_size/lr/beta2/seed, one seed after the other."""
-    settings = [(BATCH_SIZE, lr, BETA2) for lr in TUNED]
+    settings = [(size, lr, BETA2) for size, rates in SWEEP.items() for lr in rates]
     settings += [
         (size, scaled(size, power), beta2)
         for size in OTHERS
         for power in RULES.values()
         for beta2 in (BETA2, same_half_life(size))
     ]
-    return {"/".join(map(str, (*each, seed))): (*each, seed) for seed in SEEDS for each in settings}
+    return {"/".join(map(str, (*each, seed))): (*each, seed) for seed in SEEDS for each in dict.fromkeys(settings)}
 
 
 def scaled(batch_size, power):
