@@ -52,13 +52,6 @@ def grid(net):
     return arranged(chosen, stored["trained_on"], stored["recipe"])
 
 
-def unseen():
-    """LeNet's runs with batch sizes that the grid leaves out, as `grid` returns them. FileNotFoundError without."""
-    stored = study("unseen")
-    entries = [entry for entries in stored["runs"].values() for entry in entries]
-    return arranged(entries, study("tuning")["trained_on"], stored["recipe"])
-
-
 def centred():
     """LeNet's runs on images whose mean is taken away, without batch norm, as `grid` returns them. FileNotFoundError
     without.
@@ -189,6 +182,18 @@ def paired(first, second):
     differences = [first[seed] - second[seed] for seed in shared]
     quantile = STUDENT[len(shared) - 2]
     return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(shared))
+
+
+def difference(first, second):
+    """`paired` as (mean, its 95 % interval's two ends): what `mgpu_lib.plots.forest` draws."""
+    mean, half = paired(first, second)
+    return mean, mean - half, mean + half
+
+
+def ratio(first, second):
+    """By what factor `first` is above `second`: (the factor, its 95 % interval's two ends), paired in the logarithm."""
+    logs = ({seed: None if each is None else math.log(each) for seed, each in side.items()} for side in (first, second))
+    return tuple(map(math.exp, difference(*logs)))
 
 
 def best_at(rates):

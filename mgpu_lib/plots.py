@@ -1,4 +1,4 @@
-"""The book's matplotlib look, and its recurring figure: test accuracy per epoch."""
+"""The book's matplotlib look, and its recurring figures: test accuracy per epoch, and comparisons with intervals."""
 
 import io
 from functools import partial
@@ -68,6 +68,39 @@ def accuracy_curves(histories, ax=None):
     ax.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend()
+    return ax
+
+
+def forest(rows, nothing=0, number="{:+.1f}", ax=None):
+    """A forest plot: one line for each (label, (middle, low, high)) of `rows`, pairs or a dict, from top to bottom.
+
+    The dot is filled where the interval from `low` to `high` leaves out `nothing`, the dotted line, and hollow where it
+    doesn't: there the data can't say which of the two is larger. At the right stand the middle and the ends, in the
+    format `number`. A label whose row is None is a heading; one whose row is a text has that text in its line. Returns
+    the Axes.
+    """
+    import matplotlib.pyplot as plt
+
+    ax = plt.gca() if ax is None else ax
+    labels, rows = zip(*(rows.items() if isinstance(rows, dict) else rows))
+    ax.axvline(nothing, color="#000000", linestyle=":", linewidth=1)
+    for place, row in enumerate(rows):
+        if isinstance(row, str):
+            ax.text(0.99, place, row, fontsize=8.5, ha="right", va="center", transform=ax.get_yaxis_transform())
+        elif row is not None:
+            middle, low, high = row
+            sure = not low <= nothing <= high
+            color = PALETTE[0] if sure else "#767676"
+            ax.hlines(place, low, high, color=color)
+            ax.plot(middle, place, "o", color=color, markerfacecolor=color if sure else "white")
+            numbers = "{} ({} to {})".format(*map(number.format, row))
+            ax.text(1.02, place, numbers, fontsize=8.5, va="center", transform=ax.get_yaxis_transform())
+    ax.set_yticks(range(len(rows)), labels, fontsize=8.5)
+    for label, row in zip(ax.get_yticklabels(), rows):
+        label.set_fontweight("bold" if row is None else "normal")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.set_ylim(len(rows) - 0.4, -0.6)
     return ax
 
 

@@ -1,6 +1,6 @@
 """Checks for the book's exercises: `check_<name>(answer)` says what is right with an answer, or what is wrong."""
 
-from mgpu_lib.exercises.batch_size_and_learning_rate import check_best_lr, check_diagnose
+from mgpu_lib.exercises.batch_size_and_learning_rate import check_diagnose, check_mended_comparison, check_seeds_needed
 from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_accuracy_of_each,
     check_is_wrong,
@@ -79,7 +79,6 @@ __all__ = [
     "check_best_cap",
     "check_best_cut",
     "check_best_interval",
-    "check_best_lr",
     "check_best_pair",
     "check_bottleneck",
     "check_break_even_ms",
@@ -100,6 +99,7 @@ __all__ = [
     "check_linear_three_gpus",
     "check_longest",
     "check_longest_gap",
+    "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",
     "check_mesh_groups",
@@ -114,6 +114,7 @@ __all__ = [
     "check_ring_allreduce",
     "check_row_losses",
     "check_row_parallel",
+    "check_seeds_needed",
     "check_sent_bytes",
     "check_smallest_batch",
     "check_stays_in_node",

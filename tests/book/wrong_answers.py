@@ -351,17 +351,58 @@ WRONG = {
         ("max(1, math.ceil(loading / step))", "math.ceil(loading / step) if loading > step else 0", "take turns"),
     ],
     # Batch size and learning rate
-    "best_lr": [
-        ("return known[256] * batch_size / 256", "A rule that starts far away"),
-        ("return known[1]", "Go up: what do the neighbors"),
-        ("return 0", "no learning rate"),
-    ],
     "diagnose": [
         ("dead at once", "good", "curve B isn't 'good': it never leaves"),
         ("too small", "good", "curve C isn't 'good': it rises slowly"),
         ("jumps", "too small", "falls back again and again"),
         ("learned, then died", "dead at once", "above guessing before"),
         ("good", "jumps", "curve E isn't 'jumps': it rises fast"),
+    ],
+    "seeds_needed": [
+        ("first[seed] - second[seed]", "second[seed] - first[seed]", "the wrong sign"),
+        (
+            "[first[seed] - second[seed] for seed in first]",
+            "[a - b for a, b in zip(first.values(), second.values())]",
+            "match them by key",
+        ),
+        (" / math.sqrt(n)", "", "the spread of single seeds"),
+        ("evidence.STUDENT[n - 2] * deviation", "deviation", "multiply it by Student's factor"),
+        ("evidence.STUDENT[n - 2]", "1.96", "1.96 is for very many seeds"),
+        ("statistics.stdev", "statistics.pstdev", "divide the squares by n - 1"),
+        (
+            "evidence.STUDENT[n - 2] * deviation",
+            "evidence.STUDENT[n - 2] * math.hypot(*map(statistics.stdev, (first.values(), second.values())))",
+            "ignores the pairs",
+        ),
+        ("math.ceil((2 * deviation / 0.5) ** 2)", "(2 * deviation / 0.5) ** 2", "round up"),
+        ("(2 * deviation / 0.5) ** 2", "2 * deviation / 0.5", "divided by the root of their number"),
+        ("return statistics.fmean(differences), half, needed", "return half", "return three numbers"),
+    ],
+    "mended_comparison": [
+        ("evidence.best_rate(grid[B], ", "evidence.best_rate(grid[second], ", "tuned for one batch only"),
+        ("evidence.best_rate(grid[B], ", "evidence.best_rate(grid[first], ", "tuned for one batch only"),
+        (
+            'evidence.best_rate(grid[B], "epochs")',
+            'max(grid[B], key=lambda lr: evidence.tested(grid[B][lr], "epochs")[0])',
+            "the test images chose a rate",
+        ),
+        (
+            "return evidence.paired(new, old)",
+            """
+    from statistics import fmean, stdev
+    new, old = ([each for each in side.values() if each is not None] for side in (new, old))
+    return fmean(new) - fmean(old), 4.3 * ((stdev(new) ** 2 + stdev(old) ** 2) / 3) ** 0.5""",
+            "compare seed by seed",
+        ),
+        (
+            "return evidence.paired(new, old)",
+            """
+    from statistics import fmean
+    found = [fmean(each for each in side.values() if each is not None) for side in (new, old)]
+    return found[0] - found[1], evidence.paired(new, old)[1]""",
+            "leave it out on both sides",
+        ),
+        ("return evidence.paired(new, old)", "return evidence.paired(new, old)[0]", "return two numbers"),
     ],
     # How large a batch pays
     "critical_batch": [
@@ -602,12 +643,6 @@ RIGHT = {
     "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],
     "sync_batch_norm": [
         (ONE_VAR, TWO_PASSES),
-    ],
-    "best_lr": [
-        """
-    import math
-    near = min(known, key=lambda B: abs(math.log(B / batch_size)))
-    return known[near] * (batch_size / near) ** 0.5"""
     ],
     "critical_batch": ["import mgpu_lib.evidence\nreturn mgpu_lib.evidence.critical_batch(steps)[0]"],
     "two_batch_noise": [

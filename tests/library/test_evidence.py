@@ -48,6 +48,15 @@ def test_a_paired_difference_has_student_s_interval():
         evidence.paired(dict.fromkeys(range(30), 1), dict.fromkeys(range(30), 2))
 
 
+def test_differences_and_ratios_with_the_ends_of_their_intervals():
+    """A ratio of 2 with every seed has no width; seeds that one side lacks are left out."""
+    first, second = {0: 5, 1: 7, 2: 9, 3: 1}, {2: 6, 0: 4, 1: 5}
+    middle, low, high = evidence.difference(first, second)
+    assert (middle, (high - low) / 2) == pytest.approx(evidence.paired(first, second))
+    assert evidence.ratio({0: 2, 1: 4, 2: None}, {1: 2, 0: 1, 2: 5}) == pytest.approx((2, 2, 2))
+    assert evidence.ratio({0: 1, 1: 4}, {0: 1, 1: 1})[0] == pytest.approx(2)
+
+
 def test_student_s_quantiles():
     stdtrit = pytest.importorskip("scipy.special").stdtrit
     for freedom, quantile in enumerate(evidence.STUDENT, 1):
@@ -111,7 +120,6 @@ def test_the_grid_and_studies_that_are_read_as_it_is():
         entries = [entry for entry in recorded.study("tuning")["runs"] if entry["net"] == net]
         assert len(entries) == 7 * 9 * 3
         check_runs(evidence.grid(net), entries, ends)
-    check_runs(evidence.unseen(), [run for runs in recorded.study("unseen")["runs"].values() for run in runs], ends)
     check_runs(evidence.centred(), recorded.study("centred")["runs"].values(), ends)
     target, found = evidence.to_target()
     assert target == recorded.study("critical")["recipe"]["target"]

@@ -57,6 +57,20 @@ def test_curves_show_every_history_with_its_label():
     assert ax.get_ylim() == (0, 1)
 
 
+def test_a_forest_plot_fills_the_dots_whose_interval_leaves_out_nothing():
+    rows = {"those": None, "sure": (2, 1, 3), "unsure": (0.5, -1, 2), "gone": "all died"}
+    ax = plots.forest(rows, number="{:.0f}")
+    dots = [line for line in ax.get_lines() if line.get_marker() == "o"]
+    assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == [(2, 1), (0.5, 2)]
+    filled = [dot.get_markerfacecolor() == dot.get_color() for dot in dots]
+    assert filled == [True, False]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["those", "sure", "unsure", "gone"]
+    assert [text.get_text() for text in ax.texts] == ["2 (1 to 3)", "0 (-1 to 2)", "all died"]
+    assert ax.get_ylim()[0] > 3 > 0 > ax.get_ylim()[1], "from top to bottom"
+    twice = plots.forest([("twice", (1, 0, 2)), ("twice", (2, 1, 3))], ax=ax.figure.add_subplot())
+    assert [label.get_text() for label in twice.get_yticklabels()] == ["twice", "twice"]
+
+
 def test_live_accuracy_redraws_one_figure_in_a_notebook(kernel):
     live = plots.LiveAccuracy()
     for label, history in {"2 GPUs": HISTORY[:1], "1 GPU": HISTORY}.items():
