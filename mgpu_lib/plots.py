@@ -153,3 +153,56 @@ def notebook():
     from IPython import get_ipython
 
     return hasattr(get_ipython(), "kernel")
+
+
+HOST_PARTS = {  # of a step, in the order of the program
+    "next batch": "#D55E00",
+    "copy": "#E69F00",
+    "forward": "#0072B2",
+    "zero_grad": "#CC79A7",
+    "backward": "#882255",
+    "optimizer step": "#000000",
+}
+
+
+def trace_steps(steps, figure=None):
+    """Draw steps of the record "trace_resnet50", a panel for each: what the host does, and when the GPU is busy.
+
+    Returns the Axes. Without `figure` the current one is used, or a new one.
+    """
+    import matplotlib.pyplot as plt
+
+    figure = plt.gcf() if figure is None else figure
+    panels = figure.subplots(len(steps), sharex=True, squeeze=False)[:, 0]
+    for ax, step in zip(panels, steps):
+        for name, (start, end) in step["host"].items():
+            ax.broken_barh([(start / 1e3, (end - start) / 1e3)], (0.6, 0.8), color=HOST_PARTS[name])
+        ax.broken_barh([(start / 1e3, (end - start) / 1e3) for start, end in step["gpu"]], (-0.4, 0.8), color="#009E73")
+        ax.axvline(step["microseconds"] / 1e3, color="#999999", linewidth=1, linestyle="-")
+        ax.set(yticks=[0, 1], yticklabels=["GPU", "host"], title=f"{step['workers']} workers", ylim=(-0.6, 1.6))
+        ax.grid(axis="y", visible=False)
+    panels[-1].set_xlabel("milliseconds from the beginning of the step (measured)")
+    patches = [plt.Rectangle((0, 0), 1, 1, color=color) for color in HOST_PARTS.values()]
+    figure.legend(patches, HOST_PARTS, loc="outside lower center", ncols=3)
+    return panels
+
+
+def log_panels(curves, xlabel, ylabel, figure=None):
+    """Draw curves {title: {label: (xs, ys)}}, a panel for each title, on logarithmic axes that they share.
+
+    Ticks of x are at the xs. Returns the Axes. Without `figure` the current one is used, or a new one.
+    """
+    import matplotlib.pyplot as plt
+
+    figure = plt.gcf() if figure is None else figure
+    panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
+    for ax, (title, lines) in zip(panels, curves.items()):
+        for label, (xs, ys) in lines.items():
+            ax.plot(xs, ys, marker="o", label=label)
+        ax.set(title=title, xlabel=xlabel, xscale="log", yscale="log")
+        ax.set_xticks(xs, [f"{x:g}" if i % 2 == 0 else "" for i, x in enumerate(xs)])
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+    panels[0].set_ylabel(ylabel)
+    panels[0].legend()
+    return panels

@@ -1,5 +1,6 @@
 """Timing programs on GPUs without fooling oneself: wait for every GPU, warm up first, say how far the times spread."""
 
+import math
 import statistics
 import time
 from typing import NamedTuple
@@ -7,6 +8,18 @@ from typing import NamedTuple
 import torch
 
 from virtual_gpus import current
+
+
+def two_digits(number):
+    """A positive number as text, with two significant digits: all that a modelled time deserves."""
+    places = 1 - math.floor(math.log10(number))
+    rounded = round(number, places)  # 9.96 becomes 10.0, which has a place less
+    return f"{rounded:,.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
+
+
+def ms(seconds):
+    """Seconds as milliseconds, with two significant digits: "0.52 ms"."""
+    return f"{two_digits(1e3 * seconds)} ms"
 
 
 class Timing(NamedTuple):

@@ -65,10 +65,11 @@ from mgpu_lib.exercises.what_fills_the_memory import (
 )
 from mgpu_lib.exercises.where_the_time_goes import (
     check_bottleneck,
+    check_epoch_loss,
+    check_first_to_fix,
+    check_gain_without_host,
     check_longest_gap,
-    check_smallest_batch,
     check_step_seconds,
-    check_workers_needed,
 )
 
 __all__ = [
@@ -92,8 +93,11 @@ __all__ = [
     "check_ddp_collectives",
     "check_diagnose",
     "check_emptiest_gpu",
+    "check_epoch_loss",
     "check_fewest_gpus",
     "check_find_dots",
+    "check_first_to_fix",
+    "check_gain_without_host",
     "check_in_parallel",
     "check_is_wrong",
     "check_linear_three_gpus",
@@ -116,7 +120,6 @@ __all__ = [
     "check_row_parallel",
     "check_seeds_needed",
     "check_sent_bytes",
-    "check_smallest_batch",
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
@@ -127,5 +130,4 @@ __all__ = [
     "check_uneven_weights",
     "check_visible_gpus",
     "check_weighted_step",
-    "check_workers_needed",
 ]

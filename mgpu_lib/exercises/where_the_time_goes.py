@@ -1,19 +1,20 @@
-"""Checks for "Where the time goes": gaps and bottlenecks on a timeline, timing a step, where GPUs or workers pay."""
+"""Checks for "Where the time goes": gaps on a timeline, a trace, a stopwatch, what launching costs, a loop to mend."""
 
-import math
 import statistics
-from functools import cache, partial
+import warnings
+from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import torch
+import torchvision
+from torch.nn import functional as F
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.prediction import predict
-from mgpu_lib.timing import Timer
+from mgpu_lib.recorded import study
 from mgpu_lib.traffic import networks
 from virtual_gpus import virtual_gpus
-
-SIZES = [2**n for n in range(5, 14)]  # 32, 64, ..., 8192
 
 
 class Span(NamedTuple):
@@ -36,9 +37,9 @@ def check_longest_gap(answer):
     ]:
         gap = filled(answer([Span(float(start), float(end)) for start, end in times]))
         expect(abs(gap - right) < 1e-9, f"events {times}: {gap:g} instead of {right}; {why}")
-    timeline = predict(networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta"), "V100", n_gpus=4).timeline
+    timeline = predict(networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta"), "A100-80", n_gpus=4).timeline
     gaps = [answer(timeline.on(gpu)) for gpu in timeline.gpus]
-    return f"in LeNet's step on four V100 the longest gaps are {', '.join(f'{1e6 * gap:.0f}' for gap in gaps)} µs"
+    return f"in LeNet's step on four A100 the longest gaps are {', '.join(f'{1e6 * gap:.0f}' for gap in gaps)} µs"
 
 
 @exercise
@@ -123,49 +124,46 @@ def hidden(medium, wide, small):
 
 
 @exercise
-def check_smallest_batch(answer):
-    """smallest_batch(time): from which batch of 32, 64, ..., 8192 on two GPUs are 1.5 times as fast as one, or 0."""
-    for costs in [(1e-3, 1e-4, 2.9e-3), (2e-3, 1e-5, 1e-3), (1e-3, 1e-4, 0.0), (1e-4, 1e-5, 1.0)]:
-        time = partial(step_time, *costs)
-        got, right = answer(time), pays_from(time)
-        case = "host {:g} s per GPU, {:g} s per image, {:g} s to send".format(*costs)
-        expect(got is not None or right, f"{case}: two GPUs are never 1.5 times as fast; return 0 then")
-        case += f": {filled(got)!r} instead of {right}"
-        if got != right:
-            expect(got != faster_from(time), f"{case}: there two GPUs are faster, but not 1.5 times as fast")
-            expect(
-                got not in (right / 2, pays_weakly(time)),
-                f"{case}: is that the shard of each GPU? Both times are "
-                "for the same batch, the one of all GPUs together",
-            )
-            expect(False, case)
-    lenet = networks()["LeNet"]
-
-    @cache
-    def modelled(k, batch):
-        return predict(lenet, torch.empty(batch, 1, 28, 28, device="meta"), "V100", n_gpus=k).seconds
-
-    got, right = answer(modelled), pays_from(modelled)
-    expect(got == right, f"LeNet, by hand, on V100: {got!r} instead of {right}")
-    return f"by hand, LeNet needs {right} images before a second V100 pays"
+def check_first_to_fix(answer):
+    """first_to_fix(events): the name of the host's range during which the GPU idles longest."""
+    real = [(f"{trace['workers']} workers", trace["traceEvents"]) for trace in study("trace_cut")["traces"]]
+    for case, events in [("a made-up trace", made_up()), *real]:
+        got = filled(answer([dict(event) for event in events]))
+        host = {event["name"]: event for event in events if event["cat"] == "Operator"}
+        steps = [name for name in host if name.startswith("ProfilerStep")]
+        parts = {name: event for name, event in host.items() if name not in steps}
+        expect(isinstance(got, str) and got in host, f"{case}: {got!r} is no range of the host: {', '.join(parts)}")
+        expect(got not in steps, f"{case}: {got} is the whole step. Which part of it is to blame?")
+        idle = {name: idle_in(event, events) for name, event in parts.items()}
+        longest, right = max(parts, key=lambda name: parts[name]["dur"]), max(idle, key=idle.get)
+        expect(
+            got == right or got != longest,
+            f"{case}: {got} takes the host longest, but the GPU works in {1 - idle[got] / parts[got]['dur']:.0%} of it",
+        )
+        expect(
+            got == right,
+            f"{case}: during {got} the GPU idles {idle[got] / 1e3:.1f} ms, during {right} {idle[right] / 1e3:.1f} ms. "
+            "A gap may reach beyond a range, and a range may hold many",
+        )
+    return "a loader without workers, and then zeros that are written one tensor at a time"
 
 
-def step_time(host, image, send, k, batch):
-    """Seconds of a step of `k` GPUs, where the slower of host and GPUs decides."""
-    return max(host * k, image * batch / k) + send * (k - 1)
+def made_up():
+    """A trace of ten events. The GPU works through the longest range, and the longest gap begins in yet another."""
+    host = [("ProfilerStep#1", 0, 100), ("load", 0, 12), ("forward", 12, 20), ("backward", 40, 60)]
+    gpu = [("early", 0, 5), *(("small", start, 1) for start in (15, 19, 23, 27)), ("long", 31, 66)]
+    return [
+        {"ph": "X", "cat": cat, "name": name, "pid": cat, "tid": 1, "ts": 1000 * start, "dur": 1000 * length}
+        for cat, rows in (("Operator", host), ("Kernel", gpu))
+        for name, start, length in rows
+    ]
 
 
-def pays_from(time):
-    return next((batch for batch in SIZES if time(1, batch) >= 1.5 * time(2, batch)), 0)
-
-
-def pays_weakly(time):
-    """The wrong answer of somebody who gives the second GPU a batch of its own."""
-    return next((batch for batch in SIZES if 2 * time(1, batch) >= 1.5 * time(2, 2 * batch)), 0)
-
-
-def faster_from(time):
-    return next((batch for batch in SIZES if time(1, batch) > time(2, batch)), 0)
+def idle_in(part, events):
+    """Microseconds of an event of the host in which no kernel runs; kernels don't overlap."""
+    start, end = part["ts"], part["ts"] + part["dur"]
+    kernels = [event for event in events if event["cat"] == "Kernel"]
+    return part["dur"] - sum(max(0, min(end, k["ts"] + k["dur"]) - max(start, k["ts"])) for k in kernels)
 
 
 @exercise
@@ -231,24 +229,108 @@ def near(got, *others):
 
 
 @exercise
-def check_workers_needed(answer):
-    """workers_needed(loading, step): the least number of workers with which the GPUs never wait for a batch."""
-    for loading, step in [(0.010, 0.003), (0.016, 0.004), (0.001, 0.005), (0.008, 0.008)]:
-        got, right = filled(answer(loading, step)), max(1, math.ceil(loading / step))
-        case = f"loading {1e3 * loading:g} ms, step {1e3 * step:g} ms: {got!r} instead of {right}"
-        expect(got != 0, f"{case}; without a worker loading and step take turns")
-        expect(got != right - 1, f"{case}; that many prepare less than one batch per step. Round up")
-        expect(got != right + 1, f"{case}; a loader exactly as fast as the step is fast enough")
-        expect(got == right, f"{case}; n workers have a batch ready every loading / n seconds")
-    slow = per_batch(0.010, 0.003, workers=3)
-    return f"with 10 ms to load, 4 workers keep up with a step of 3 ms, and 3 make it {1e3 * slow:.1f} ms"
+def check_gain_without_host(answer):
+    """gain_without_host(step): how many times as fast a step on one GPU gets when launching costs nothing."""
+    lenet, images = networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta")
+    resnet, photos = torchvision.models.resnet50().to("meta"), torch.empty(64, 3, 224, 224, device="meta")
+    gains = []
+    for name, net, batch, precision in [
+        ("LeNet", lenet, images, "default"),
+        ("LeNet in bf16", lenet, images, "bf16"),
+        ("ResNet-50", resnet, photos, "default"),
+    ]:
+        step, bare = (predict(net, batch, "H100", precision=precision, host=host) for host in (0.5, 1e-6))
+        right, got = step.seconds / bare.seconds, filled(answer(step))
+        seen = f"{name}: you predict {got:.2f} times as fast, the clock without the host says {right:.2f}"
+        waits = step.timeline.waiting_for_host(0) / step.seconds
+        expect(got >= 0.99, f"{seen}. Which of the two times is longer?")
+        expect(right < 1.05 or abs(got - 1 - waits) > 0.005, f"{seen}. The gain is a ratio of two times, not a share")
+        expect(abs(got / right - 1) < 0.05, f"{seen}. The GPU's work stays; only its waiting for the host goes")
+        gains.append(f"{right:.1f}")
+    return f"{', '.join(gains[:-1])} and {gains[-1]} times as fast: graphs pay where the GPU waits for launches"
 
 
-def per_batch(loading, step, workers):
-    """Modelled seconds per batch in the long run."""
-    with virtual_gpus(1) as machine:
-        times = []
-        for _ in machine.loading(range(40), loading, workers):
-            machine.clock.host_work(step)
-            times.append(Timer(machine.devices).now())
-    return (times[-1] - times[3]) / (len(times) - 4)
+@exercise
+def check_epoch_loss(answer):
+    """epoch_loss(net, optimizer, batches, device): trains on all batches, returns the mean of their losses."""
+    right, got = (mended_run(program) for program in (right_epoch, answer))
+    loss = filled(got.loss)
+    expect(isinstance(loss, float), f"return a float, not a {type(loss).__name__}: read it once, at the end")
+    expect(abs(loss - right.loss) < 1e-4, f"the mean loss is {loss:.4f}; the program as it was has {right.loss:.4f}")
+    same = all(abs(a - b) < 1e-5 for a, b in zip(got.weight, right.weight))
+    expect(same, "the network ends with other weights: train as before")
+    expect(
+        not got.synchronized, f"synchronize() is called {got.synchronized} times: the queue is empty after each of them"
+    )
+    expect(
+        got.waits_on_gpu <= 1, f"the host reads a value from the GPU {got.waits_on_gpu} times. Add up there, read once"
+    )
+    expect(
+        got.waits <= 1,
+        f"the host waits for {got.waits - got.waits_on_gpu} copies to the GPU. The memory is pinned: non_blocking=True",
+    )
+    gain = right.seconds and mended_run(broken_epoch).seconds / got.seconds
+    return f"{gain:.2f} times as fast, and the same loss"
+
+
+class Run(NamedTuple):
+    """What became of an epoch, and how often the host waited: with batches in pinned memory, and on the GPU."""
+
+    loss: float
+    weight: list
+    seconds: float
+    synchronized: int
+    waits: int
+    waits_on_gpu: int
+
+
+def mended_run(program):
+    """The Run of `program(net, optimizer, batches, device)` with LeNet, six batches of 512, on an A100."""
+    found = []
+    for where in ("pinned", "on the GPU"):
+        with virtual_gpus(1, "A100-80", host=0.5) as machine, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            torch.manual_seed(0)
+            net = networks()["LeNet"].to("cuda")
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            batches = [(torch.rand(512, 1, 28, 28), torch.randint(10, (512,))) for _ in range(6)]
+            place = torch.Tensor.pin_memory if where == "pinned" else torch.Tensor.cuda
+            batches = [(place(X), place(y)) for X, y in batches]
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("warn")
+            start, synchronize = machine.elapsed(), torch.cuda.synchronize
+            with mock.patch.object(torch.cuda, "synchronize", side_effect=synchronize) as called:
+                loss = program(net, optimizer, batches, machine.devices[0])
+            waits = sum("synchronizing" in str(w.message) for w in warned)
+            torch.cuda.set_sync_debug_mode("default")
+            synchronize()
+            seconds = machine.elapsed() - start
+            weight = list(net.parameters())[-1].detach().cpu().tolist()
+        found.append((loss, weight, seconds, called.call_count, waits))
+    return Run(*found[0], found[1][-1])
+
+
+def broken_epoch(net, optimizer, batches, device):
+    """The chapter's program: it waits three times a step, and for copies."""
+    total = 0.0
+    for X, y in batches:
+        loss = F.cross_entropy(net(X.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        total += loss.item()
+    return total / len(batches)
+
+
+def right_epoch(net, optimizer, batches, device):
+    """The same without waiting."""
+    total = torch.zeros((), device=device)
+    for X, y in batches:
+        X, y = X.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        loss = F.cross_entropy(net(X), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    return total.item() / len(batches)

@@ -2,7 +2,8 @@
 
 `python -m experiments.NAME` writes NAME.json. Those about the clock are links to what the programs in
 virtual-gpus/calibration wrote; d2l_lenet.json and d2l_resnet18.json hold what the history of two published notebooks
-says. What they say, in the terms of the chapters: `mgpu_lib.evidence`.
+says, trace_resnet50.json and trace_cut.json two published traces of PyTorch's profiler. What they
+say, in the terms of the chapters: `mgpu_lib.evidence`.
 """
 
 import json

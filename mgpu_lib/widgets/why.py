@@ -22,7 +22,7 @@ class WhySlower(InteractiveFigure):
     _esm = module("why.js")
     _css = STYLE + (HERE / "why.css").read_text(encoding="utf-8")
     controls = ("gpu", "link", "network", "strategy", "num_gpus", "batch_size")
-    gpu = traitlets.Unicode("V100").tag(sync=True)
+    gpu = traitlets.Unicode("A100-80").tag(sync=True)
     link = traitlets.Enum(["nvlink", "pcie"], "nvlink").tag(sync=True)
     network = traitlets.Unicode("LeNet").tag(sync=True)
     strategy = traitlets.Unicode("manual").tag(sync=True)
@@ -33,7 +33,8 @@ class WhySlower(InteractiveFigure):
         "slower than one, and see which part of the step has not shrunk. Each row is a GPU. The filled part of a piece "
         "says for how much of its time the GPU is really busy; a strip below it, that gradients are sent meanwhile. "
         "Under the batch sizes: how many times as fast the GPUs together are as one (×: does not fit into the memory; "
-        "●: nothing to compare with). All times are modelled, in FP32, with the batch on the GPUs already."
+        "●: nothing to compare with). All times are modelled, with host=1/2 and PyTorch's default precision; the batch "
+        "is on the GPUs already."
     ).tag(sync=True)
 
     def __init__(self, grid=None, **values):

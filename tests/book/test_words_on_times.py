@@ -41,14 +41,3 @@ def training_step(net, images):
         optimizer.step()
 
     return step
-
-
-@pytest.mark.parametrize(("host", "least", "most"), [(1, 0, 0.2), (1 / 3, 0.6, 1)])
-def test_when_two_gpus_compute_side_by_side(host, least, most):
-    """Chapter 6, lenet-4-viewer-why: hardly ever with the slow host, most of the time with the fast one."""
-    images = torch.empty(256, 1, 28, 28, device="meta")
-    timeline = mgpu.predict(mgpu.lenet_module(), images, "V100", 2, "manual", host=host).timeline
-    computing = [event for event in timeline if event.gpu is not None and event.part != "communication"]
-    first, second = ([event for event in computing if event.gpu == gpu] for gpu in (0, 1))
-    both = sum(max(0, min(a.end, b.end) - max(a.start, b.start)) for a in first for b in second)
-    assert least <= both / sum(event.end - event.start for event in second) <= most

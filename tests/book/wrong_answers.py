@@ -51,7 +51,6 @@ CLIP = (
 )
 REDUCE = "    for same in zip(*replicas):\n        mgpu.allreduce([p.grad for p in same])\n"
 HIDDEN = "timeline.communication(0) * (1 - timeline.overlap()[0])"
-PAYS = "time(1, batch) >= 1.5 * time(2, batch)"
 MIXED = "fifty sums of 32 × 32 and three of 4096 × 4096: 'memory'"
 ONE_VAR = "var = squares / n - mean**2"
 TWO_PASSES = "var = sum((X - mean.to(X.device)).pow(2).sum(dim=0).to(home) for X in shards) / n"
@@ -333,10 +332,15 @@ WRONG = {
         (HIDDEN, "0", "and the times are"),
         ("timeline.waiting_for_host(0) + ", "", MIXED),
     ],
-    "smallest_batch": [
-        (PAYS, "time(2, batch) < time(1, batch)", "not 1.5 times"),
-        (PAYS, "2 * time(1, batch) >= 1.5 * time(2, 2 * batch)", "the one of all GPUs together"),
-        ("return 0", "return None", "return 0 then"),
+    "first_to_fix": [
+        ("max(parts, key=idle)", 'max(parts, key=lambda part: part["dur"])', "takes the host longest"),
+        (' and not event["name"].startswith("Profiler")', "", "the whole step"),
+        ('["name"]\n', "\n", "is no range of the host"),
+        (
+            "- sum(max(0, min(end, b) - max(start, a)) for a, b in busy)",
+            "- sum(b - a for a, b in busy)",
+            "but the GPU works in",
+        ),
     ],
     "step_seconds": [
         ("            torch.cuda.synchronize(device)\n", "            pass\n", "Synchronize every device"),
@@ -345,10 +349,17 @@ WRONG = {
         ("statistics.median", "sum", "of all five calls"),
         ("range(2)", "range(0)", "called 5 times"),
     ],
-    "workers_needed": [
-        ("math.ceil", "int", "Round up"),
-        ("math.ceil(loading / step)", "int(loading // step) + 1", "exactly as fast as the step is fast enough"),
-        ("max(1, math.ceil(loading / step))", "math.ceil(loading / step) if loading > step else 0", "take turns"),
+    "gain_without_host": [
+        ("return step.seconds / (step.seconds - waits)", "return (step.seconds - waits) / step.seconds", "is longer"),
+        ("return step.seconds / (step.seconds - waits)", "return 1 + waits / step.seconds", "not a share"),
+        ("return step.seconds / (step.seconds - waits)", "return step.seconds / waits", "only its waiting"),
+    ],
+    "epoch_loss": [
+        ("        total += loss.detach()\n", "        total += loss.item()\n", "reads a value from the GPU 7 times"),
+        ("optimizer.step()\n", "optimizer.step()\n        torch.cuda.synchronize()\n", "is called 6 times"),
+        (", non_blocking=True), y.to(device, non_blocking=True)", "), y.to(device)", "the host waits for 12 copies"),
+        ("return total.item() / len(batches)", "return total / len(batches)", "return a float, not a Tensor"),
+        ("return total.item() / len(batches)", "return total.item()", "the mean loss is"),
     ],
     # Batch size and learning rate
     "diagnose": [

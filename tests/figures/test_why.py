@@ -37,21 +37,21 @@ def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
     [
         (
             ("T4", "pcie", "LeNet", "data_parallel", 2, 32),
-            "LeNet at batch 32, modelled on 2 T4 (PCIe 3.0 x16): 1.69 ms per step, one takes 856 µs: slower, 0.51 "
-            "times as fast. The bottleneck is launching: a GPU waits 65% of the step for the host, where one process "
+            "LeNet at batch 32, modelled on 2 T4 (PCIe 3.0 x16): 982 µs per step, one takes 618 µs: slower, 0.63 "
+            "times as fast. The bottleneck is launching: a GPU waits 38% of the step for the host, where one process "
             "copies the network and launches the work of all GPUs.",
         ),
         (
             ("T4", "pcie", "ResNet-18", "manual", 2, 128),
-            "1.45 times as fast. Compute bound: kernels run for 78% of the step, so 2 GPUs pay.",
+            "1.50 times as fast. Compute bound: kernels run for 81% of the step, so 2 GPUs pay.",
         ),
         (
             ("T4", "pcie", "ResNet-18", "manual", 2, 32),
-            "The bottleneck is communication: for 33% of the step a GPU only sends, receives, or waits for another.",
+            "The bottleneck is communication: for 37% of the step a GPU only sends, receives, or waits for another.",
         ),
         (
-            ("T4", "pcie", "LeNet", "manual", 1, 32),
-            "a GPU waits 32% of the step for the host, which launches kernels more slowly than the GPU runs them.",
+            ("A100-80", "nvlink", "LeNet", "manual", 1, 32),
+            "a GPU waits 27% of the step for the host, which launches kernels more slowly than the GPU runs them.",
         ),
     ],
 )
@@ -99,7 +99,7 @@ def test_marks_say_how_many_times_as_fast_and_what_does_not_fit(page, write, dat
 
 def test_steps_are_drawn_to_scale(page, write, data):
     page.goto(write(WhySlower(num_gpus=4, strategy="data_parallel", batch_size=64)))
-    cells = (data["cells"][f"V100/{name}"][1].split() for name in ("LeNet", "nvlink/LeNet/data_parallel/4"))
+    cells = (data["cells"][f"A100-80/{name}"][1].split() for name in ("LeNet", "nvlink/LeNet/data_parallel/4"))
     steps = [(int(ticks), row) for ticks, _, _, _, *rows in cells for row in rows]
     drawn = drawn_boxes(page, ".mgpu-run")
     left, longest = min(x for _, x, *_ in drawn), max(ticks for ticks, _ in steps)

@@ -108,9 +108,9 @@ def in_parallel(net, X, devices):
     return solution("05", "in_parallel")(net, X, devices)
 
 
-def with_names(X, y, replicas, devices, lr):
-    """Chapter 6: train_batch, its parts named for the timeline."""
-    shown("06", "named_step", phase=torch.cuda.nvtx.range)["named_step"](X, y, replicas, devices, lr)
+def as_in_d2l(X, y, replicas, devices, lr):
+    """Chapter 6: train_batch as D2L's program has it, which waits for GPU 0 in place of reading the loss."""
+    shown("06", "d2l_step")["d2l_step"](X, y, replicas, devices, lr)
 
 
 def gradients_for_the_noise(X, y, devices):
@@ -124,7 +124,7 @@ def gradients_for_the_noise(X, y, devices):
 
 ON_PARAMS = {
     "train_batch": stepped(parallel.train_batch),
-    "chapter 6: named_step": stepped(with_names),
+    "chapter 6: d2l_step": stepped(as_in_d2l),
     "chapter 8: replica_gradients": gradients_for_the_noise,
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
 }

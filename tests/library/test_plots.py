@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
-from mgpu_lib import plots
+from mgpu_lib import plots, recorded
 
 HISTORY = [{"epoch": 1, "test_accuracy": 0.25}, {"epoch": 2, "test_accuracy": 0.75}]
 
@@ -85,3 +86,29 @@ def test_live_accuracy_prints_a_line_per_epoch_in_a_terminal(capsys):
     live(HISTORY[:1])
     live(HISTORY)
     assert capsys.readouterr().out == ("2 GPUs: epoch 1, test accuracy 0.250\n2 GPUs: epoch 2, test accuracy 0.750\n")
+
+
+def test_trace_steps_draws_what_the_host_does_and_when_the_gpu_is_busy():
+    steps = recorded.study("trace_resnet50")["steps"]
+    panels = plots.trace_steps(steps, Figure())
+    for ax, step in zip(panels, steps, strict=True):
+        *host, gpu = ax.collections
+        assert len(host) == len(step["host"]) and len(gpu.get_paths()) == len(step["gpu"])
+        assert str(step["workers"]) in ax.get_title()
+
+
+def test_a_condensed_trace_holds_what_it_says():
+    """The two files agree: where the GPU idles, and that both cut the same steps."""
+    cut = recorded.study("trace_cut")["traces"]
+    for step, events in zip(recorded.study("trace_resnet50")["steps"], (trace["traceEvents"] for trace in cut)):
+        joined = sum(end - start for start, end in step["gpu"])
+        assert step["busy"] <= joined < 1.02 * step["busy"]
+        assert events[0]["name"] == step["step"] and events[0]["dur"] == step["microseconds"]
+        assert 40 <= len(events) <= 55
+        assert sum(e["dur"] for e in events if e["cat"] == "Kernel") == pytest.approx(joined, rel=0.05)
+
+
+def test_log_panels():
+    left, right = plots.log_panels({"a": {"x": ([1, 2, 4], [3, 4, 5])}, "b": {}}, "images", "ms", Figure())
+    assert left.get_title() == "a" and left.get_xscale() == left.get_yscale() == "log"
+    assert [line.get_label() for line in left.lines] == ["x"] and not right.lines

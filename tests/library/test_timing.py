@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mgpu_lib import Timer
+from mgpu_lib.timing import ms, two_digits
 from virtual_gpus import virtual_gpus
 
 
@@ -45,3 +46,9 @@ def test_timer_belongs_to_its_machine(gpus):
         Timer([])
     with pytest.raises(ValueError, match="repeats=0"):
         Timer(["cpu"]).measure(print, repeats=0)
+
+
+def test_two_digits_of_a_number():
+    numbers = 0.0832, 0.96, 0.996, 5.54, 9.96, 10.4, 99.6, 12_345
+    assert [two_digits(n) for n in numbers] == ["0.083", "0.96", "1.0", "5.5", "10", "10", "100", "12,000"]
+    assert ms(0.000521) == "0.52 ms"
