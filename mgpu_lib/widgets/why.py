@@ -29,8 +29,8 @@ class WhySlower(InteractiveFigure):
     num_gpus = traitlets.Int(2).tag(sync=True)
     batch_size = traitlets.Int(256).tag(sync=True)
     caption = traitlets.Unicode(
-        "One training step, the same batch on one GPU and on several. Make the batch smaller until several GPUs are "
-        "slower than one, and see which part of the step has not shrunk. Each row is a GPU. The filled part of a piece "
+        "One training step, the same batch on one GPU and on several. Make the batch larger until several GPUs are "
+        "faster than one, and see which part of the step has not grown. Each row is a GPU. The filled part of a piece "
         "says for how much of its time the GPU is really busy; a strip below it, that gradients are sent meanwhile. "
         "Under the batch sizes: how many times as fast the GPUs together are as one (×: does not fit into the memory; "
         "●: nothing to compare with). All times are modelled, with host=1/2 and PyTorch's default precision; the batch "
