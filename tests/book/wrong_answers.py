@@ -445,7 +445,7 @@ WRONG = {
         ("return batches", "return [*batches, 0]", "each step needs some tokens"),
     ],
     "rescale": [
-        ("*= math.sqrt(k)", "*= k", "That is SGD's rule"),
+        ('["lr"] *= math.sqrt(k)', '["lr"] *= k', "That is SGD's rule"),
         ('        group["lr"] *= math.sqrt(k)\n', "", "it grows by √k"),
         ("= beta1,", "= beta1**k,", "leave it alone"),
         ("max(beta2**k, 0.9)", "beta2**k", "below the floor of 0.9"),
