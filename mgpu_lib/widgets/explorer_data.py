@@ -10,7 +10,7 @@ from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import length, numbers
 from mgpu_lib.widgets.base import TICK
 
-MODELLED, COUNTS = "V100", (1, 2, 4, 8)  # what modelled times are for
+MODELLED, COUNTS = "A100-80", (1, 2, 4, 8)  # what modelled times are for
 BATCH_NORM = " with batch norm"
 NAMES = {"lenet": "LeNet", "lenet_bn": "LeNet" + BATCH_NORM, "resnet8": "ResNet-8" + BATCH_NORM}
 NEEDED = ("net", "batch_size", "seed", "lr", "step", "train_loss", "validation_accuracy")
@@ -99,7 +99,7 @@ def modelled(net, batch_size, images, strategy):
 @cache
 def step_seconds(net, batch_size, k, strategy):
     example = torch.empty(batch_size, 1, 28, 28, device="meta")
-    return predict(network(net), example, MODELLED, k, strategy).seconds
+    return predict(network(net), example, MODELLED, k, strategy, precision="default", host=1 / 2).seconds
 
 
 @cache

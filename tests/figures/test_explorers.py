@@ -83,19 +83,19 @@ def test_another_network_may_have_fewer_batch_sizes_and_budgets(page, write, say
         (
             {"lr": 0.16, "num_gpus": 4},
             "accuracy 84.3% after 4 epochs (860 steps), 83.1% to 85.2% over 3 seeds. That is 5.0 points below the best "
-            "cell (batch 4, rate 0.025), and 64 times as fast. An epoch takes 195 ms on 4 V100s with 64 images each "
+            "cell (batch 4, rate 0.025), and 61 times as fast. An epoch takes 103 ms on 4 A100-80s with 64 images each "
             "(modelled).",
         ),
         (
             {"batch_size": 64, "lr": 1.0},
             "diverged within 64 steps (all 3 seeds). At this batch size 0.4 is the largest rate at which none did. An "
-            "epoch takes 665 ms on one V100 (modelled).",
+            "epoch takes 340 ms on one A100-80 (modelled).",
         ),
         (
             {"batch_size": 4096, "lr": 0.4, "budget": "steps"},
             "accuracy 80.3% after 215 steps (880,640 images), 79.7% to 80.9% over 3 seeds. As good as the best cell "
-            "(batch 1024, rate 0.4) within the spread of the seeds, and 3.6 times as slow. An epoch takes 142 ms on "
-            "one V100 (modelled).",
+            "(batch 1024, rate 0.4) within the spread of the seeds, and 3.3 times as slow. An epoch takes 56.4 ms on "
+            "one A100-80 (modelled).",
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_the_map_shows_accuracies_divergence_and_the_best_of_each_batch_size(pag
     assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 4 epochs, in %"
     control(root, "Compare at").select_option("equal steps")
     assert root.locator(".mgpu-map-title b").text_content() == "accuracy after 215 steps, in %"
-    assert root.locator(".mgpu-times").text_content() == "s/epoch39.59.872.470.670.230.160.14"
+    assert root.locator(".mgpu-times").text_content() == "s/epoch20.15.031.280.340.110.070.06"
 
 
 PLACES = "(asked, rates) => asked.map((lr) => place(lr, rates))"
