@@ -176,8 +176,9 @@ def trace_steps(steps, figure=None):
     panels = figure.subplots(len(steps), sharex=True, squeeze=False)[:, 0]
     for ax, step in zip(panels, steps):
         for name, (start, end) in step["host"].items():
-            ax.broken_barh([(start / 1e3, (end - start) / 1e3)], (0.6, 0.8), color=HOST_PARTS[name])
-        ax.broken_barh([(start / 1e3, (end - start) / 1e3) for start, end in step["gpu"]], (-0.4, 0.8), color="#009E73")
+            ax.broken_barh([(start / 1e3, (end - start) / 1e3)], (0.6, 0.8), color=HOST_PARTS[name], linewidth=0)
+        busy = [(start / 1e3, (end - start) / 1e3) for start, end in step["gpu"]]
+        ax.broken_barh(busy, (-0.4, 0.8), color="#009E73", linewidth=0)  # an outline would fill the gaps
         ax.axvline(step["microseconds"] / 1e3, color="#999999", linewidth=1, linestyle="-")
         ax.set(yticks=[0, 1], yticklabels=["GPU", "host"], title=f"{step['workers']} workers", ylim=(-0.6, 1.6))
         ax.grid(axis="y", visible=False)
