@@ -2,6 +2,7 @@
 
 import statistics
 import warnings
+import weakref
 from functools import partial
 from typing import NamedTuple
 from unittest import mock
@@ -32,6 +33,7 @@ def check_longest_gap(answer):
         ([(5, 6), (8, 9)], 2, "the time before the first event is no gap"),
         ([(6, 7), (0, 2), (3, 4)], 2, "they come in no order: sort them by their start"),
         ([(0, 10), (1, 2), (12, 13)], 2, "an event may run inside a longer one: remember the latest end so far"),
+        ([(0, 1), (3, 4), (2, 20)], 1, "from 1 to 2 nothing runs; the last to end isn't the last to start"),
         ([(0, 3), (1, 4), (4, 5)], 0, "something runs all the time"),
         ([(3, 9)], 0, "one event has no gap"),
     ]:
@@ -45,19 +47,23 @@ def check_longest_gap(answer):
 @exercise
 def check_bottleneck(answer):
     """bottleneck(timeline): what costs GPU 0 most of the time, "host", "link", "compute" or "memory"."""
-    for program in (products, sums, tiny, copies, hidden, mixed):
+    for program in (products, sums, tiny, copies, hidden, mixed, half, waited):
         timeline = timeline_of(program)
         got, costs = filled(answer(timeline)), costs_of(timeline)
         right, hint = max(costs, key=costs.get), program.__doc__
         expect(isinstance(got, str) and got in costs, f"{hint}: {got!r} is none of {', '.join(costs)}")
         expect(
-            program is not hidden or got != "link",
+            program not in (hidden, waited) or got != "link",
             f"{hint}: 'link', but kernels run beside the copies. Only the "
             "communication that overlap() doesn't hide costs time",
         )
+        expect(
+            program is not half or got == right,
+            f"{hint}: {got!r}, but kernels hide only {timeline.overlap()[0]:.0%} of the copies. The rest costs time",
+        )
         table = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in costs.items())
         expect(got == right, f"{hint}: {got!r}, and the times are {table}")
-    return "six programs, and each has its bottleneck named"
+    return "eight programs, and each has its bottleneck named"
 
 
 def costs_of(timeline):
@@ -123,9 +129,32 @@ def hidden(medium, wide, small):
         wide + wide
 
 
+def half(medium, wide, small):
+    """two copies of 64 MiB in a second stream, and products and sums beside half of them"""
+    with torch.cuda.stream(torch.cuda.Stream("cuda:0")):
+        wide.to("cuda:1")
+        wide.to("cuda:1")
+    for _ in range(12):
+        medium @ medium
+    for _ in range(9):
+        wide + wide
+
+
+def waited(medium, wide, small):
+    """two copies of 64 MiB in a second stream, products beside them, and products that wait for the copies"""
+    with torch.cuda.stream(side := torch.cuda.Stream("cuda:0")):
+        wide.to("cuda:1")
+        wide.to("cuda:1")
+    for _ in range(17):
+        medium @ medium
+    torch.cuda.current_stream("cuda:0").wait_stream(side)
+    for _ in range(16):
+        medium @ medium
+
+
 @exercise
 def check_first_to_fix(answer):
-    """first_to_fix(events): the name of the host's range during which the GPU idles longest."""
+    """first_to_fix(events): the name of the host's range during which the GPU idles longest; some have no name."""
     real = [(f"{trace['workers']} workers", trace["traceEvents"]) for trace in study("trace_cut")["traces"]]
     for case, events in [("a made-up trace", made_up()), *real]:
         got = filled(answer([dict(event) for event in events]))
@@ -180,6 +209,11 @@ def check_step_seconds(answer):
             not near(got, statistics.median(short), statistics.mean(short), sum(short)),
             f"{seen}: GPU 1 is still at work when you look at the clock. Synchronize every device, before each reading",
         )
+    left, _ = timed(partial(five, before=False))
+    expect(
+        not near(got, statistics.median(left)),
+        f"{seen}: the first call that you time pays for what is left of the warm-up. Wait before that reading, too",
+    )
     expect(not near(got, sum(times)), f"{seen}: that is the time of all five calls")
     expect(not near(got, statistics.mean(times)), f"{seen}: that is the mean, and one call was disturbed")
     expect(not near(got, max(times)), f"{seen}: that is the slowest call: a cold one, or the disturbed one")
@@ -195,7 +229,10 @@ def timed(measure):
 
 
 class Step:
-    """Two GPUs with unequal work. The first two calls are slow, and so is the fifth, when the host is disturbed."""
+    """Two GPUs with unequal work. The first two calls are slow, and so is the fifth, when the host is disturbed.
+
+    The timed calls take unequal times, so that each counts for the median: what is left of the warm-up moves it.
+    """
 
     def __init__(self, machine):
         self.machine, self.calls = machine, 0
@@ -204,21 +241,22 @@ class Step:
     def __call__(self):
         if self.calls in (0, 1, 4):
             self.machine.clock.host_work(0.02, "disturbed")
-        self.calls += 1
         self.small @ self.small
-        self.large @ self.large
+        for _ in range((8, 8, 2, 4, 1, 5, 3)[self.calls % 7]):
+            self.large @ self.large
+        self.calls += 1
 
 
-def five(step, devices, now, waiting="all"):
-    """The seconds of five calls, when `waiting` for all GPUs, the current one, or nobody."""
+def five(step, devices, now, waiting="all", before=True):
+    """The seconds of five calls, when `waiting` for all GPUs, the current one, or nobody, also `before` a call."""
     synchronized = {"all": devices, "current": devices[:1], "nobody": []}[waiting]
     seconds = []
     for _ in range(7):
-        for device in synchronized:
+        for device in synchronized if before else []:
             torch.cuda.synchronize(device)
         start = now()
         step()
-        for device in synchronized:
+        for device in synchronized if before or len(seconds) > 1 else []:
             torch.cuda.synchronize(device)
         seconds.append(now() - start)
     return seconds[2:]
@@ -257,6 +295,10 @@ def check_epoch_loss(answer):
     loss = filled(got.loss)
     expect(isinstance(loss, float), f"return a float, not a {type(loss).__name__}: read it once, at the end")
     expect(abs(loss - right.loss) < 1e-4, f"the mean loss is {loss:.4f}; the program as it was has {right.loss:.4f}")
+    expect(
+        got.kept <= 1,
+        f"the graphs of {got.kept} steps are kept: a sum of losses has them all as its history. Add up loss.detach()",
+    )
     same = all(abs(a - b) < 1e-5 for a, b in zip(got.weight, right.weight))
     expect(same, "the network ends with other weights: train as before")
     expect(
@@ -270,11 +312,12 @@ def check_epoch_loss(answer):
         f"the host waits for {got.waits - got.waits_on_gpu} copies to the GPU. The memory is pinned: non_blocking=True",
     )
     gain = right.seconds and mended_run(broken_epoch).seconds / got.seconds
-    return f"{gain:.2f} times as fast, and the same loss"
+    return f"{gain:.2f} times as fast, and the same loss up to rounding"
 
 
 class Run(NamedTuple):
-    """What became of an epoch, and how often the host waited: with batches in pinned memory, and on the GPU."""
+    """What became of an epoch, how often the host waited, with batches in pinned memory and on the GPU, and for how
+    many steps autograd kept the graph at once."""
 
     loss: float
     weight: list
@@ -282,6 +325,7 @@ class Run(NamedTuple):
     synchronized: int
     waits: int
     waits_on_gpu: int
+    kept: int
 
 
 def mended_run(program):
@@ -291,7 +335,8 @@ def mended_run(program):
         with virtual_gpus(1, "A100-80", host=0.5) as machine, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             torch.manual_seed(0)
-            net = networks()["LeNet"].to("cuda")
+            net, graphs = networks()["LeNet"].to("cuda"), Graphs()
+            net.register_forward_hook(graphs)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
             batches = [(torch.rand(512, 1, 28, 28), torch.randint(10, (512,))) for _ in range(6)]
             place = torch.Tensor.pin_memory if where == "pinned" else torch.Tensor.cuda
@@ -307,7 +352,36 @@ def mended_run(program):
             seconds = machine.elapsed() - start
             weight = list(net.parameters())[-1].detach().cpu().tolist()
         found.append((loss, weight, seconds, called.call_count, waits))
-    return Run(*found[0], found[1][-1])
+    return Run(*found[0], found[1][-1], graphs.most)
+
+
+class Graphs:
+    """A forward hook that counts the graphs of earlier calls that are still alive; `most` is the largest number."""
+
+    def __init__(self):
+        self.alive, self.most = weakref.WeakSet(), 0
+
+    def __call__(self, module, args, output):
+        self.most = max(self.most, len(self.alive))
+        return Mark.apply(output, self.alive)
+
+
+class Mark(torch.autograd.Function):
+    """Changes nothing, and puts into `alive` what lives as long as its node of the graph."""
+
+    @staticmethod
+    def forward(ctx, X, alive):
+        ctx.node = Node()
+        alive.add(ctx.node)
+        return X.view_as(X)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Node:
+    """Something that a weak reference can refer to."""
 
 
 def broken_epoch(net, optimizer, batches, device):

@@ -8,7 +8,7 @@ import torch
 from pages import cells
 from test_exercises import SHOWN, answer
 
-from mgpu_lib import evidence, exercises
+from mgpu_lib import evidence, exercises, recorded
 from mgpu_lib.exercises import (
     batch_size_and_learning_rate,
     distributeddataparallel,
@@ -63,6 +63,7 @@ def test_three_exercises_ask_for_a_value(capsys):
 
 
 BOUND_BY = {"products": "compute", "sums": "memory", "tiny": "host", "copies": "link", "hidden": "compute"}
+BOUND_BY |= {"half": "link", "waited": "compute"}
 
 
 @pytest.mark.parametrize("program, right", BOUND_BY.items())
@@ -77,6 +78,25 @@ def test_a_copy_that_is_hidden_would_look_like_the_bottleneck():
     timeline = where_the_time_goes.timeline_of(where_the_time_goes.hidden)
     assert timeline.overlap()[0] > 0.9
     assert timeline.communication(0) > max(timeline.bound_by(0)[kind] for kind in ("compute", "memory"))
+
+
+def test_half_of_the_communication_is_hidden_and_no_threshold_will_do():
+    half, waited = (where_the_time_goes.timeline_of(getattr(where_the_time_goes, name)) for name in ("half", "waited"))
+    assert 0.35 < waited.overlap()[0] < 0.45 and 0.52 < half.overlap()[0] < 0.6
+    assert waited.communication(0) > 1.25 * waited.bound_by(0)["compute"], "all of it would look like the bottleneck"
+
+
+def test_the_cut_traces_have_no_name_for_the_pass_in_which_the_gpu_idles_longest():
+    """As the text of exercise 6.3 says."""
+    for cut in recorded.study("trace_cut")["traces"]:
+        assert not [event for event in cut["traceEvents"] if re.search("forward|backward", event["name"].lower())]
+    step = recorded.study("trace_resnet50")["steps"][1]
+    kernels = [{"cat": "Kernel", "ts": start, "dur": end - start} for start, end in step["gpu"]]
+    parts = {part: {"ts": start, "dur": end - start} for part, (start, end) in step["host"].items()}
+    assert step["workers"] == 4
+    idle = {part: where_the_time_goes.idle_in(event, kernels) for part, event in parts.items()}
+    assert sorted(idle, key=idle.get)[-2:] == ["zero_grad", "forward"], idle
+    assert 2.5 < parts["optimizer step"]["dur"] / parts["zero_grad"]["dur"] < 3
 
 
 # Batch size and learning rate

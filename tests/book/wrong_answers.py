@@ -323,6 +323,11 @@ WRONG = {
         ("return max((b.start - a.end for a, b in zip(events, events[1:])), default=0)", "sort them"),
         ("latest_end = max(latest_end, event.end)", "latest_end = event.end", "inside a longer one"),
         ("0, events[0].end", "0, 0", "before the first event"),
+        (
+            "events = sorted(events, key=lambda event: event.end)\n"
+            "return max([0, *(b.start - a.end for a, b in zip(events, events[1:]))])",
+            "the last to end isn't the last to start",
+        ),
         ("return longest", "return sum(b.start - a.end for a, b in zip(events, events[1:]))", "from 4 to 6"),
     ],
     "bottleneck": [
@@ -330,6 +335,12 @@ WRONG = {
         ("return max(timeline.bound_by(0), key=timeline.bound_by(0).get)", "'fixed' is none of"),
         ("max(costs, key=costs.get)", "max(costs.values())", "is none of"),
         (HIDDEN, "0", "and the times are"),
+        (HIDDEN, 'bound.get("link", 0) if timeline.overlap()[0] < 0.5 else 0', "hide only 55% of the copies"),
+        (
+            HIDDEN,
+            'bound.get("link", 0) if timeline.overlap()[0] < 0.6 else 0',
+            "wait for the copies: 'link'",
+        ),
         ("timeline.waiting_for_host(0) + ", "", MIXED),
     ],
     "first_to_fix": [
@@ -344,6 +355,7 @@ WRONG = {
     ],
     "step_seconds": [
         ("            torch.cuda.synchronize(device)\n", "            pass\n", "Synchronize every device"),
+        ("start = done()", "start = now()", "pays for what is left of the warm-up"),
         ("statistics.median", "statistics.mean", "that is the mean"),
         ("statistics.median", "max", "the slowest call"),
         ("statistics.median", "sum", "of all five calls"),
@@ -360,6 +372,8 @@ WRONG = {
         (", non_blocking=True), y.to(device, non_blocking=True)", "), y.to(device)", "the host waits for 12 copies"),
         ("return total.item() / len(batches)", "return total / len(batches)", "return a float, not a Tensor"),
         ("return total.item() / len(batches)", "return total.item()", "the mean loss is"),
+        ("total += loss.detach()", "total = total + loss", "the graphs of 5 steps are kept"),
+        ("total += loss.detach()", "total += loss", "Add up loss.detach()"),
     ],
     # Batch size and learning rate
     "diagnose": [
@@ -671,13 +685,25 @@ RIGHT = {
         batches.append(units * unit)
     return batches"""
     ],
+    "epoch_loss": [
+        """
+    losses = []
+    for X, y in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(X.to(device, non_blocking=True)), y.to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).mean().item()"""
+    ],
     "rescale": [
+        ("max(beta2**k, 0.9)", "max(1 - k * (1 - beta2), 0.9)"),
         """
     for group in optimizer.param_groups:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         half_life = 1 / k  # of the old one, in steps
         group.update(lr=lr * k**0.5, betas=(beta1, max(0.9, beta2 ** (1 / half_life))))
-        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]"""
+        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]""",
     ],
     "mended_script": [(f"data, {REPLICAS}", "data")],
     "count_correct": [
