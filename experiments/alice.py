@@ -4,7 +4,7 @@
 
 writes mgpu_lib/recorded/alice.json: the loss of each step, that on the last characters of the text, which no step
 reads, and how the trained network continues a few words. The eight share one batch and shard the network, with ZeRO-3.
-Network, batches and optimizer are chapter 11's.
+Network, batches and optimizer are chapter 12's.
 """
 
 import json

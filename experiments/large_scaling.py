@@ -6,7 +6,7 @@ writes mgpu_lib/recorded/large_scaling.json: for each plan the modelled seconds 
 or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them, and a batch. Nothing
 is fitted; `run_validation` says how far off such dry runs are.
 
-The program is what chapter 12 shows. A step of many micro-batches is not run whole: each more of them is taken to last
+The program is what chapter 14 shows. A step of many micro-batches is not run whole: each more of them is taken to last
 as much longer as two do than one.
 """
 
@@ -45,7 +45,7 @@ BATCHES = {"8B": 1024, "70B": 256}  # sequences in a step, for strong scaling
 SAMPLE = ("8B, 8 GPUs, 1 x 8 x 1, 1 of 4 x 4096, InfiniBand NDR", "8B, 256 GPUs, 32 x 8 x 1, 1 of 1 x 4096, RoCE 100")
 
 
-# The program, as chapter 12 has it
+# The program, as chapter 14 has it
 
 
 def split(net, mesh):

@@ -10,9 +10,11 @@ MOVED = {  # page: where it is now
     "chapters/08-batch-size-and-learning-rate": "chapters/07-batch-size-and-learning-rate",
     "chapters/09-how-large-a-batch-pays": "chapters/08-how-large-a-batch-pays",
     "chapters/10-distributeddataparallel": "chapters/09-distributeddataparallel",
-    "chapters/11-splitting-a-network": "chapters/10-splitting-a-network",
-    "chapters/12-sharding": "chapters/11-sharding",
-    "chapters/13-planning-a-run": "chapters/12-planning-a-run",
+    "chapters/10-splitting-a-network": "chapters/10-pipelines",
+    "chapters/11-splitting-a-network": "chapters/10-pipelines",
+    "chapters/11-sharding": "chapters/12-sharding",
+    "chapters/12-planning-a-run": "chapters/14-planning-a-run",
+    "chapters/13-planning-a-run": "chapters/14-planning-a-run",
 }
 PAGE = """<!doctype html>
 <html lang="en">

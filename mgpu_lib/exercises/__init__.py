@@ -36,6 +36,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_visible_gpus,
 )
 from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug
+from mgpu_lib.exercises.pipelines import check_best_cut, check_bubble, check_one_f_one_b
 from mgpu_lib.exercises.planning_a_run import (
     check_best_interval,
     check_fewest_gpus,
@@ -43,13 +44,7 @@ from mgpu_lib.exercises.planning_a_run import (
     check_training_days,
 )
 from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
-from mgpu_lib.exercises.splitting_a_network import (
-    check_best_cut,
-    check_bubble,
-    check_linear_three_gpus,
-    check_one_f_one_b,
-    check_row_parallel,
-)
+from mgpu_lib.exercises.tensor_parallelism import check_linear_three_gpus, check_row_parallel
 from mgpu_lib.exercises.tensors_on_devices import (
     check_aliases,
     check_copy_ms,

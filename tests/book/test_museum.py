@@ -15,7 +15,7 @@ from mgpu_lib.ranks import Ranks
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "chapters" / "museum.ipynb"
 CHAPTER = "09-distributeddataparallel.ipynb"  # has the second hall
-SHARDING = "11-sharding.ipynb"  # has the third
+SHARDING = "12-sharding.ipynb"  # has the third
 
 
 def sources(notebook, ids=""):
