@@ -354,7 +354,9 @@ WRONG = {
         ),
     ],
     "step_seconds": [
-        ("            torch.cuda.synchronize(device)\n", "            pass\n", "Synchronize every device"),
+        ("            torch.cuda.synchronize(device)\n", "            pass\n", "a GPU is still at work"),
+        ("for device in devices:", "for device in devices[:1]:", "GPU 1 is still at work"),
+        ("for device in devices:", "for device in devices[-1:]:", "GPU 0 is still at work"),
         ("start = done()", "start = now()", "pays for what is left of the warm-up"),
         ("statistics.median", "statistics.mean", "that is the mean"),
         ("statistics.median", "max", "the slowest call"),
