@@ -31,6 +31,48 @@ def errors():
     }
 
 
+def by_regime():
+    """{what sets the pace: {what was compared: modelled / real times}}.
+
+    Of ResNet-18 on an H200, batches of 64 are left out: either may set the pace. An efficiency counts as the
+    time that it stands for, 1 / efficiency.
+    """
+    found = errors()
+    small = [row["error"] for row in held_out(study("clock_validation")) if row["batch_per_gpu"] <= 8]
+    small += [row["now"]["error"] for row in study("trial")["rows"] if row["batch_per_gpu"] <= 8]
+    resnet, few = h200("resnet18", (256, 1024)), h200("resnet18", (1, 16))
+    lenet = h200("lenet", (1, 16, 64, 256, 1024))
+    regimes = {
+        "the GPU": {
+            "image networks, training": found["images"],
+            "transformers, training": found["transformers"],
+            "ResNet-18, Llama, on an H200": resnet["train"] + resnet["infer"] + steps_on_a_gpu("", "llama"),
+        },
+        "the host": {
+            "published, up to 8 images": small,
+            "ResNet-18, up to 16, on an H200": few["train"],
+            "LeNet, training, on an H200": lenet["train"],
+            "forward only, on an H200": lenet["infer"] + few["infer"],
+        },
+        "a link": {
+            "collectives, node or InfiniBand": found["collectives"],
+            "collectives, other networks": found["slow networks"],
+            "slowdown of DDP between nodes": [1 / (1 + error) - 1 for error in found["several nodes"]],
+        },
+    }
+    return {pace: {what: [1 + e for e in rows] for what, rows in each.items()} for pace, each in regimes.items()}
+
+
+def h200(net, sizes):
+    """{"train": errors, "infer": errors} of a network's steps and forward passes on an H200, with so many images."""
+    found = {"train": [], "infer": []}
+    for key, real, said in both("steps") + both("validation"):
+        name, images, how = key.lower().replace("-", "").split("/")
+        if name == net and int(images) in sizes:
+            found["infer" if how == "infer" else "train"].append(said["median"] / real["median"] - 1)
+    return found
+
+
 def held_out(stored):
     """The rows of a study that no fit has seen."""
     return [row for row in stored["rows"] if row["half"] == "held out"]

@@ -1,6 +1,7 @@
-"""The book's matplotlib look, and its recurring figures: test accuracy per epoch, and comparisons with intervals."""
+"""The book's matplotlib look, and its recurring figures: test accuracy per epoch, comparisons with intervals, dots."""
 
 import io
+import statistics
 from functools import partial
 
 # Two of Okabe and Ito's colors, one of Paul Tol's, and black: four that differ clearly for color-blind readers, each
@@ -101,6 +102,38 @@ def forest(rows, nothing=0, number="{:+.1f}", ax=None):
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_ylim(len(rows) - 0.4, -0.6)
+    return ax
+
+
+def strips(groups, ax=None):
+    """A dot for each ratio of `groups`, {heading: {label: ratios}}, on a logarithmic axis, and a bar at each median.
+
+    At the right stand the median, as percent above or below 1, and the number of ratios. Returns the Axes.
+    """
+    import matplotlib.pyplot as plt
+
+    ax = plt.gca() if ax is None else ax
+    labels = []
+    for heading, rows in groups.items():
+        labels.append((heading, "bold"))
+        for label, ratios in rows.items():
+            place, middle = len(labels), statistics.median(ratios)
+            heights = [place + 0.6 * (i * 0.618 % 1 - 0.5) for i in range(len(ratios))]  # equal ratios lie side by side
+            ax.plot(sorted(ratios), heights, "o", color=PALETTE[0], markersize=3, alpha=0.4)
+            ax.vlines(middle, place - 0.42, place + 0.42, color=PALETTE[1], linewidth=2.5)
+            numbers = f"{middle - 1:+.0%}  of {len(ratios)}"
+            ax.text(1.02, place, numbers, fontsize=8.5, va="center", transform=ax.get_yaxis_transform())
+            labels.append((label, "normal"))
+    ax.axvline(1, color="#000000", linestyle=":", linewidth=1)
+    ax.set_xscale("log")
+    ax.set_xticks([0.3, 0.5, 0.7, 1, 1.4, 2], ["0.3", "0.5", "0.7", "1", "1.4", "2"])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(labels)), [label for label, _ in labels], fontsize=8.5)
+    for tick, (_, weight) in zip(ax.get_yticklabels(), labels):
+        tick.set_fontweight(weight)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.set_ylim(len(labels) - 0.4, -0.6)
     return ax
 
 

@@ -30,6 +30,21 @@ def test_errors_are_those_that_the_studies_summarize():
     assert len(errors["collectives"]) + len(errors["slow networks"]) == sum(group["rows"] for group in groups)
 
 
+def test_each_regime_has_the_errors_of_its_own_measurements():
+    regimes, errors = clock_errors.by_regime(), clock_errors.errors()
+    gpu, host, link = regimes.values()
+    assert list(regimes) == ["the GPU", "the host", "a link"]
+    assert gpu["image networks, training"] == [1 + error for error in errors["images"]]
+    assert {1 + error for error in errors["LeNet"]} < set(host["LeNet, training, on an H200"])
+    assert len(clock_errors.h200("resnet18", (256,))["infer"]) == 1 and not clock_errors.h200("lenet", (7,))["train"]
+    slowest = max(
+        row["efficiency"]["modelled"] / row["efficiency"]["published"]
+        for _, row in clock_errors.scaling_rows(study("ddp_scaling"))
+        if row["nodes"] > 1
+    )
+    assert min(link["slowdown of DDP between nodes"]) == pytest.approx(1 / slowest, abs=1e-3)
+
+
 def test_a_kernel_beside_a_copy_takes_longer_the_more_of_the_gpu_the_copy_keeps():
     few, many = clock_errors.beside_a_copy(4), clock_errors.beside_a_copy(32)
     assert all(many[kernel] >= 1 and few[kernel] < many[kernel] for kernel in few if "1536" not in kernel)

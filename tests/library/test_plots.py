@@ -108,6 +108,14 @@ def test_a_condensed_trace_holds_what_it_says():
         assert sum(e["dur"] for e in events if e["cat"] == "Kernel") == pytest.approx(joined, rel=0.05)
 
 
+def test_strips_have_a_dot_for_each_ratio_and_a_bar_at_the_median():
+    ax = plots.strips({"a": {"x": [2, 0.5, 0.8], "y": [1.1]}, "b": {"z": [1, 1]}}, Figure().subplots())
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "x", "y", "b", "z"]
+    assert [sorted(line.get_xdata()) for line in ax.lines[:3]] == [[0.5, 0.8, 2], [1.1], [1, 1]]
+    assert [text.get_text() for text in ax.texts] == ["-20%  of 3", "+10%  of 1", "+0%  of 2"]
+    assert len({*ax.lines[2].get_ydata()}) == 2, "equal ratios don't cover each other"
+
+
 def test_log_panels():
     left, right = plots.log_panels({"a": {"x": ([1, 2, 4], [3, 4, 5])}, "b": {}}, "images", "ms", Figure())
     assert left.get_title() == "a" and left.get_xscale() == left.get_yscale() == "log"
