@@ -14,8 +14,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -26,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import mgpu_lib as mgpu
 from experiments import study
@@ -67,9 +67,10 @@ def split(net, mesh):
 def sharded(net, mesh, recompute):
     """ZeRO-3 over the ranks of a mesh, in bfloat16."""
     bf16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    for i, layer in enumerate(net.layers):
-        layer = checkpoint_wrapper(layer) if recompute else layer
-        net.layers[i] = fully_shard(layer, mesh=mesh, mp_policy=bf16)
+    for layer in net.layers:
+        if recompute:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        fully_shard(layer, mesh=mesh, mp_policy=bf16)
     fully_shard(net, mesh=mesh, mp_policy=bf16)
     return net.to_empty(device="cuda")
 
@@ -77,12 +78,13 @@ def sharded(net, mesh, recompute):
 def trained(net, tokens, micro_batches):
     """A function that takes a step."""
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)  # parameters lie on different meshes
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
 
     def step():
         for _ in range(micro_batches):
             with loss_parallel():
-                loss = F.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten())
-                loss.backward()
+                loss = F.cross_entropy(net(inputs).flatten(0, 1), targets)
+                (loss / micro_batches).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -94,9 +96,9 @@ def grid(copies, tensor, turned):
     n = dist.get_world_size()
     if n % (copies * tensor):
         raise ValueError(f"copies={copies} × tensor={tensor} does not divide {n} ranks")
-    ranks = torch.arange(n)
-    ranks = ranks.view(tensor, copies, -1).permute(1, 2, 0) if turned else ranks.view(copies, -1, tensor)
-    return DeviceMesh("cuda", ranks, mesh_dim_names=("copies", "parts", "tensor"))
+    sizes = {"copies": copies, "parts": n // (copies * tensor), "tensor": tensor}
+    names = ["tensor", "copies", "parts"] if turned else ["copies", "parts", "tensor"]
+    return init_device_mesh("cuda", [sizes[name] for name in names], mesh_dim_names=names)
 
 
 def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, recompute=True, turned=False):
@@ -108,7 +110,7 @@ def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, rec
         check_heads(net.layers[0].attention, tensor)
         split(net, mesh["tensor"])
     net = sharded(net, mesh["copies", "parts"] if copies > 1 else mesh["parts"], recompute)
-    tokens = torch.zeros(rows, tokens, dtype=torch.long, device="cuda")
+    tokens = torch.zeros(rows, tokens + 1, dtype=torch.long, device="cuda")
     return trained(net, tokens, micro_batches)
 
 
