@@ -37,6 +37,7 @@ SIZES = mgpu.LLAMA | {
     # Touvron et al. 2023 (arXiv:2302.13971), table 2. The inner width, which it leaves out, is that of the published
     # weights.
     "65B": {"vocab": 32_000, "width": 8192, "layers": 80, "heads": 64, "inner": 22_016},
+    "13B": {"vocab": 32_000, "width": 5120, "layers": 40, "heads": 40, "inner": 13_824},  # Llama 2 13B
 }
 NETWORKS = ("InfiniBand NDR", "RoCE 100", "Ethernet 100")
 COUNTS = 8, 16, 32, 64, 128, 256, 512, 1024
@@ -162,9 +163,16 @@ def published():
         yield plan("65B", 2048, "InfiniBand HDR", "A100-80", tokens=2048, **options)
 
 
+def offered():
+    """A 13B model on 64 H100 with cards of 100 Gb/s and at most 2 million tokens in a step: chapter 14's open task."""
+    for rows, recompute, micro_batches in ((8, True, 1), (4, False, 1), (2, False, 1), (2, False, 4), (1, False, 8)):
+        options = {"rows": rows, "micro_batches": micro_batches} | ({} if recompute else {"recompute": False})
+        yield plan("13B", 64, "RoCE 100", **options)
+
+
 def cases():
     """{what a plan is called: arguments of `record`}."""
-    return dict(each for group in (weak, published, strong, tensors, networks) for each in group())
+    return dict(each for group in (weak, published, offered, strong, tensors, networks) for each in group())
 
 
 def recipe():
