@@ -58,6 +58,7 @@ MODULES = (
     "collectives",
     "ddp",
     "exercises",
+    "experts",
     "plots",
     "splitting",
     "tensor_parallel",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from virtual_gpus import virtual_gpus
 
 PROGRAMS = Path(__file__).parent / "programs"
-TEXTS = [(PROGRAMS / file).read_text() for file in ("from_scratch.py", "zero.py", "noise.py")]
+TEXTS = [(PROGRAMS / file).read_text() for file in ("from_scratch.py", "zero.py", "moe.py", "noise.py")]
 
 
 @pytest.fixture(scope="module")

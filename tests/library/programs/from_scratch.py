@@ -15,7 +15,8 @@ from mgpu_lib import current_machine
 from mgpu_lib.ddp import DDP
 
 sys.path.append(str(Path(__file__).parents[3] / "virtual-gpus" / "tests" / "programs"))
-import noise  # noqa: F401 (its checks enter themselves)
+import moe  # noqa: F401 (its checks enter themselves)
+import noise  # noqa: F401
 import zero  # noqa: F401
 from checking import (
     Branches,
