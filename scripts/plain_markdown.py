@@ -22,6 +22,7 @@ from sphinx.util import logging
 
 BOXES = {"Predict": "tip", "Note": "note", "Warning": "warning", "Verdict": "important", "Exercise": "exercise"}
 CAPTION = re.compile(r"Figure \d*[A-Z]?(\.?\d+)?\.")
+STARS = re.compile("★+")
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,9 @@ def make_box(quote):
     take_targets(quote[0], box)
     cut_start(quote[0], words)
     title = words.astext().removesuffix(".")
+    if STARS.fullmatch(quote[0].astext()):  # how hard an exercise is
+        title += f" {quote[0].astext()}"
+        quote[0].clear()
     box += nodes.title(title, title)
     box += [child for child in quote.children if child.children or not isinstance(child, nodes.paragraph)]
     quote.replace_self(box)

@@ -18,7 +18,7 @@ IMPORTS, DEFINITIONS = (ast.Import, ast.ImportFrom), (ast.FunctionDef, ast.Class
 @cache
 def cells(page):
     """All cells of a page; `page` is its file's name or the beginning of it, such as "03" or "museum"."""
-    [name] = [name for name in PAGES if name.startswith(page)]
+    [name] = [page] if page in PAGES else [name for name in PAGES if name.startswith(page)]
     return nbformat.read(CHAPTERS / f"{name}.ipynb", as_version=4).cells
 
 

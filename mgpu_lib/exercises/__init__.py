@@ -35,7 +35,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_emptiest_gpu,
     check_visible_gpus,
 )
-from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug
+from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug, check_seed_of
 from mgpu_lib.exercises.pipelines import check_best_cut, check_bubble, check_one_f_one_b
 from mgpu_lib.exercises.planning_a_run import (
     check_best_interval,
@@ -113,6 +113,7 @@ __all__ = [
     "check_ring_allreduce",
     "check_row_losses",
     "check_row_parallel",
+    "check_seed_of",
     "check_seeds_needed",
     "check_sent_bytes",
     "check_stays_in_node",

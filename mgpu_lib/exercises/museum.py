@@ -1,10 +1,12 @@
-"""Checks for the museum's exercises: a step that clips, and a bug that no check of the museum finds."""
+"""Checks for the museum's exercises: a step that clips, a bug that no check there finds, seeds of many ranks."""
+
+from itertools import product
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib.exercises.framework import exercise, expect
+from mgpu_lib.exercises.framework import exercise, expect, filled
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.museum import Museum, every_step_matches, mean_loss, objections, one_device
 from mgpu_lib.parallel import get_params, max_divergence
@@ -90,3 +92,17 @@ def first_wrong(step):
             if found:
                 return f"{case}: {found['assert_step_matches_single_device'].partition('. ')[0]}", raised
     return None, raised
+
+
+@exercise
+def check_seed_of(answer):
+    """seed_of(seed, step, rank): a seed of its own for each rank in each step, however many ranks there are."""
+    steps, ranks = [*range(9), 64, 1000, 1024, 99_999, 999_999], [*range(9), 64, 511, 1000, 1023]
+    draws = {}
+    for case in product((0, 1, 2, 999), steps, ranks):
+        got = filled(answer(*case))
+        expect(type(got) is int and 0 <= got < 2**63, f"seed_of{case} is {got!r}: return a whole number below 2**63")
+        expect(got == answer(*case), f"seed_of{case} says {got}, and then {answer(*case)}: a run could not be repeated")
+        expect(got not in draws, f"seed_of{case} and seed_of{draws.get(got)} are both {got}: these two draw alike")
+        draws[got] = case
+    return "no two ranks draw alike, in no step of no run, however many ranks there are"

@@ -95,7 +95,7 @@ def test_every_exercise_has_wrong_answers():
     assert sorted(WRONG) == sorted(SHOWN) == FUNCTIONS
 
 
-EXERCISE = r'^> <a id="(ex-[\w-]+)"></a>\*\*Exercise (\S+) \(.+\)\*\*\n'
+EXERCISE = r'^> <a id="(ex-[\w-]+)"></a>\*\*Exercise (\S+) \(.+\)\*\*(?: ★+)?\n'
 
 
 def steps(page):

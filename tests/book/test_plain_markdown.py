@@ -110,13 +110,15 @@ def test_a_label_is_authors_and_year_or_the_short_title(tmp_path, fields, label)
 
 
 def number_of(name):
-    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, "B." in the second appendix."""
+    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, "M2." in its second half, "B." in an appendix."""
     page = name.rpartition("/")[2]
     if not name.startswith("chapters/"):
         return ""
     if page.startswith("appendix-"):
         appendices = sorted(path.name for path in (ROOT / "chapters").glob("appendix-*.ipynb"))
         return f"{'AB'[appendices.index(page)]}."
+    if page == "museum-many-processes.ipynb":
+        return "M2."
     return f"{int(page[:2]) if page[:2].isdigit() else page[0].upper()}."
 
 
@@ -166,6 +168,7 @@ def one(document, kind):
         ),
         ("> **Verdict on claim 1**\n>\n> **No.** It isn't.", "important", ["Verdict on claim 1", "No. It isn't."]),
         ('> <a id="ex-a"></a>**Exercise 4.2 (Rings)**\n>\n> Do.', "exercise", ["Exercise 4.2 (Rings)", "Do."]),
+        ('> <a id="ex-a"></a>**Exercise 4.2 (A)** ★★\n>\n> Do.', "exercise", ["Exercise 4.2 (A) ★★", "Do."]),
     ],
 )
 def test_a_quote_that_begins_with_a_bold_word_is_a_box_and_others_stay(text, kind, parts):

@@ -654,6 +654,13 @@ WRONG = {
         (TWO_ONLY, REDUCE + "    1 / (len(devices) == 2)\n", "it is not silent, but raises an error"),
         ("lr, batch", "0.9 * lr if len(devices) > 2 else 1.01 * lr, batch", "it is wrong, but"),
     ],
+    "seed_of": [
+        ("return seed + rank", "seed_of(0, 1, 0) and seed_of(0, 0, 0) are both 0: these two draw alike"),
+        ("(seed * 10**6 + step) * 1024", "(seed * 10**6 + step) * 8", "these two draw alike"),
+        ("seed * 10**6", "seed", "these two draw alike"),
+        ("import random\nreturn random.getrandbits(62)", "a run could not be repeated"),
+        ("return float(hash((seed, step, rank)))", "return a whole number"),
+    ],
 }
 
 RIGHT = {
