@@ -52,7 +52,7 @@ def check_diagnose(answer):
     for letter, right in LETTERS.items():
         got = filled(answer(letter))
         expect(isinstance(got, str) and got in EXPLAINED, f"curve {letter}: {got!r} is none of {', '.join(EXPLAINED)}")
-        expect(got == right, f"curve {letter} isn't {got!r}: {EXPLAINED[right].partition('. ')[0]}")
+        expect(got == right, f"curve {letter} isn't {got!r}. Look for this: {EXPLAINED[got].partition('. ')[0]}")
     return " ".join(
         f"{letter}, {word}: {EXPLAINED[word].partition('Change: ')[2]}." for letter, word in LETTERS.items()
     )
@@ -122,11 +122,12 @@ def seeds_for(deviation):
 # A comparison to mend
 
 
-def planted(shift=0.0, lost=None):
+def planted(shift=0.0, lost=None, uneven=0.0):
     """Runs of two batch sizes, as `evidence.grid` returns them, at three rates each and with three seeds.
 
-    Batches of 64 are best at 0.1 and those of 1024 at 0.4, and then equally good, but for `shift`. On the test images
-    0.2 looks better by chance. Of the small batch the seed `lost` has died.
+    Batches of 64 are best at 0.1 and those of 1024 at 0.4, and then equally good, but for `shift`, to which the seeds
+    add -`uneven`, 0 and `uneven`. On the test images 0.2 looks better by chance. Of the small batch the seed `lost` has
+    died.
     """
     level = {64: {0.1: 0.85, 0.2: 0.84, 0.4: 0.78}, 1024: {0.1: 0.76, 0.2: 0.83, 0.4: 0.85 + shift}}
     luck = {64: 0.02, 1024: 0.05}  # of the test images, at 0.2
@@ -134,7 +135,13 @@ def planted(shift=0.0, lost=None):
     return {
         B: {
             lr: [
-                planted_run(seed, mean + noise[seed], luck[B] * (lr == 0.2), lost == seed and B == 64) for seed in noise
+                planted_run(
+                    seed,
+                    mean + noise[seed] + (seed - 1) * uneven * (B == 1024),
+                    luck[B] * (lr == 0.2),
+                    lost == seed and B == 64,
+                )
+                for seed in noise
             ]
             for lr, mean in rates.items()
         }
@@ -163,6 +170,14 @@ def check_mended_comparison(answer):
     expect(
         close(gain, 100 * small),
         f"where one seed of the small batch is missing, the gain comes out as {gain:+.1f}: leave it out on both sides",
+    )
+    gain, half = pair_of(answer(planted(small, uneven=0.01), 1024, 64))
+    right = 100 * small
+    _, wide = evidence.paired({0: right - 1, 1: right, 2: right + 1}, dict.fromkeys(range(3), 0))
+    expect(close(gain, right), f"gains around {right:.2f} points, a point apart, come out as {gain:+.2f}")
+    expect(
+        close(half, wide),
+        f"three seeds whose gains lie a point apart: half the interval is {wide:.2f} points, you say {half:.2f}",
     )
     gain, half = pair_of(answer(evidence.grid("lenet"), 1024, 256))
     return f"in the grid, batches of 1024 against 256: {gain:+.1f} ± {half:.1f} points"

@@ -379,11 +379,11 @@ WRONG = {
     ],
     # Batch size and learning rate
     "diagnose": [
-        ("dead at once", "good", "curve B isn't 'good': it never leaves"),
-        ("too small", "good", "curve C isn't 'good': it rises slowly"),
-        ("jumps", "too small", "falls back again and again"),
-        ("learned, then died", "dead at once", "above guessing before"),
-        ("good", "jumps", "curve E isn't 'jumps': it rises fast"),
+        ("dead at once", "good", "curve B isn't 'good'. Look for this: it rises fast"),
+        ("too small", "good", "curve C isn't 'good'. Look for this: it rises fast"),
+        ("jumps", "too small", "curve A isn't 'too small'. Look for this: it rises slowly"),
+        ("learned, then died", "dead at once", "it never leaves the 10 % of guessing"),
+        ("good", "jumps", "curve E isn't 'jumps'. Look for this: it is far above guessing"),
     ],
     "seeds_needed": [
         ("first[seed] - second[seed]", "second[seed] - first[seed]", "the wrong sign"),
@@ -430,6 +430,7 @@ WRONG = {
             "leave it out on both sides",
         ),
         ("return evidence.paired(new, old)", "return evidence.paired(new, old)[0]", "return two numbers"),
+        ("return evidence.paired(new, old)", "return evidence.paired(new, old)[0], 0.0", "gains lie a point apart"),
     ],
     # How large a batch pays
     "critical_batch": [
@@ -438,6 +439,7 @@ WRONG = {
         ("return E_min / S_min", "return S_min / E_min", "turn it round"),
         (", w=[1 / s for s in S]", "", "do they decide alone?"),
         ("B, S = list(steps), list(steps.values())\nreturn B[0] * (S[0] / S[-1] - 1)", "less than the steps of the"),
+        (", w=[1 / s for s in S]", ", w=[1, *[0] * (len(x) - 2), 1]", "Fit all sizes"),
     ],
     "two_batch_noise": [
         ("noise / signal", "signal / noise", "that is signal over noise"),
@@ -469,6 +471,7 @@ WRONG = {
         ('        group["weight_decay"] *= math.sqrt(k)\n', "", "each step shrinks the weights by"),
         ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] *= k', "each step shrinks the weights by"),
         ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] += 0.1', "this group had none"),
+        ('["initial_lr"] *= math.sqrt(k)', '["initial_lr"] *= 1', "a new scheduler should begin"),
     ],
     # DistributedDataParallel
     "mended_script": [
@@ -712,7 +715,8 @@ RIGHT = {
         lr, (beta1, beta2) = group["lr"], group["betas"]
         half_life = 1 / k  # of the old one, in steps
         group.update(lr=lr * k**0.5, betas=(beta1, max(0.9, beta2 ** (1 / half_life))))
-        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]""",
+        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]
+        group.pop("initial_lr", None)""",
     ],
     "mended_script": [(f"data, {REPLICAS}", "data")],
     "count_correct": [
