@@ -3,7 +3,7 @@
     python -m experiments.large_scaling
 
 writes mgpu_lib/recorded/large_scaling.json: for each plan the modelled seconds of a step and the most memory of a GPU,
-or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them, and a batch. Nothing
+in all and by kind, or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them, and a batch. Nothing
 is fitted; `run_validation` says how far off such dry runs are.
 
 The program is what chapter 14 shows. A step of many micro-batches is not run whole: each more of them is taken to last
@@ -189,6 +189,7 @@ def record(model, n_gpus, network, gpu, options):
     return found | {
         "seconds": round(made.seconds, 6),
         "gib": round(max(made.peak_memory) / 2**30, 2),
+        "memory": {kind: round(nbytes / 2**30, 2) for kind, nbytes in made.memory[0].items()},
         "exposed": round(made.exposed, 4),
         "flops": made.flops,
     }
