@@ -222,17 +222,19 @@ def trace_steps(steps, figure=None):
 
 
 def log_panels(curves, xlabel, ylabel, figure=None):
-    """Draw curves {title: {label: (xs, ys)}}, a panel for each title, on logarithmic axes that they share.
+    """Draw curves {title: {label: (xs, ys, lows, highs)}}, a panel for each title, on logarithmic axes that they share.
 
-    Ticks of x are at the xs. Returns the Axes. Without `figure` the current one is used, or a new one.
+    A shaded band reaches from lows to highs. Ticks of x are at the xs. Returns the Axes. Without `figure` the current
+    one is used, or a new one.
     """
     import matplotlib.pyplot as plt
 
     figure = plt.gcf() if figure is None else figure
     panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
     for ax, (title, lines) in zip(panels, curves.items()):
-        for label, (xs, ys) in lines.items():
-            ax.plot(xs, ys, marker="o", label=label)
+        for label, (xs, ys, lows, highs) in lines.items():
+            (line,) = ax.plot(xs, ys, marker="o", label=label)
+            ax.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
         ax.set(title=title, xlabel=xlabel, xscale="log", yscale="log")
         ax.set_xticks(xs, [f"{x:g}" if i % 2 == 0 else "" for i, x in enumerate(xs)])
         ax.yaxis.set_major_formatter("{x:g}")

@@ -117,6 +117,9 @@ def test_strips_have_a_dot_for_each_ratio_and_a_bar_at_the_median():
 
 
 def test_log_panels():
-    left, right = plots.log_panels({"a": {"x": ([1, 2, 4], [3, 4, 5])}, "b": {}}, "images", "ms", Figure())
+    curve = [1, 2, 4], [3, 4, 5], [2, 3, 5], [6, 6, 6]
+    left, right = plots.log_panels({"a": {"x": curve}, "b": {}}, "images", "ms", Figure())
     assert left.get_title() == "a" and left.get_xscale() == left.get_yscale() == "log"
     assert [line.get_label() for line in left.lines] == ["x"] and not right.lines
+    (band,) = left.collections
+    assert band.get_paths()[0].get_extents().get_points().tolist() == [[1, 2], [4, 6]]
