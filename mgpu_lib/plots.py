@@ -7,6 +7,7 @@ from functools import partial
 # Two of Okabe and Ito's colors, one of Paul Tol's, and black: four that differ clearly for color-blind readers, each
 # with a contrast of 3 or more to white. The white background is part of the figure: a dark page changes nothing.
 PALETTE = ("#0072B2", "#D55E00", "#882255", "#000000")
+PASSES = {"F": "#0072B2", "B": "#B34700", "W": "#00785A"}  # of a pipeline; white letters can be read on each
 DASHES = ("-", "--", "-.", ":")  # a second mark beside the color
 SIZE, DPI = (6.4, 3.6), 150  # inches, and pixels per inch: every figure has 960 x 540 pixels
 
@@ -134,6 +135,30 @@ def strips(groups, ax=None):
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_ylim(len(labels) - 0.4, -0.6)
+    return ax
+
+
+def schedule(passes, ax=None):
+    """The passes of a pipeline's ranks, a row for each: passes[rank] has (name, start, end) in ms, or in slots.
+
+    Forward passes, F, are blue, backward passes, B, orange, and passes for the weights alone, W, green; those with a
+    prime, of a rank's second stage, are pale. Returns the Axes.
+    """
+    import matplotlib.pyplot as plt
+
+    ax = plt.gca() if ax is None else ax
+    begin = min(start for row in passes for _, start, _ in row)
+    whole = max(end for row in passes for *_, end in row) - begin
+    for rank, row in enumerate(passes):
+        for name, start, end in row:
+            left, width, pale = start - begin, end - start, 0.7 if "'" in name else 1
+            ax.barh(
+                rank, width, left=left, height=0.9, color=PASSES[name[0]], alpha=pale, edgecolor="white", linewidth=0.5
+            )
+            if width > whole / 50:  # or there is no room for its name
+                ax.text(left + width / 2, rank, name, color="white", fontsize=6, ha="center", va="center")
+    ax.set(yticks=range(len(passes)), ylabel="rank", ylim=(len(passes) - 0.4, -0.6))
+    ax.grid(False)
     return ax
 
 

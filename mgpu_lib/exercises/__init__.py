@@ -36,7 +36,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_visible_gpus,
 )
 from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug, check_seed_of
-from mgpu_lib.exercises.pipelines import check_best_cut, check_bubble, check_one_f_one_b
+from mgpu_lib.exercises.pipelines import check_best_cut, check_messages, check_one_f_one_b
 from mgpu_lib.exercises.planning_a_run import (
     check_best_interval,
     check_fewest_gpus,
@@ -79,7 +79,6 @@ __all__ = [
     "check_bottleneck",
     "check_break_even_ms",
     "check_broadcast_backward",
-    "check_bubble",
     "check_cheapest",
     "check_clipped_step",
     "check_copy_ms",
@@ -102,6 +101,7 @@ __all__ = [
     "check_mended_script",
     "check_mended_step",
     "check_mesh_groups",
+    "check_messages",
     "check_mlp_bytes",
     "check_one_f_one_b",
     "check_own_bug",

@@ -1,5 +1,7 @@
 """Checks for "Pipelines": cutting a network, and the order of a pipeline."""
 
+from itertools import pairwise
+
 from mgpu_lib.exercises.framework import exercise, expect, filled
 
 
@@ -31,21 +33,6 @@ def check_best_cut(answer):
         )
         expect(cut == best, f"{case}: {cut} and {best} are equally good; take the smaller one")
     return "the busier GPU has as little as it can, and of such cuts yours sends the least"
-
-
-@exercise
-def check_bubble(answer):
-    """bubble(num_gpus, micro_batches): the share of time slots in which a GPU of the pipeline idles."""
-    for k, m in [(4, 8), (4, 1), (2, 3), (1, 5)]:
-        got, right = filled(answer(k, m)), (k - 1) / (m + k - 1)
-        case = f"{k} GPUs and {m} micro-batches: {got!r} isn't the share"
-        if abs(got - right) > 1e-6:
-            expect(got != (k - 1) / m, f"{case}; it is idle slots for each busy one. The share is of all slots")
-            expect(got != (k - 1) / (m + k), f"{case}; count again: the last micro-batch leaves in slot m + k - 1")
-            expect(got != m / (m + k - 1), f"{case}; it is the busy share")
-            expect(got != (k - 1) / k, f"{case}; it is the one for a single micro-batch. Where does m come in?")
-            expect(False, f"{case}. Of how many slots in all, m + k - 1, does one GPU wait in k - 1?")
-    return f"four GPUs idle {answer(4, 1):.0%} of the time with one micro-batch, {answer(4, 32):.0%} with 32"
 
 
 @exercise
@@ -99,3 +86,24 @@ def slots_taken(orders):
         waiting = [f"rank {r} waits for {orders[r][n]}" for r, n in enumerate(done) if n < len(orders[r])]
         expect(len(ends) > before, f"with these orders nobody can go on: {', '.join(waiting)}")
     return max(free)
+
+
+@exercise
+def check_messages(answer):
+    """messages(layout, micro_batches): how many tensors travel between ranks in a step; layout[i] has stage i."""
+    for layout, m in [
+        ([0, 1, 2, 3], 8),
+        ([0, 1, 2, 3] * 2, 8),
+        ([0, 1, 2, 3, 3, 2, 1, 0], 8),
+        ([0], 5),
+        ([0, 0, 1, 0], 3),
+    ]:
+        got, hops = filled(answer(list(layout), m)), [a != b for a, b in pairwise(layout)]
+        case = f"layout {layout}, {m} micro-batches: {got!r}"
+        right = 2 * m * sum(hops)
+        if got != right:
+            expect(got != m * sum(hops), f"{case} counts one way. Where does a gradient come from?")
+            expect(got != 2 * sum(hops), f"{case} counts one micro-batch")
+            expect(got != 2 * m * len(hops), f"{case}: between two stages on one rank nothing has to travel")
+            expect(False, f"{case}. At how many boundaries do two ranks meet, and how often does each of them send?")
+    return "with eight micro-batches 1F1B sends 48 messages, interleaved 112, the V 96"

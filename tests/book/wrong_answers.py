@@ -523,12 +523,11 @@ WRONG = {
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
         ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
     ],
-    "bubble": [
-        ("(micro_batches + num_gpus - 1)", "micro_batches", "idle slots for each busy one"),
-        ("micro_batches + num_gpus - 1", "micro_batches + num_gpus", "slot m + k - 1"),
-        ("(micro_batches + num_gpus - 1)", "num_gpus", "Where does m come in"),
-        ("(num_gpus - 1) /", "micro_batches /", "busy share"),
-        ("(num_gpus - 1) /", "1 /", "does one GPU wait in k - 1"),
+    "messages": [
+        ("2 * micro_batches", "micro_batches", "counts one way"),
+        ("micro_batches * crossings", "crossings", "counts one micro-batch"),
+        ("a != b", "True", "between two stages on one rank nothing has to travel"),
+        ("zip(layout, layout[1:])", "zip(layout, layout[1:] + layout[:1])", "At how many boundaries"),
     ],
     "one_f_one_b": [
         (
@@ -730,7 +729,7 @@ RIGHT = {
     rows = rows.clamp(max=len(X) - 1)
     return ((net(X[rows]).argmax(1) == y[rows]) & new).sum(), new.sum()""",
     ],
-    "bubble": ["return 1 - torch.tensor(micro_batches / (micro_batches + num_gpus - 1)).item()"],  # in 32 bits
+    "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
     "linear_three_gpus": [("W.tensor_split(n), b.tensor_split(n)", "W.chunk(n), b.chunk(n)")],  # of other sizes
     "ranks_needed": [

@@ -123,3 +123,12 @@ def test_log_panels():
     assert [line.get_label() for line in left.lines] == ["x"] and not right.lines
     (band,) = left.collections
     assert band.get_paths()[0].get_extents().get_points().tolist() == [[1, 2], [4, 6]]
+
+
+def test_schedule_draws_each_pass_in_the_row_of_its_rank():
+    ax = plots.schedule([[("F0", 5, 6), ("B0", 8, 10)], [("F0'", 6, 7), ("W0", 7, 8)]], Figure().subplots())
+    boxes = [(round(box.get_y() + box.get_height() / 2), box.get_x(), box.get_width()) for box in ax.patches]
+    assert boxes == [(0, 0, 1), (0, 3, 2), (1, 1, 1), (1, 2, 1)]
+    assert [text.get_text() for text in ax.texts] == ["F0", "B0", "F0'", "W0"]
+    assert [box.get_alpha() for box in ax.patches] == [1, 1, 0.7, 1]
+    assert len({box.get_facecolor()[:3] for box in ax.patches}) == 3
