@@ -118,7 +118,7 @@ def pairs(record):
 
 
 def scale(estimates):
-    """The noise scale of many (|G|², tr Σ), in images, and where 90 % of its values lie when batches are drawn anew.
+    """The noise scale of many (|G|², tr Σ), in images, and where 95 % of its values lie when batches are drawn anew.
 
     The interval comes from the batches themselves, RESAMPLED times as many drawn from them with replacement (Efron's
     bootstrap). None where the mean |G|² isn't positive: then the scale is larger than these batches can tell.
@@ -127,7 +127,7 @@ def scale(estimates):
     drawn = torch.randint(len(given), (RESAMPLED, len(given)), generator=torch.Generator().manual_seed(0))
     signal, noise = given[drawn].mean(dim=1).T
     values = torch.where(signal > 0, noise / signal, math.inf)
-    low, high = values.quantile(torch.tensor([0.05, 0.95], dtype=torch.double), interpolation="nearest").tolist()
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.double), interpolation="nearest").tolist()
     middle = given.mean(dim=0)
     return {
         "noise_scale": rounded(rules.noise_scale(estimates) if middle[0] > 0 else math.inf),
