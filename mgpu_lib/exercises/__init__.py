@@ -29,6 +29,11 @@ from mgpu_lib.exercises.how_large_a_batch_pays import (
     check_two_batch_noise,
 )
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
+from mgpu_lib.exercises.long_sequences_and_experts import (
+    check_forward_bytes,
+    check_merged,
+    check_zigzag_positions,
+)
 from mgpu_lib.exercises.meet_your_gpus import (
     check_best_pair,
     check_break_even_ms,
@@ -91,6 +96,7 @@ __all__ = [
     "check_fewest_gpus",
     "check_find_dots",
     "check_first_to_fix",
+    "check_forward_bytes",
     "check_gain_without_host",
     "check_in_parallel",
     "check_is_wrong",
@@ -100,6 +106,7 @@ __all__ = [
     "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",
+    "check_merged",
     "check_mesh_groups",
     "check_messages",
     "check_mlp_bytes",
@@ -126,4 +133,5 @@ __all__ = [
     "check_uneven_weights",
     "check_visible_gpus",
     "check_weighted_step",
+    "check_zigzag_positions",
 ]

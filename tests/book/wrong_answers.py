@@ -564,6 +564,51 @@ WRONG = {
         ("return data", "return data[:1]", "1 outputs for 2 GPUs"),
     ],
     # Sharding
+    "merged": [
+        ("new = torch.logaddexp(lse, other_lse)", "new = (lse.exp() + other_lse.exp()).log()", "overflows"),
+        ("new = torch.logaddexp(lse, other_lse)", "new = lse + other_lse", "add the exponentials"),
+        ("new = torch.logaddexp(lse, other_lse)", "new = torch.maximum(lse, other_lse)", "the larger lse"),
+        ("return out + other_out, torch.logaddexp(lse, other_lse)", "the outputs are weighted"),
+        ("return (out + other_out) / 2, torch.logaddexp(lse, other_lse)", "don't count equally"),
+        ("return (lse - new).exp() * out + (other_lse - new).exp() * other_out, new", "return out, new", "weigh each"),
+        (
+            """
+    new = torch.logaddexp(lse, other_lse)
+    return (lse - new).exp() * out + (other_lse - new).exp() * other_out""",
+            "return two tensors",
+        ),
+        (
+            """
+    new = torch.logaddexp(lse, other_lse)
+    share = (lse + 5000).exp() / ((lse + 5000).exp() + (other_lse + 5000).exp())
+    return share * out + (1 - share) * other_out, new""",
+            "overflows",
+        ),
+    ],
+    "zigzag_positions": [
+        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 2 * rank, 2 * rank + 1", "neighbors, cut in order"),
+        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 0, 1", "every rank begins at position 0"),
+        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = rank,", "positions instead of"),
+        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 2 * ranks - 1 - rank, rank", "the front piece comes first"),
+        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = rank, rank + ranks", " instead of ["),
+        (
+            """
+    size = tokens // (2 * ranks)
+    front = [rank * size + i for i in range(size)]
+    return front + [tokens - 1 - position for position in front]""",
+            "the second piece is reversed",
+        ),
+    ],
+    "forward_bytes": [
+        ("2 * kv_heads * head\n", "2 * heads * head\n", "only queries have `heads`"),
+        ("(ranks - 1) * 2 * kv_heads", "(ranks - 1) * kv_heads", "Both keys and values travel"),
+        ("(ranks - 1) * 2 * kv_heads", "ranks * 2 * kv_heads", "makes ranks - 1 hops"),
+        ("head = 2 * tokens // ranks * width", "head = 2 * tokens * width", "tokens / ranks of the text"),
+        ("    if kv_heads % ranks:\n        return math.inf\n", "", "A head can't be cut"),
+        (" * (ranks - 1) / ranks", "", "stays at home"),
+        ("(2 * heads + 2 * kv_heads)", "2 * kv_heads", "queries and outputs are swapped, too"),
+        ("(2 * heads + 2 * kv_heads)", "(heads + 2 * kv_heads)", "four tensors are swapped"),
+    ],
     "ranks_needed": [
         ("return 16 * parameters // memory", "round up"),
         ("return -(-16 * parameters // memory)", "which stay whole on every GPU"),
@@ -666,6 +711,16 @@ WRONG = {
 }
 
 RIGHT = {
+    "merged": [
+        """
+    largest = torch.maximum(lse, other_lse)
+    mine, other = (lse - largest).exp(), (other_lse - largest).exp()
+    return (mine * out + other * other_out) / (mine + other), largest + (mine + other).log()"""
+    ],
+    "zigzag_positions": [
+        "return torch.arange(tokens).chunk(2 * ranks)[rank].tolist() + "
+        "torch.arange(tokens).chunk(2 * ranks)[-1 - rank].tolist()"
+    ],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
     "in_parallel": ["return nn.DataParallel(module, devices)(X)", "return mgpu.data_parallel(module, X, devices)"],
