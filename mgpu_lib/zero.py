@@ -24,16 +24,16 @@ class ZeRO(nn.Module):
     stage 2  the gradients, too: they are reduce-scattered as soon as a layer's are complete, and the whole is freed
     stage 3  the parameters, too: a layer's are all-gathered before its forward and backward pass, and freed after it
 
-    net        begins as rank 0 has it. It may lie on the CPU: `layers` go to this rank's GPU one after the other
-    optimizer  makes one from a list of parameters, as partial(torch.optim.Adam, lr=0.001) does; one that treats each
-               number by itself, since it sees flat shards
-    layers     modules of `net` whose parameters travel together; those outside, or in several, are one more unit
+    net             begins as rank 0 has it. It may lie on the CPU: `layers` go to this rank's GPU one after the other
+    make_optimizer  makes one from a list of parameters, as partial(torch.optim.Adam, lr=0.001) does; one that treats
+                    each number by itself, since it sees flat shards
+    layers          modules of `net` whose parameters travel together; those outside, or in several, are one more unit
     `step()` takes the place of optimizer.step() and zero_grad(). Several backward passes before it add up.
     Frozen parameters and buffers stay whole on every rank. All ranks must pass networks of the same shapes, and run
     the same layers in the same order. ValueError for another stage, for what is no layer, or if nothing can be trained.
     """
 
-    def __init__(self, net, optimizer, stage, layers=()):
+    def __init__(self, net, make_optimizer, stage, layers=()):
         super().__init__()
         if stage not in STAGES:
             raise ValueError(f"stage={stage!r}: ZeRO has the stages 1, 2 and 3")
@@ -52,7 +52,7 @@ class ZeRO(nn.Module):
         if not self.units:
             raise ValueError("no parameter of this network requires a gradient: there is nothing to train")
         broadcast_from_rank_0([*(p for p in net.parameters() if not p.requires_grad), *net.buffers()])
-        self.optimizer = optimizer([unit.shard for unit in self.units])
+        self.optimizer = make_optimizer([unit.shard for unit in self.units])
 
     def watch(self, layer, unit):
         """Have autograd tell `unit` when its gradients come, and in stage 3 when its parameters are needed."""

@@ -48,7 +48,14 @@ from mgpu_lib.exercises.planning_a_run import (
     check_stays_in_node,
     check_training_days,
 )
-from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
+from mgpu_lib.exercises.sharding import (
+    check_fsdp_bytes,
+    check_logged_norm,
+    check_mesh_groups,
+    check_on_gradient,
+    check_ranks_needed,
+    check_reshard,
+)
 from mgpu_lib.exercises.tensor_parallelism import check_linear_three_gpus, check_row_parallel
 from mgpu_lib.exercises.tensors_on_devices import (
     check_aliases,
@@ -97,10 +104,12 @@ __all__ = [
     "check_find_dots",
     "check_first_to_fix",
     "check_forward_bytes",
+    "check_fsdp_bytes",
     "check_gain_without_host",
     "check_in_parallel",
     "check_is_wrong",
     "check_linear_three_gpus",
+    "check_logged_norm",
     "check_longest",
     "check_longest_gap",
     "check_mended_comparison",
@@ -110,6 +119,7 @@ __all__ = [
     "check_mesh_groups",
     "check_messages",
     "check_mlp_bytes",
+    "check_on_gradient",
     "check_one_f_one_b",
     "check_own_bug",
     "check_ranks_needed",
@@ -122,7 +132,6 @@ __all__ = [
     "check_row_parallel",
     "check_seed_of",
     "check_seeds_needed",
-    "check_sent_bytes",
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",

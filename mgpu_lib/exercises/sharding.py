@@ -1,18 +1,20 @@
-"""Checks for "Sharding": how many GPUs a network needs, what a step sends, shards for other ranks, groups of a mesh.
+"""Checks for "Sharding": how many GPUs a network needs, a hook, what a step sends, shards for other ranks, a hang,
+groups of a mesh.
 
-None starts a process: what a step sends is counted in a modelled one.
+None starts a process: what a rank sends is counted in a modelled one.
 """
 
 import math
+from collections import OrderedDict
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.zero import ZeRO
 from virtual_gpus import GPUS, virtual_gpus
 
 LLAMA_70B = 70_553_706_496  # parameters, see tests/library/test_transformer.py
@@ -52,45 +54,110 @@ def ranks_slip(got, parameters, memory, stage):
     return "Solve (bytes that stay whole) + (bytes that are shared) / k <= memory for k"
 
 
-# What a step sends
+# The hook of stage 2
 
 
 @exercise
-def check_sent_bytes(answer):
-    """sent_bytes(parameters, k, stage, micro_batches): bytes that one rank sends for a step, around rings."""
-    for stage in (1, 2, 3):
-        for k, micro_batches in [(2, 1), (4, 1), (4, 3)]:
-            parameters, right = sent_by_model(k, stage, micro_batches)
-            got = filled(answer(parameters, k, stage, micro_batches))
-            times = f"{micro_batches} micro-batch" + "es" * (micro_batches > 1)
-            case = f"{parameters:,} parameters, {k} ranks, stage {stage}, {times}: {got!r} instead of {right:,} bytes"
-            expect(
-                not isinstance(got, bool) and isinstance(got, (int, float)) and abs(got - right) < 1,
-                f"{case} in a modelled step. {sent_slip(got, parameters, k, stage, micro_batches, right)}",
-            )
-    return "nine modelled steps send as much"
+def check_on_gradient(answer):
+    """on_gradient(unit, p): reduce-scatter the gradients once all are there, add to the shard's, free the others."""
+    for shapes, ranks, passes in [([(2, 2)], 2, 1), ([(3,), (2, 2)], 4, 1), ([(2,), (5,), (3, 1)], 3, 3)]:
+        unit, expected = LoneUnit(shapes, ranks), 0
+        for number in range(passes):
+            grads = [torch.full(shape, i + 1.0 + 10 * number) for i, shape in enumerate(shapes)]
+            for i, (p, grad) in enumerate(reversed([*zip(unit.params, grads)])):
+                p.grad = grad
+                expect(answer(unit, p) is None, "A hook returns nothing: it changes `unit`")
+                expect(i == len(shapes) - 1 or len(unit.sent) == number, EARLY)
+            expect(len(unit.sent) == number + 1, f"{len(unit.sent)} reduce-scatters after {number + 1} passes")
+            check_sent(unit, grads)
+            expected = expected + unit.sent[-1].chunk(ranks)[0] * ranks  # as if all ranks had sent the same
+            expect(unit.shard.grad is not None, "The shard has no gradient: the optimizer would not move it")
+            check_sum(unit.shard.grad, expected, number)
+            expect(all(p.grad is None for p in unit.params), "Whole gradients are left: set each p.grad to None")
+    return "one reduce-scatter per pass, sums of shards, and no whole gradient is left"
 
 
-def sent_by_model(k, stage, micro_batches):
-    """(parameters, bytes that rank 0 sends) of a modelled step of a small network."""
+EARLY = "A parameter's gradient isn't there yet: the unit has one reduce-scatter, when all of them are"
+
+
+class LoneUnit:
+    """Parameters of one layer as rank 0 has them; the other ranks send what this one sends."""
+
+    def __init__(self, shapes, ranks):
+        self.params, self.ranks, self.sent = [nn.Parameter(torch.zeros(shape)) for shape in shapes], ranks, []
+        self.padding = -sum(p.numel() for p in self.params) % ranks
+        self.shard = nn.Parameter(torch.zeros((sum(p.numel() for p in self.params) + self.padding) // ranks))
+
+    def joined(self, tensors):
+        expect(all(t is not None for t in tensors), EARLY)
+        return torch.cat([*(t.detach().flatten() for t in tensors), torch.zeros(self.padding)])
+
+    def reduce_scatter(self, whole):
+        expect(not any(p.grad is None for p in self.params), EARLY)
+        size = self.ranks * self.shard.numel()
+        expect(whole.shape == (size,), f"reduce_scatter of {tuple(whole.shape)} instead of ({size},): join, with zeros")
+        self.sent.append(whole.detach().clone())
+        return whole.detach().chunk(self.ranks)[0] * self.ranks
+
+
+def check_sent(unit, grads):
+    whole, right = unit.sent[-1], unit.joined(grads) / unit.ranks
+    expect(not whole.allclose(right * unit.ranks), "A mean, not a sum: divide by the number of ranks")
+    expect(whole.allclose(right), "What is sent must be all gradients of this pass, in the order of `unit.params`")
+
+
+def check_sum(got, right, number):
+    expect(got.shape == right.shape, f"a gradient of shape {tuple(got.shape)} for a shard of {tuple(right.shape)}")
+    slip = "The first pass's gradient is lost: add" if number else "Keep what reduce_scatter returns"
+    expect(got.allclose(right), f"pass {number + 1}: {listed([got])} instead of {listed([right])}. {slip}")
+
+
+# What a step with fully_shard sends
+
+
+@exercise
+def check_fsdp_bytes(answer):
+    """fsdp_bytes(parameters, k, passes, sync): (bytes that a rank sends in a step, bytes of gradients it keeps)."""
+    for sync in (True, False):
+        for k, passes in [(2, 2), (4, 2), (4, 5)]:
+            parameters, *right = modelled_bytes(k, passes, sync)
+            got = filled(answer(parameters, k, passes, sync))
+            case = f"{parameters:,} parameters, {k} ranks, {passes} passes, sync={sync}"
+            expect(isinstance(got, (tuple, list)) and len(got) == 2, f"{case}: {got!r}. Return two numbers")
+            for what, mine, theirs in zip(("sent", "kept"), got, right):
+                expect(
+                    not isinstance(mine, bool) and isinstance(mine, (int, float)) and abs(mine - theirs) < 1,
+                    f"{case}: {mine!r} bytes {what} instead of {theirs:,} in a modelled step. "
+                    + bytes_slip(what, mine, theirs, parameters, k, passes, sync),
+                )
+    return "six modelled steps of fully_shard send and keep as much"
+
+
+def modelled_bytes(k, passes, sync):
+    """(parameters, bytes that rank 0 sends, bytes of gradients between passes) of a small network's modelled step."""
     with rank_0_of(k) as machine, torch.random.fork_rng(devices=[]):
-        net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(3)))
-        zero = ZeRO(net, partial(torch.optim.Adam, lr=0.001), stage, net)
+        net = nn.Sequential(*(nn.Linear(32, 32, bias=False, device="cuda") for _ in range(3)))
+        for layer in net:
+            fully_shard(layer, reshard_after_forward=True)
+        fully_shard(net)
         torch.cuda.synchronize()
-        start = machine.elapsed()
-        for _ in range(micro_batches):
-            zero(torch.empty(1, 32, device="cuda")).sum().backward()
-        zero.step()
+        start, before = machine.elapsed(), torch.cuda.memory_allocated()
+        for i in range(passes):
+            net.set_requires_gradient_sync(sync or i == passes - 1)
+            if i == 1:
+                torch.cuda.synchronize()
+                kept = torch.cuda.memory_allocated() - before
+            net(torch.empty(1, 32, device="cuda")).sum().backward()
         torch.cuda.synchronize()
         events = [e for e in machine.timeline.since(start) if e.kind == "collective"]
-    return 3 * 32 * 32, sum(event.nbytes for event in events) * (k - 1) // k
+    return 3 * 32 * 32, sum(event.nbytes for event in events) * (k - 1) // k, kept
 
 
 @contextmanager
-def rank_0_of(k):
-    """A machine that holds shapes only, in a process that is rank 0 of `k`; nobody is waited for."""
+def rank_0_of(k, backing="meta"):
+    """A machine, by default of shapes only, in a process that is rank 0 of `k`; nobody is waited for."""
     expect(not dist.is_initialized(), "this notebook is in a process group: call dist.destroy_process_group() first")
-    with virtual_gpus(k, backing="meta") as machine:
+    with virtual_gpus(k, backing=backing) as machine:
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=k)
         try:
             yield machine
@@ -98,23 +165,20 @@ def rank_0_of(k):
             dist.destroy_process_group()
 
 
-def sent_slip(got, parameters, k, stage, micro_batches, right):
+def bytes_slip(what, got, right, parameters, k, passes, sync):
     """What may be wrong with a number of bytes."""
     if not isinstance(got, (int, float)) or not got:
-        return "Return a number"
-    one = 4 * parameters * (k - 1) / k  # of a collective
-    rounds, expected = got / one, right / one
-    if abs(got * (k - 1) / k - right) < 1 or abs(got / k * (k - 1) - right) < 1:
-        return "Around a ring, a rank sends (k - 1)/k of what is gathered or scattered: one part is its own"
+        return "Return numbers"
     if abs(got * 4 - right) < 1:
         return "A parameter has 4 bytes"
-    if micro_batches > 1 and stage == 1:
-        return "In stage 1 gradients add up where they are, and are scattered once, in step()"
-    if micro_batches > 1:
-        return (
-            "Which collectives belong to a backward pass, so that each micro-batch calls them, and which to the step?"
-        )
-    return f"That is {rounds:.3g} times a network's worth, and {expected:.3g} are sent: name each collective"
+    if what == "kept":
+        return "A shard of the gradient" if sync else "Nothing is scattered yet: how much of the gradient is there?"
+    if abs(got * (k - 1) / k - right) < 1:
+        return "Around a ring, a rank sends (k - 1)/k of what is gathered or scattered: one part is its own"
+    one = 4 * parameters * (k - 1) / k  # of a collective
+    if round(right / one) - round(got / one) == passes:
+        return "Parameters are freed after the forward pass, too: the backward pass gathers them again"
+    return f"That is {got / one:.3g} times a network's worth, and {right / one:.3g} are sent: name each collective"
 
 
 # Shards for another number of ranks
@@ -191,3 +255,48 @@ def mesh_slip(together, across, right, rank):
     if together != right[0]:
         return "Those that share layers talk most, and should sit side by side: their numbers follow each other"
     return "Gradients are averaged among the ranks that have the same part of each layer: one of every group"
+
+
+# A collective for one rank
+
+
+@exercise
+def check_logged_norm(answer):
+    """logged_norm(net, rank): the norm of a sharded matrix on rank 0, None elsewhere, with collectives on all ranks."""
+    with rank_0_of(4) as machine:
+        calls, nbytes = zip(*(calls_of(answer, machine, rank) for rank in (0, 1)))
+    expect(calls[0] or calls[1], "Nobody talks to anybody: each rank has only its own rows of the matrix")
+    expect(
+        calls[0] == calls[1],
+        f"rank 0 calls {named(calls[0])}, rank 1 calls {named(calls[1])}. A collective is for all ranks: who calls it "
+        "alone waits forever",
+    )
+    with rank_0_of(1, backing="cpu"):
+        net = sharded_head()
+        nn.init.constant_(net.head.weight, 0.5)
+        here, elsewhere = answer(net, 0), answer(net, 1)
+        expect(type(here) is not DTensor, "rank 0 returns a DTensor: all ranks must make an ordinary tensor of it")
+        expect(here.numel() == 1, f"rank 0 returns a tensor of {tuple(here.shape)} instead of one number")
+        expect(abs(here.item() - 8) < 1e-4, f"the norm is 8, and rank 0 returns {here.item():g}")
+        expect(elsewhere is None, "Elsewhere than on rank 0 it returns None")
+    return f"all ranks call {named(calls[0])}, for {nbytes[0]:,} bytes"
+
+
+def sharded_head():
+    """A network with a `head` of 8 × 32 numbers, sharded over all ranks."""
+    return fully_shard(nn.Sequential(OrderedDict(head=nn.Linear(32, 8, bias=False, device="cuda"))))
+
+
+def calls_of(answer, machine, rank):
+    """(names of the collectives that an answer calls as this rank, their bytes), with shapes only."""
+    net = sharded_head()
+    torch.cuda.synchronize()
+    start = machine.elapsed()
+    answer(net, rank)
+    torch.cuda.synchronize()
+    events = [event for event in machine.timeline.since(start) if event.kind == "collective"]
+    return [event.name for event in events], sum(event.nbytes for event in events)
+
+
+def named(calls):
+    return " and ".join(calls) or "nothing"

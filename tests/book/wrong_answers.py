@@ -615,12 +615,30 @@ WRONG = {
         (" if memory > whole else math.inf", "", "however many there are"),
         ("16 * parameters - whole", "16 * parameters", "Solve (bytes that stay whole)"),
     ],
-    "sent_bytes": [
-        (" * (k - 1) // k", "", "one part is its own"),
-        ("4 * parameters", "parameters", "has 4 bytes"),
-        ("1 if stage == 1 else micro_batches", "micro_batches", "scattered once, in step()"),
-        ("1 if stage == 1 else micro_batches", "1", "Which collectives belong to a"),
-        ("2 * micro_batches if stage == 3", "micro_batches if stage == 3", "That is 2 times"),
+    "on_gradient": [
+        ("    if any(p.grad is None for p in unit.params):\n        return\n", "", "isn't there yet"),
+        (" / unit.ranks", "", "divide by the number of ranks"),
+        ("unit.joined([p.grad for p in unit.params])", "torch.cat([p.grad.flatten() for p in unit.params])", "zeros"),
+        ("for p in unit.params]) /", "for p in unit.params[::-1]]) /", "in the order of `unit.params`"),
+        ("unit.shard.grad += mean", "unit.shard.grad = mean", "The first pass's gradient is lost"),
+        ("unit.shard.grad = mean", "pass", "The shard has no gradient"),
+        ("    for p in unit.params:\n        p.grad = None\n", "", "Whole gradients are left"),
+    ],
+    "fsdp_bytes": [
+        (" * (k - 1) / k", "", "one part is its own"),
+        ("* 4 * parameters", "* parameters", "has 4 bytes"),
+        ("2 * passes", "passes", "the backward pass gathers them again"),
+        ("passes if sync else 1\n", "passes\n", "name each collective"),
+        ("(k if sync else 1)", "k", "how much of the gradient is"),
+        ("(k if sync else 1)", "1", "A shard of the gradient"),
+        ("return sent, ", "return sent\n    ", "Return two numbers"),
+    ],
+    "logged_norm": [
+        ("return net.head.weight.full_tensor().norm() if rank == 0 else None", "waits forever"),
+        ("return net.head.weight.to_local().norm() if rank == 0 else None", "only its own rows"),
+        ("return net.head.weight.norm().full_tensor()", "returns None"),
+        (".norm().full_tensor()", ".full_tensor()", "instead of one number"),
+        (".norm()", ".square().sum()", "the norm is 8, and rank 0 returns 64"),
     ],
     "reshard": [
         ("return list(torch.cat(shards).tensor_split(ranks))", "All shards have the same size"),
@@ -787,6 +805,15 @@ RIGHT = {
     "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
     "linear_three_gpus": [("W.tensor_split(n), b.tensor_split(n)", "W.chunk(n), b.chunk(n)")],  # of other sizes
+    "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
+    "on_gradient": [
+        (
+            "    mean = unit.reduce_scatter(whole)\n",
+            "    mean = unit.reduce_scatter(whole)\n    if unit.shard.grad is not None:\n"
+            "        mean = mean + unit.shard.grad\n    unit.shard.grad = mean\n    for p in unit.params:\n"
+            "        p.grad = None\n    return\n",
+        )
+    ],
     "ranks_needed": [
         """
     for k in range(1, 100):
