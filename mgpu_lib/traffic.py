@@ -1,13 +1,16 @@
-"""The bytes that cross between GPUs in one training step: split by layers, inside layers, or by data."""
+"""The bytes that all GPUs send in one training step of a transformer: as a pipeline, cut inside its layers, by data."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
 from mgpu_lib.models import lenet_module, resnet18
-from mgpu_lib.parallel import allreduce, split_batch
-from mgpu_lib.splitting import Pair, fresh, layers, stages
-from virtual_gpus import virtual_gpus
+from mgpu_lib.splitting import Pair
+from mgpu_lib.transformer import Transformer, rotary_angles
+
+TEXT = 8192  # tokens of a text: Llama 3 was trained on such (Grattafiori et al. 2024, arXiv:2407.21783)
+BYTES = 2  # of a number in BF16
 
 
 def networks(width=4096):
@@ -31,73 +34,69 @@ def networks(width=4096):
     return {"LeNet": lenet, "ResNet-18": nn.Sequential(stem, *blocks, head), "wide MLP": mlp}
 
 
-def data_parallel_step(net, X, y, devices):
-    """Forward and backward of one batch, with a copy of `net` and a shard of the batch on each device.
+def pipeline_step(net, tokens):
+    """Forward and backward of `tokens` (rows, n + 1), with a Transformer's layer on each rank and one micro-batch.
 
-    Returns the copies, with the gradients of the loss summed over the whole batch.
+    The first rank has the embedding, too, the last one norm, head and loss. Gradients are in this rank's part of `net`.
     """
-    replicas = [fresh(net).to(device) for device in devices]
-    for replica, X_shard, y_shard in zip(replicas, *split_batch(X, y, devices), strict=True):
-        F.cross_entropy(replica(X_shard), y_shard, reduction="sum").backward()
-    for params in zip(*(replica.parameters() for replica in replicas), strict=True):
-        allreduce([p.grad for p in params])
-    return replicas
+    rank, last, H = dist.get_rank(), dist.get_world_size() - 1, None
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    if rank > 0:
+        H = net.head.weight.new_empty(*inputs.shape, net.embedding.embedding_dim)
+        dist.recv(H, rank - 1)
+        H.requires_grad_()
+    X = net.embedding(inputs) if H is None else H
+    X = net.layers[rank](X, rotary_angles(X.shape[1], net.head_width, X.device, X.dtype))
+    if rank == last:
+        F.cross_entropy(net.head(net.norm(X)).flatten(0, 1), targets.flatten()).backward()
+    else:
+        dist.send(X.detach(), rank + 1)
+        grad = torch.empty_like(X)
+        dist.recv(grad, rank + 1)
+        X.backward(grad)
+    if rank > 0:
+        dist.send(H.grad, rank - 1)
 
 
-def measure(step, net, batch_size, num_gpus):
-    """Bytes between GPUs in one step, counted by virtual GPUs that hold shapes only.
+def parameters(sizes):
+    """How many a Transformer of these `sizes` has."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in Transformer(**sizes).parameters())
 
-    `step` is `layer_wise`, `in_layer` or `data_parallel_step`. The copies of the batch from the CPU are not counted.
+
+def numbers_per_token(sizes):
+    """(pipeline, tensor): what each token of the batch adds to a step, in numbers per cut, and per two all-reduces.
+
+    Tensor: four all-reduces in each layer, those of the embedding and of the head, and three numbers for the loss.
     """
-    with virtual_gpus(num_gpus, backing="meta") as machine:
-        X, y = torch.zeros(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.int64)
-        step(net, X, y, machine.devices)
-        return sum(nbytes for ends, nbytes in machine.traffic.items() if set(ends) <= set(map(str, machine.devices)))
+    return sizes["width"], (4 * sizes["layers"] + 2) * sizes["width"] + 3
 
 
-@torch.no_grad()
-def crossing_layers(net, num_stages):
-    """Numbers per image that cross the cuts between `num_stages` stages of `net`; None if it has too few layers."""
-    if num_stages > len(layers(net)):
-        return None
-    H, sizes = torch.zeros(2, 1, 28, 28, device="meta"), []
-    for stage in stages(fresh(net).to("meta"), num_stages):
-        H = stage(H)
-        sizes.append(H[0].numel())
-    return sum(sizes[:-1])
-
-
-@torch.no_grad()
-def crossing_pairs(net):
-    """Numbers per image that are all-reduced when every Pair of `net` is split: outputs, and gradients of inputs."""
-    X, total = torch.zeros(2, 1, 28, 28, device="meta"), 0
-    for i, block in enumerate(fresh(net).to("meta")):
-        if isinstance(block, Pair):
-            total += block.row(block.between(block.column(X)))[0].numel()
-            total += X[0].numel() if i > 0 else 0  # nobody asks for the images' gradient
-        X = block(X)
-    return total
+def crossovers(sizes):
+    """Tokens in a batch from which on data parallelism sends less than tensor parallelism, and less than a pipeline."""
+    pipeline, tensor = numbers_per_token(sizes)
+    return parameters(sizes) // tensor + 1, parameters(sizes) // pipeline + 1
 
 
 def traffic_table(networks, most_gpus=8):
-    """Bytes between GPUs in one step, by formula, for 1 to `most_gpus` GPUs: a list of plain dicts, one per network.
+    """Bytes between GPUs in one step, for 1 to `most_gpus` GPUs: a list of plain dicts, one per network, all in BF16.
 
-    layer_wise and in_layer hold bytes per image of the batch, data_parallel bytes per step; entry k-1 is for k GPUs.
-    None: more GPUs than layers. All in float32, summed over all links. An all-reduce of n numbers between k GPUs moves
-    2(k-1)n of them, whatever its pattern.
+    networks   {name: what Transformer takes}, such as LLAMA
+    Of the entries, pipeline and tensor hold bytes per text of TEXT tokens, data bytes per step; entry k-1
+    is for k GPUs. None: more GPUs than layers, or key-value heads that k GPUs can't share; `limits` says of what there
+    are too few. Summed over all links: an all-reduce of n numbers between k GPUs moves 2(k-1)n, whatever its pattern.
     """
     table, gpus = [], range(1, most_gpus + 1)
-    for name, net in networks.items():
-        parameters = sum(p.numel() for p in net.parameters())
-        cuts, pairs = [crossing_layers(net, k) for k in gpus], crossing_pairs(net)
+    for name, sizes in networks.items():
+        layers, heads = sizes["layers"], sizes["kv_heads"]
+        pipeline, tensor = (2 * BYTES * TEXT * numbers for numbers in numbers_per_token(sizes))
         table.append(
             {
                 "name": name,
-                "parameters": parameters,
-                "layers": len(layers(net)),
-                "layer_wise": [None if numbers is None else 2 * 4 * numbers for numbers in cuts],
-                "in_layer": [2 * (k - 1) * 4 * pairs for k in gpus],
-                "data_parallel": [2 * (k - 1) * 4 * parameters for k in gpus],
+                "limits": {"pipeline": f"{layers} layers", "tensor": f"{heads} key-value heads"},
+                "pipeline": [(k - 1) * pipeline if k <= layers else None for k in gpus],
+                "tensor": [None if heads % k else (k - 1) * tensor for k in gpus],
+                "data": [2 * (k - 1) * BYTES * parameters(sizes) for k in gpus],
             }
         )
     return table

@@ -60,13 +60,13 @@ def memory(**values):
 
 
 def traffic_network(name, layers, per_cut, per_gpu, parameters):
-    moved = {"in_layer": [per_gpu * k for k in range(8)], "data_parallel": [8 * parameters * k for k in range(8)]}
-    moved["layer_wise"] = [per_cut * k if k < layers else None for k in range(8)]
-    return {"name": name, "parameters": parameters, "layers": layers} | moved
+    moved = {"tensor": [per_gpu * k for k in range(8)], "data": [8 * parameters * k for k in range(8)]}
+    moved["pipeline"] = [per_cut * k if k < layers else None for k in range(8)]
+    return {"name": name, "limits": {"pipeline": f"{layers} layers"}} | moved
 
 
 def traffic_data():
-    """Four networks. What moves least: it depends on the batch; by layers; data parallel; never by layers."""
+    """Four networks. What moves least: it depends on the batch; a pipeline; data parallelism; never a pipeline."""
     return [
         traffic_network("LeNet", 4, 6400, 38880, 129068),
         traffic_network("huge", 10, 8, 160, 10**9),

@@ -57,6 +57,13 @@ from mgpu_lib.exercises.sharding import (
     check_reshard,
 )
 from mgpu_lib.exercises.tensor_parallelism import check_linear_three_gpus, check_row_parallel
+from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
+from mgpu_lib.exercises.tensor_parallelism import (
+    check_row_parallel,
+    check_scatter_tokens,
+    check_vocabulary_loss,
+    check_wrong_placement,
+)
 from mgpu_lib.exercises.tensors_on_devices import (
     check_aliases,
     check_copy_ms,
@@ -130,8 +137,10 @@ __all__ = [
     "check_ring_allreduce",
     "check_row_losses",
     "check_row_parallel",
+    "check_scatter_tokens",
     "check_seed_of",
     "check_seeds_needed",
+    "check_sent_bytes",
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
@@ -141,6 +150,8 @@ __all__ = [
     "check_two_batch_noise",
     "check_uneven_weights",
     "check_visible_gpus",
+    "check_vocabulary_loss",
     "check_weighted_step",
+    "check_wrong_placement",
     "check_zigzag_positions",
 ]

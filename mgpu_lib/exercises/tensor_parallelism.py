@@ -1,83 +1,217 @@
-"""Checks for "Tensor parallelism": layers split over GPUs."""
+"""Checks for "Tensor parallelism": layers and losses cut over ranks."""
 
 import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.nn import functional as F
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from virtual_gpus import virtual_gpus
+from mgpu_lib.exercises.rank_threads import on_ranks
 
 
-@exercise
-def check_linear_three_gpus(answer):
-    """linear_three_gpus(X, W, b, devices): X @ W.T + b, each device computing its share of the outputs."""
-    for k in (3, 1, 4):
-        X, W, b = (torch.randn(shape, generator=torch.Generator().manual_seed(k)) for shape in [(5, 8), (10, 8), (10,)])
-        with virtual_gpus(k) as machine:
-            inputs = X.to("cuda:0").requires_grad_(), W.clone().requires_grad_(), b.clone().requires_grad_()
-            output = filled(answer(*inputs, machine.devices))
-            sent = [machine.traffic.total("cpu", device) for device in machine.devices]
-            sent[0] -= X.nbytes
-            check_linear(output, inputs, X, W, b)
-        share = -(-10 // k) * 8 * 4 + b.nbytes
-        expect(
-            max(sent) <= share,
-            f"the numbers are right, but GPU {sent.index(max(sent))} was sent {max(sent)} "
-            f"bytes, more than its share of W ({share}): cut W first, then move the pieces",
-        )
-    return "equal to the unsplit layer, gradients too; each GPU was sent its own share of W"
+def random(seed, *shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def check_linear(output, inputs, X, W, b):
-    """Whether `output` is what the unsplit layer computes from X, W and b, with gradients for all three `inputs`."""
-    expect(output.shape[0] == 5, f"the output has {output.shape[0]} rows, X has 5: the outputs are columns (dim=1)")
-    expect(
-        output.shape == (5, 10),
-        f"the output has {output.shape[-1]} columns instead of 10. Are all rows of W used, "
-        "also when the GPUs don't divide 10, and are the parts joined, not added?",
-    )
-    expect(output.device == inputs[0].device, f"the output is on {output.device} and belongs on devices[0]")
-    result = output.detach().cpu()
-    expect(not torch.allclose(result, X @ W.T, atol=1e-6), "the bias is missing")
-    expect(
-        torch.allclose(result, X @ W.T + b, atol=1e-5),
-        "the numbers aren't those of X @ W.T + b: does each device use its own rows of W, and its own part of b?",
-    )
-    upstream = torch.arange(50.0).reshape(5, 10)
-    if output.requires_grad:
-        output.backward(upstream.to(output.device))
-    for name, tensor, right in zip("XWb", inputs, (upstream @ W, upstream.T @ X, upstream.sum(0))):
-        expect(tensor.grad is not None, f"{name} gets no gradient: is there a detach(), .data or no_grad() on its way?")
-        expect(torch.allclose(tensor.grad.cpu(), right, rtol=1e-4, atol=1e-4), f"the gradient of {name} is wrong")
+def pieces(tensor, ranks, dim):
+    return [piece.clone() for piece in tensor.tensor_split(ranks, dim)]
+
+
+def run(answer, ranks, arguments, upstream):
+    """The output of `answer(*arguments[rank])` on each rank, the gradients of its tensors, and numbers sent.
+
+    upstream[rank] is the gradient that comes from above.
+    """
+
+    def program(rank):
+        given = [a.clone().requires_grad_() if a.is_floating_point() else a for a in arguments[rank]]
+        output = filled(answer(*given))
+        expect(torch.is_tensor(output), f"rank {rank} returns a {type(output).__name__} instead of a tensor")
+        if output.requires_grad and output.shape == upstream[rank].shape:
+            output.backward(upstream[rank])
+        return output.detach(), [a.grad for a in given]
+
+    return on_ranks(ranks, program)
+
+
+def same(found, right):
+    return found is not None and found.shape == right.shape and torch.allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
 @exercise
 def check_row_parallel(answer):
-    """row_parallel(parts_X, parts_W, b): a list with the whole output X @ W.T + b on every GPU."""
-    for k in (2, 3):
-        X, W, b = (torch.randn(shape, generator=torch.Generator().manual_seed(k)) for shape in [(4, 7), (5, 7), (5,)])
-        whole = X @ W.T
-        with virtual_gpus(k) as machine:
-            parts = [[part.to(device) for part, device in zip(T.tensor_split(k, 1), machine.devices)] for T in (X, W)]
-            summands = [(x @ w.T).cpu() for x, w in zip(*parts)]
-            data = answer(*parts, b.to("cuda:0"))
-            expect(data is not None, "your function returns None. (mgpu.allreduce does, too: it works in place)")
-            data = filled(data)
-            expect(len(data) == k, f"{len(data)} outputs for {k} GPUs: return one for each")
-            expect([part.device for part in data] == machine.devices, "each output belongs on the GPU of its part")
-            data = [part.detach().cpu() for part in data]
-        for gpu, output in enumerate(data):
-            check_row(gpu, output, summands[gpu], whole, b, k)
-    return "every GPU holds the whole output, and the bias once"
+    """row_parallel(X, W, b): the whole X @ W.T + b on every rank, each of which has a share of the inputs."""
+    for ranks in (2, 3):
+        X, W, b, dY = random(ranks, (4, 7), (5, 7), (5,), (4, 5))
+        arguments = list(zip(pieces(X, ranks, 1), pieces(W, ranks, 1), [b] * ranks, strict=True))
+        found, _ = run(answer, ranks, arguments, [dY] * ranks)
+        for rank, ((output, grads), (X_, W_, _)) in enumerate(zip(found, arguments, strict=True)):
+            check_row(rank, output, X_ @ W_.T, X @ W.T, b, ranks)
+            expect(
+                grads[2] is not None and not same(grads[2], torch.zeros_like(b)),
+                f"rank {rank}'s b gets no gradient: the others would learn and this copy wouldn't",
+            )
+            expect(
+                not same(grads[2], dY.sum(0) / ranks),
+                "the output is right, but b gets a part of its gradient on each rank: add it whole, after the sum",
+            )
+            for name, grad, right in zip("XWb", grads, (dY @ W_, dY.T @ X_, dY.sum(0)), strict=True):
+                expect(grad is not None, f"{name} gets no gradient: is there a detach() or no_grad() on its way?")
+                expect(
+                    not same(grad, ranks * right),
+                    f"the gradient of {name} is {ranks} times too large: all ranks' losses are one, so backward sums nothing",
+                )
+                expect(same(grad, right), f"the gradient of {name} on rank {rank} is wrong")
+    return "every rank has the output of one device, and all gradients"
 
 
-def check_row(gpu, output, summand, whole, b, k):
-    def equals(right):
-        return output.shape == right.shape and torch.allclose(output, right, atol=1e-5)
-
-    expect(not equals(summand) and not equals(summand + b), f"GPU {gpu} holds only its summand: all-reduce the outputs")
-    expect(not equals(whole + k * b), f"the bias is in there {k} times, once for each GPU: add it on one GPU only")
+def check_row(rank, output, summand, whole, b, ranks):
     expect(
-        not equals(whole),
-        f"GPU {gpu} has the sum without the bias. If you add it on GPU 0, do so before the "
-        "all-reduce, so that it reaches all",
+        not same(output, summand) and not same(output, summand + b),
+        f"rank {rank} has only its summand: the ranks' outputs must be added up",
     )
-    expect(equals(whole + b), f"GPU {gpu} doesn't hold X @ W.T + b")
+    expect(not same(output, whole + ranks * b), f"the bias is in there {ranks} times, once for each rank")
+    expect(not same(output, whole), f"rank {rank} has the sum without the bias")
+    expect(same(output, whole + b), f"rank {rank} doesn't have X @ W.T + b")
+
+
+@exercise
+def check_scatter_tokens(answer):
+    """scatter_tokens(Y, lengths): this rank's tokens of the sum of all ranks' Y."""
+    for lengths in ([2, 2], [3, 2, 2], [1, 4, 0]):
+        ranks, tokens = len(lengths), sum(lengths)
+        *summands, dY = random(tokens, *[(2, tokens, 3)] * (ranks + 1))
+        upstream = [piece.contiguous() for piece in dY.split(lengths, 1)]
+
+        def scattered(Y, lengths=lengths):
+            return answer(Y, list(lengths))
+
+        found, numbers = run(scattered, ranks, [(Y,) for Y in summands], upstream)
+        rights = sum(summands).split(lengths, 1)
+        for rank, (output, (grad,)) in enumerate(found):
+            right, mine = rights[rank], summands[rank].split(lengths, 1)[rank]
+            expect(
+                output.shape == right.shape,
+                f"rank {rank} has {lengths[rank]} of {tokens} tokens: its output should be {[*right.shape]}, "
+                f"not {[*output.shape]}",
+            )
+            expect(not right.numel() or not same(output, mine), f"rank {rank} has its tokens, but not the sum over all ranks")
+            expect(same(output, right), f"rank {rank} doesn't have its tokens of the sum")
+            expect(grad is not None, "Y gets no gradient: the collective needs a backward pass of its own")
+            expect(
+                not same(grad, ranks * dY),
+                f"the gradient of Y is {ranks} times too large: backward gathers, and adds nothing up",
+            )
+            expect(
+                same(grad, dY),
+                f"the gradient of Y is wrong on rank {rank}: each rank's summand went into the tokens of all ranks",
+            )
+        for rank, sent in enumerate(numbers):
+            most = 2 * 3 * (lengths[rank] + tokens)
+            expect(
+                sent <= most,
+                f"the numbers are right, but rank {rank} was sent {sent} of them instead of {most}: "
+                "dist.reduce_scatter brings it its own tokens only",
+            )
+    return "sum and gradient are those of one device, and each rank is sent its own tokens only"
+
+
+@exercise
+def check_vocabulary_loss(answer):
+    """vocabulary_loss(logits, targets, first): mean cross-entropy where each rank has the logits of some words."""
+    for ranks, words, scale in ((2, 8, 1), (3, 10, 1), (3, 10, 1000)):
+        [logits] = random(words, (6, words))
+        logits, targets = (scale * logits).requires_grad_(), torch.tensor([0, words - 1, 3, 4, 2, words // 2])
+        right = F.cross_entropy(logits, targets)
+        right.backward()
+        parts, grads = pieces(logits.detach(), ranks, 1), pieces(logits.grad, ranks, 1)
+        firsts = [sum(part.shape[1] for part in parts[:rank]) for rank in range(ranks)]
+        arguments = [(part, targets, torch.tensor(first)) for part, first in zip(parts, firsts, strict=True)]
+
+        def loss(part, targets, first):
+            return answer(part, targets, first.item())
+
+        found, numbers = run(loss, ranks, arguments, [torch.ones((), dtype=torch.float64)] * ranks)
+        for rank, (output, (grad, *_)) in enumerate(found):
+            expect(output.dim() == 0, f"the loss has the shape {[*output.shape]}: return the mean over all tokens")
+            expect(
+                output.isfinite(),
+                "the loss isn't finite with logits of 1,000: subtract the maximum before you take exponentials",
+            )
+            expect(not same(output, 6 * right.detach()), "that is the sum over the tokens, not their mean")
+            expect(
+                same(output, right.detach()),
+                f"the loss on rank {rank} is {output:.4f} instead of {right:.4f}. Do all ranks subtract the same "
+                "maximum, and does the target's logit come from the rank that has it?",
+            )
+            expect(grad is not None, "logits get no gradient: is there a detach() or no_grad() too many?")
+            expect(
+                not same(grad, ranks * grads[rank]),
+                f"the gradient is {ranks} times too large: the ranks' losses are one loss, so backward sums nothing",
+            )
+            expect(same(grad, grads[rank]), f"the loss is right, but the gradient of rank {rank}'s logits isn't")
+        expect(
+            max(numbers) <= 3 * len(targets),
+            f"the numbers are right, but a rank was sent {max(numbers)} of them for {len(targets)} tokens: "
+            "three per token are enough, in both passes together",
+        )
+    return "loss and gradient are those of one device, with three numbers per token"
+
+
+NAMES = ("X", "H", "Y", "dY", "dH", "dX")
+
+
+def placed(seed, ranks):
+    """Steps of a program without a mistake: (name, whole, placement, parts) for each name."""
+    placements = (Replicate(), Shard(1), Partial(), Replicate(), Shard(1), Partial())
+    steps = []
+    for i, (name, placement) in enumerate(zip(NAMES, placements, strict=True)):
+        [whole] = random(seed + i, (3, 5))
+        steps.append((name, whole, placement, parts_of(whole, placement, ranks)))
+    return steps
+
+
+def parts_of(whole, placement, ranks):
+    if placement.is_shard():
+        parts = list(whole.chunk(ranks, placement.dim))
+        return parts + [whole.narrow(placement.dim, 0, 0)] * (ranks - len(parts))
+    if placement.is_partial():
+        others = random(7, *[whole.shape] * (ranks - 1))
+        return [whole - sum(others), *others]
+    return [whole.clone() for _ in range(ranks)]
+
+
+WRONG_PLACEMENTS = {  # name: what is claimed, and where the tensor really lies
+    "dX": (Replicate(), Partial()),
+    "Y": (Replicate(), Partial()),
+    "H": (Shard(0), Shard(1)),
+    "dH": (Partial(), Replicate()),
+    "dY": (Partial(), Shard(0)),
+}
+
+
+@exercise
+def check_wrong_placement(answer):
+    """wrong_placement(steps): the name of the first tensor that isn't placed as claimed, or "none"."""
+    for ranks in (2, 3, 4):
+        found = filled(answer(placed(ranks, ranks)))
+        expect(isinstance(found, str), f"return a name, or 'none'; not a {type(found).__name__}")
+        expect(found == "none", f"a program without a mistake: you say {found!r}")
+        for name, (claimed, really) in WRONG_PLACEMENTS.items():
+            steps = placed(ranks, ranks)
+            at = NAMES.index(name)
+            whole = steps[at][1]
+            steps[at] = name, whole, claimed, parts_of(whole, really, ranks)
+            for later in range(at + 1, len(steps)):  # what is made of it is wrong, too
+                steps[later] = *steps[later][:3], [2 * part for part in steps[later][3]]
+            found = filled(answer(steps))
+            expect(
+                found == name,
+                f"on {ranks} ranks {name} claims {claimed} and lies as {really}, and what comes later is wrong, too: "
+                f"you say {found!r}",
+            )
+        steps = placed(ranks, ranks)
+        *_, parts = steps[0]
+        parts[-1] += 1
+        expect(answer(steps) == "X", f"rank {ranks - 1}'s copy of X differs from the others', and you don't see it")
+    return "found in every program, also with uneven and empty parts"

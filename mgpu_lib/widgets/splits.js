@@ -3,23 +3,23 @@
 import { figure, marked, menu, named, size, slider, svg, textWidth, upTo, valuesOf } from "./figure.js";
 
 const WAYS = {
-  layer_wise: ["L", "splitting by layers", "some layers on each GPU"],
-  in_layer: ["I", "splitting inside layers", "a part of each layer on each GPU"],
-  data_parallel: ["D", "data parallelism", "a part of the batch on each GPU"],
+  pipeline: ["P", "pipeline parallelism", "some layers on each GPU"],
+  tensor: ["T", "tensor parallelism", "a part of each layer on each GPU"],
+  data: ["D", "data parallelism", "a part of the batch on each GPU"],
 };
 const BATCH_SIZES = upTo(12, 0).map((power) => 2 ** power);
 
 // Bytes per step for each way (null: not possible), the way that moves least, and where that changes.
 function compare(net, gpus, batch) {
   const each = Object.fromEntries(Object.keys(WAYS).map((way) => [way, net[way][gpus - 1]]));
-  const times = { layer_wise: batch, in_layer: batch, data_parallel: 1 };
+  const times = { pipeline: batch, tensor: batch, data: 1 };
   const moved = Object.fromEntries(
     Object.entries(each).map(([way, bytes]) => [way, bytes === null ? null : bytes * times[way]]),
   );
-  const [rival] = ["layer_wise", "in_layer"].filter((way) => each[way] !== null).sort((a, b) => each[a] - each[b]);
+  const [rival] = ["pipeline", "tensor"].filter((way) => each[way] !== null).sort((a, b) => each[a] - each[b]);
   // The smallest batch at which data parallelism moves no more than its rival.
-  const change = rival && each[rival] ? Math.ceil(each.data_parallel / each[rival]) : null;
-  const least = rival && (change === null || batch < change) ? rival : "data_parallel";
+  const change = rival && each[rival] ? Math.ceil(each.data / each[rival]) : null;
+  const least = rival && (change === null || batch < change) ? rival : "data";
   return { moved, rival, change, least };
 }
 
@@ -30,13 +30,13 @@ function splitsSentence(networks, network, batch, gpus) {
   const others = Object.entries(moved)
     .filter(([way]) => way !== least)
     .map(([way, bytes]) =>
-      bytes === null ? `${name(way)} is not possible, with ${net.layers} layers` : `${name(way)} ${size(bytes)}`,
+      bytes === null ? `${name(way)} is not possible, with ${net.limits[way]}` : `${name(way)} ${size(bytes)}`,
     );
   const start =
     `${network} at batch ${batch} on ${gpus} GPUs: ${name(least)} moves least, ` +
     `${size(moved[least])} per step (${others.join("; ")}).`;
   if (!rival || change === null || change <= 1) return `${start} That is so at every batch size.`;
-  if (least === "data_parallel") return `${start} Below a batch of ${change}, ${name(rival)} moves least.`;
+  if (least === "data") return `${start} Below a batch of ${change}, ${name(rival)} moves least.`;
   return `${start} From a batch of ${change} on, data parallelism moves least.`;
 }
 
@@ -66,7 +66,7 @@ function drawSplits(picture, width, { moved, least }) {
 export function render({ model, el }) {
   const { networks } = model.get("data"),
     keys = ["network", "batch_size", "num_gpus"],
-    most = Object.values(networks)[0].in_layer.length;
+    most = Object.values(networks)[0].data.length;
   const at = (batch = model.get("batch_size")) => compare(networks[model.get("network")], model.get("num_gpus"), batch);
   const describe = (batch) => `${batch}, ${WAYS[at(batch).least][1]} moves least`;
   const batch = slider(model, "batch_size", "Batch size", BATCH_SIZES, describe);

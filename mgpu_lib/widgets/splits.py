@@ -5,11 +5,11 @@ import traitlets
 from mgpu_lib.widgets.base import InteractiveFigure, module
 
 BATCH_SIZES = [2**i for i in range(13)]
-WAYS = ("layer_wise", "in_layer", "data_parallel")
+WAYS = ("pipeline", "tensor", "data")
 
 
 class SplitExplorer(InteractiveFigure):
-    """Bars of what one training step of `network` with `batch_size` images moves between `num_gpus` GPUs, three ways.
+    """Bars of what one training step of `network` with `batch_size` texts moves between `num_gpus` GPUs, three ways.
 
     `data` is what `traffic_table` returns. Raises ValueError when a part of it is missing, and TraitError for
     a `network` or `num_gpus` that it doesn't have and a `batch_size` that isn't a power of two from 1 to 4096.
@@ -22,9 +22,9 @@ class SplitExplorer(InteractiveFigure):
     num_gpus = traitlets.Int(2).tag(sync=True)
     caption = traitlets.Unicode(
         "Bytes that cross between GPUs in one training step, summed over all GPUs: activations and their gradients "
-        "where the network is split; the all-reduce of the parameters’ gradients in data parallelism. Enlarge the "
-        "batch and watch which bar stays. Counted in float32, without the batch’s own way to the GPUs. Under the batch "
-        "sizes: which way moves least (L, I or D)."
+        "where the network is cut; the all-reduce of the parameters’ gradients in data parallelism. The batch is in "
+        "texts of 8,192 tokens, numbers are in BF16. Enlarge the batch and watch which bar stays. Under the batch "
+        "sizes: which way moves least (P, T or D)."
     ).tag(sync=True)
 
     def __init__(self, data, **values):
@@ -34,7 +34,7 @@ class SplitExplorer(InteractiveFigure):
     @traitlets.validate(*controls)
     def _known(self, proposal):
         name, value = proposal["trait"].name, proposal["value"]
-        most = len(next(iter(self.data["networks"].values()))["in_layer"])
+        most = len(next(iter(self.data["networks"].values()))["data"])
         known = {"network": self.data["networks"], "batch_size": BATCH_SIZES, "num_gpus": range(2, most + 1)}[name]
         if value not in known:
             raise traitlets.TraitError(f"{name}={value!r}: choose one of {', '.join(map(repr, known))}")
@@ -44,7 +44,7 @@ class SplitExplorer(InteractiveFigure):
 def checked_traffic(data):
     """{"networks": {name: …}} of what `traffic_table` returns; ValueError that says what is wrong."""
     try:
-        networks = {net["name"]: {part: net[part] for part in ("layers", *WAYS)} for net in data}
+        networks = {net["name"]: {part: net[part] for part in ("limits", *WAYS)} for net in data}
         lengths = {len(net[way]) for net in networks.values() for way in WAYS}
     except (KeyError, TypeError) as error:
         raise ValueError(f"data isn't what traffic_table() returns ({type(error).__name__}: {error})") from error
@@ -55,7 +55,7 @@ def checked_traffic(data):
     for name, net in networks.items():
         for way in WAYS:
             for n in net[way][1:]:
-                impossible = n is None and way != "data_parallel"
+                impossible = n is None and way != "data"
                 if not impossible and not (isinstance(n, int) and n >= 0):
                     raise ValueError(f"{way} of {name!r} has {n!r}: give bytes, a whole number")
     return {"networks": networks}

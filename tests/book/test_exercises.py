@@ -18,11 +18,13 @@ PRELUDE = """
 import copy
 from functools import partial
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 import mgpu_lib as mgpu
 from mgpu_lib import get_params, lenet, lenet_params, max_divergence
+from mgpu_lib.tensor_parallel import g
 """
 CALLED = {
     "clipped_step": ("museum", "right-step"),

@@ -546,22 +546,59 @@ WRONG = {
             "nobody can go on: rank 0 waits for B0, rank 1 waits for F7",
         ),
     ],
-    "linear_three_gpus": [
-        ("zip(W.tensor_split(n)", "zip([W.to(d).tensor_split(n)[i] for i, d in enumerate(devices)]", "cut W first"),
-        ("return F.linear(X, W.to(devices[0]), b.to(devices[0])).detach()", "X gets no gradient"),
-        (" + b_i.to(device)", "", "bias is missing"),
-        ("W.tensor_split", "W.detach().tensor_split", "W gets no gradient"),
-        ("cat(parts", "cat(parts[:2]", "7 columns instead"),
-        ("X.to(device) @", "2 * X.to(device) @", "X @ W.T + b"),
-        ("dim=1)", "dim=1)[:4]", "rows, X has 5"),
-    ],
     "row_parallel": [
-        ("data[0] += b\n    mgpu.allreduce(data)", "mgpu.allreduce(data)\n    data[0] += b", "GPU 1 has the sum"),
-        ("data[0] += b", "data = [part + b.to(part.device) for part in data]", "the bias is in there 2 times"),
-        ("    mgpu.allreduce(data)\n", "", "holds only its summand"),
-        ("    return data", "", "your function returns None"),
-        ("return data", "return [data[0]] * len(data)", "on the GPU of its part"),
-        ("return data", "return data[:1]", "1 outputs for 2 GPUs"),
+        ("return X @ W.T + b", "has only its summand"),
+        ("return g.apply(X @ W.T + b)", "in there 2 times"),
+        ("return g.apply(X @ W.T)", "the sum without the bias"),
+        ("return g.apply(X @ W.T + b / dist.get_world_size())", "a part of its gradient"),
+        ("return g.apply(X @ W.T + b * (dist.get_rank() == 0))", "rank 1's b gets no gradient"),
+        ("return g.apply(X.detach() @ W.T) + b", "X gets no gradient"),
+        ("return g.apply(g.apply(X @ W.T)) / 2 + b", "the gradient of X on rank 0"),
+        ("from mgpu_lib.tensor_parallel import f\nreturn f.apply(g.apply(X @ W.T)) + b", "X is 2 times too large"),
+        ("return g.apply(X @ W.T) + b if dist.get_rank() else X @ W.T + b", "call the same collectives"),
+    ],
+    "scatter_tokens": [
+        ("return Y.split(lengths, 1)[dist.get_rank()]", "not the sum over all ranks"),
+        ("return g.apply(Y)", "its output should be"),
+        ("return g.apply(Y).split(lengths, 1)[dist.get_rank()]", "is wrong on rank 0"),
+        ("torch.cat(pieces, dim=1), None", "len(pieces) * torch.cat(pieces, dim=1), None", "2 times too large"),
+        ("return Scatter.apply(Y, lengths)", "return Scatter.apply(Y, lengths).detach()", "Y gets no gradient"),
+        ("return Scatter.apply(Y, lengths)", "return 2 * Scatter.apply(Y, lengths)", "its tokens of the sum"),
+        (
+            "        dist.reduce_scatter(mine, pieces)",
+            "        mine = Y.clone()\n        dist.all_reduce(mine)\n"
+            "        mine = mine.split(lengths, 1)[dist.get_rank()]",
+            "brings it its own tokens only",
+        ),
+    ],
+    "vocabulary_loss": [
+        ("    dist.all_reduce(most, dist.ReduceOp.MAX)\n", "", "subtract the same maximum"),
+        ("g.apply((logits - most[:, None]).exp().sum(-1))", "(logits - most[:, None]).exp().sum(-1)", "the loss on rank"),
+        ("logits.detach().amax(-1)", "0 * logits.detach().amax(-1)", "subtract the maximum before"),
+        ("g.apply(mine.masked_fill(elsewhere, 0))", "g.apply(mine)", "comes from the rank that has it"),
+        (").mean()", ").sum()", "not their mean"),
+        (").mean()", ")", "return the mean over all tokens"),
+        ("total.log() - target).mean()", "total.log() - target).mean().detach()", "logits get no gradient"),
+        (
+            "    return (most + total.log() - target).mean()",
+            "    from mgpu_lib.tensor_parallel import f\n    return f.apply((most + total.log() - target).mean())",
+            "2 times too large",
+        ),
+        (
+            "    most = logits",
+            "    from mgpu_lib.tensor_parallel import f\n    logits = f.apply(logits)\n    most = logits",
+            "gradient of rank 0's logits isn't",
+        ),
+        ("    column =", "    dist.all_reduce(torch.zeros(6, 8))\n    column =", "three per token are enough"),
+    ],
+    "wrong_placement": [
+        ('return "none"', "you say 'none'"),
+        ("return steps[0]", "not a tuple"),
+        ("found = parts", "found = parts[:1]", "copy of X differs"),
+        ("found = [sum(parts)]", "found = parts", "a program without a mistake: you say 'Y'"),
+        ("torch.cat(parts, placement.dim)", "torch.cat(parts)", "your code raises"),
+        (" or not tensor.allclose(whole)", "", "you say 'none'"),
+        (" in steps:", " in steps[::-1]:", "you say 'dX'"),
     ],
     # Sharding
     "merged": [
@@ -804,7 +841,9 @@ RIGHT = {
     ],
     "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
-    "linear_three_gpus": [("W.tensor_split(n), b.tensor_split(n)", "W.chunk(n), b.chunk(n)")],  # of other sizes
+    "row_parallel": [  # in place, which autograd takes for nothing: g by accident
+        "Y = X @ W.T\n    dist.all_reduce(Y)\n    return Y + b"
+    ],
     "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
     "on_gradient": [
         (
