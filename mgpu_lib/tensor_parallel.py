@@ -1,4 +1,4 @@
-"""Tensor parallelism with a process per GPU: a part of each layer on every rank (Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor parallelism: a part of each layer on every rank (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053).
 
 All ranks hold the same input, compute the same loss, and go backward together. The default process group is the one
 whose ranks share a layer. Two operators stand around each split block, and autograd needs both: it knows nothing of
@@ -46,7 +46,7 @@ def all_gather_tokens(X, lengths):
 
 
 def reduce_scatter_tokens(X, lengths):
-    """The sum over all ranks, of this rank's tokens: X (rows, sum of `lengths`, width) → (rows, lengths[rank], width)."""
+    """This rank's tokens of the sum: X (rows, sum of `lengths`, width) → (rows, lengths[rank], width)."""
     pieces = [piece.contiguous() for piece in X.split(lengths, dim=1)]
     own = torch.empty_like(pieces[dist.get_rank()])
     dist.reduce_scatter(own, pieces)
@@ -99,8 +99,8 @@ def vocabulary_embedding(tokens, weight, first):
     """The embedding of `tokens` where each rank has some rows of the table, from row `first` on: (..., width)."""
     row = tokens - first
     elsewhere = (row < 0) | (row >= len(weight))
-    found = F.embedding(row.masked_fill(elsewhere, 0), weight)
-    return g.apply(found.masked_fill(elsewhere.unsqueeze(-1), 0))
+    X = F.embedding(row.masked_fill(elsewhere, 0), weight)
+    return g.apply(X.masked_fill(elsewhere.unsqueeze(-1), 0))
 
 
 def check_heads(attention, num_parts):

@@ -46,10 +46,10 @@ a second backward pass replaces the first one's gradients
     mgpu_lib/zero.py: library/from_scratch
     - self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
     + self.shard.grad = mean
-every part of a row-parallel layer keeps the bias
-    mgpu_lib/tensor_parallel.py: library/tensor_parallel library/equivalence
-    - if dim == 1 and i > 0:
-    + if dim == 1 and i >= len(devices):
+the loss of a cut vocabulary takes each rank's own maximum
+    mgpu_lib/tensor_parallel.py: library/tensor_parallel
+    - dist.all_reduce(most, dist.ReduceOp.MAX)
+    + pass
 the last stages get the layers that are left over
     mgpu_lib/splitting.py: library/splitting
     - size + (i < longer)

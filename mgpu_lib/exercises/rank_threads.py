@@ -18,7 +18,11 @@ class Meeting:
 
     def __init__(self, ranks):
         self.ranks, self.numbers = ranks, [0] * ranks
-        self.barrier, self.slots, self.mine = threading.Barrier(ranks, timeout=SECONDS), [None] * ranks, threading.local()
+        self.barrier, self.slots, self.mine = (
+            threading.Barrier(ranks, timeout=SECONDS),
+            [None] * ranks,
+            threading.local(),
+        )
 
     @property
     def rank(self):

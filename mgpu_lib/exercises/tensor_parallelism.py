@@ -59,7 +59,7 @@ def check_row_parallel(answer):
                 expect(grad is not None, f"{name} gets no gradient: is there a detach() or no_grad() on its way?")
                 expect(
                     not same(grad, ranks * right),
-                    f"the gradient of {name} is {ranks} times too large: all ranks' losses are one, so backward sums nothing",
+                    f"the gradient of {name} is {ranks} times too large: the ranks' losses are one, which counts once",
                 )
                 expect(same(grad, right), f"the gradient of {name} on rank {rank} is wrong")
     return "every rank has the output of one device, and all gradients"
@@ -95,7 +95,10 @@ def check_scatter_tokens(answer):
                 f"rank {rank} has {lengths[rank]} of {tokens} tokens: its output should be {[*right.shape]}, "
                 f"not {[*output.shape]}",
             )
-            expect(not right.numel() or not same(output, mine), f"rank {rank} has its tokens, but not the sum over all ranks")
+            expect(
+                not right.numel() or not same(output, mine),
+                f"rank {rank} has its tokens, but not the sum over all ranks",
+            )
             expect(same(output, right), f"rank {rank} doesn't have its tokens of the sum")
             expect(grad is not None, "Y gets no gradient: the collective needs a backward pass of its own")
             expect(
@@ -184,7 +187,7 @@ def parts_of(whole, placement, ranks):
 WRONG_PLACEMENTS = {  # name: what is claimed, and where the tensor really lies
     "dX": (Replicate(), Partial()),
     "Y": (Replicate(), Partial()),
-    "H": (Shard(0), Shard(1)),
+    "H": (Shard(1), Replicate()),
     "dH": (Partial(), Replicate()),
     "dY": (Partial(), Shard(0)),
 }

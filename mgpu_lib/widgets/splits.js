@@ -2,10 +2,11 @@
 
 import { figure, marked, menu, named, size, slider, svg, textWidth, upTo, valuesOf } from "./figure.js";
 
+// Letter, name, what lies where, and the class of the bar.
 const WAYS = {
-  pipeline: ["P", "pipeline parallelism", "some layers on each GPU"],
-  tensor: ["T", "tensor parallelism", "a part of each layer on each GPU"],
-  data: ["D", "data parallelism", "a part of the batch on each GPU"],
+  pipeline: ["P", "pipeline parallelism", "some layers on each GPU", "layer_wise"],
+  tensor: ["T", "tensor parallelism", "a part of each layer on each GPU", "in_layer"],
+  data: ["D", "data parallelism", "a part of the batch on each GPU", "data_parallel"],
 };
 const BATCH_SIZES = upTo(12, 0).map((power) => 2 ** power);
 
@@ -43,13 +44,13 @@ function splitsSentence(networks, network, batch, gpus) {
 function drawSplits(picture, width, { moved, least }) {
   const most = Math.max(...Object.values(moved), 1);
   const lines = Object.entries(moved).map(([way, bytes]) => {
-    const [letter, name, what] = WAYS[way],
+    const [letter, name, what, fill] = WAYS[way],
       value = bytes === null ? "not possible" : `${size(bytes)}${way === least ? ", least" : ""}`;
-    return { way, bytes, value, name: `${name} (${letter})`, words: `${name} (${letter}): ${what}` };
+    return { way, fill, bytes, value, name: `${name} (${letter})`, words: `${name} (${letter}): ${what}` };
   });
   const fits = ({ words, value }) => textWidth(picture, words) + textWidth(picture, value) + 16 < width;
   const roomy = lines.every(fits);
-  lines.forEach(({ way, bytes, value, name, words }, line) => {
+  lines.forEach(({ way, fill, bytes, value, name, words }, line) => {
     const y = 14 + 54 * line,
       box = { x: 0.5, y: y + 8, height: 20 },
       weight = way === least ? { class: "mgpu-strong" } : {};
@@ -57,7 +58,7 @@ function drawSplits(picture, width, { moved, least }) {
       svg("text", { x: 0, y, ...weight }, roomy ? words : name),
       svg("text", { x: width, y, "text-anchor": "end", ...weight }, value),
       svg("rect", { ...box, width: width - 1, class: bytes === null ? "mgpu-box mgpu-idle" : "mgpu-room" }),
-      svg("rect", { ...box, width: ((width - 1) * bytes) / most, class: `mgpu-bar mgpu-${way}` }),
+      svg("rect", { ...box, width: ((width - 1) * bytes) / most, class: `mgpu-bar mgpu-${fill}` }),
     );
   });
   return 14 + 54 * 2 + 30;

@@ -573,9 +573,13 @@ WRONG = {
     ],
     "vocabulary_loss": [
         ("    dist.all_reduce(most, dist.ReduceOp.MAX)\n", "", "subtract the same maximum"),
-        ("g.apply((logits - most[:, None]).exp().sum(-1))", "(logits - most[:, None]).exp().sum(-1)", "the loss on rank"),
+        (
+            "g.apply((logits - most[:, None]).exp().sum(-1))",
+            "(logits - most[:, None]).exp().sum(-1)",
+            "the loss on rank",
+        ),
         ("logits.detach().amax(-1)", "0 * logits.detach().amax(-1)", "subtract the maximum before"),
-        ("g.apply(mine.masked_fill(elsewhere, 0))", "g.apply(mine)", "comes from the rank that has it"),
+        ("g.apply(mine.masked_fill(elsewhere, 0))", "g.apply(mine)", "come from the rank that has it"),
         (").mean()", ").sum()", "not their mean"),
         (").mean()", ")", "return the mean over all tokens"),
         ("total.log() - target).mean()", "total.log() - target).mean().detach()", "logits get no gradient"),
@@ -594,8 +598,8 @@ WRONG = {
     "wrong_placement": [
         ('return "none"', "you say 'none'"),
         ("return steps[0]", "not a tuple"),
-        ("found = parts", "found = parts[:1]", "copy of X differs"),
-        ("found = [sum(parts)]", "found = parts", "a program without a mistake: you say 'Y'"),
+        ("tensors = parts", "tensors = parts[:1]", "copy of X differs"),
+        ("tensors = [sum(parts)]", "tensors = parts", "a program without a mistake: you say 'Y'"),
         ("torch.cat(parts, placement.dim)", "torch.cat(parts)", "your code raises"),
         (" or not tensor.allclose(whole)", "", "you say 'none'"),
         (" in steps:", " in steps[::-1]:", "you say 'dX'"),
@@ -842,7 +846,7 @@ RIGHT = {
     "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
     "row_parallel": [  # in place, which autograd takes for nothing: g by accident
-        "Y = X @ W.T\n    dist.all_reduce(Y)\n    return Y + b"
+        "Y = X @ W.T\ndist.all_reduce(Y)\nreturn Y + b"
     ],
     "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
     "on_gradient": [

@@ -14,7 +14,7 @@ from pages import shown, solution
 from torch import nn
 from torch.nn import functional as F
 
-from mgpu_lib import parallel, primitives, tensor_parallel, traffic
+from mgpu_lib import parallel, primitives, traffic
 from mgpu_lib.models import lenet, lenet_params
 from virtual_gpus import virtual_gpus
 
@@ -64,29 +64,6 @@ def wrapped(forward):
     return program
 
 
-def replicas_of_a_module(X, y, devices):
-    return [[grad / len(X) for grad in gradients(net)] for net in traffic.data_parallel_step(make_net(), X, y, devices)]
-
-
-def in_layer(way):
-    """The parts of each parameter are put together again. What every GPU holds whole must be right on every GPU."""
-
-    def program(X, y, devices):
-        joined = []
-        for block, parts in zip(make_net(), way(make_net(), X, y, devices)):
-            for name, whole in block.named_parameters():
-                grads = [
-                    dict(part.named_parameters())[name].grad.cpu() / len(X)
-                    for part in parts
-                    if name in dict(part.named_parameters())
-                ]
-                cut = [dim for dim in range(whole.dim()) if grads[0].shape[dim] != whole.shape[dim]]
-                joined.append(torch.cat(grads, cut[0]) if cut else grads[0])
-        return [joined]
-
-    return program
-
-
 def accumulated(X, y, devices):
     """Gradient accumulation on one device: pieces of three rows, and a smaller one for what is left."""
     net = make_net().to(devices[0])
@@ -129,9 +106,7 @@ ON_PARAMS = {
     "museum: right_step": stepped(shown("museum", "backward", "right_step")["right_step"]),
 }
 ON_NET = {
-    "traffic.data_parallel_step": replicas_of_a_module,
     "primitives.data_parallel": wrapped(primitives.data_parallel),
-    "in_layer": in_layer(tensor_parallel.in_layer),
     "chapter 3: pieces": accumulated,
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
     "chapter 5: in_parallel": wrapped(in_parallel),

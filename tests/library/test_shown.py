@@ -9,7 +9,7 @@ from pages import DEFINITIONS, PAGES, cells, statements
 
 import mgpu_lib
 from experiments import large_scaling
-from mgpu_lib import splitting
+from mgpu_lib import splitting, tensor_parallel
 
 CHAPTER_4 = "lenet_params lenet get_params allreduce split_batch sgd train_batch max_divergence".split()
 CHAPTER_14 = "split sharded trained grid program".split()
@@ -34,6 +34,12 @@ def shipped_by(*parts):
     return definitions(ast.parse(source).body)
 
 
+def on_ranks(page):
+    """The definitions in its cells that run on all ranks."""
+    sources = [cell.source.partition("\n") for cell in cells(page) if cell.cell_type == "code"]
+    return definitions(node for head, _, code in sources if head == "%%ranks" for node in ast.parse(code).body)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_function_with_the_name_of_a_public_one_is_that_one(page):
     """What is meant to be wrong has another name. A cell tagged `library` holds nothing but such functions, so that a
@@ -52,11 +58,12 @@ def test_a_function_with_the_name_of_a_public_one_is_that_one(page):
     [
         ("04", [getattr(mgpu_lib, name) for name in CHAPTER_4], {*CHAPTER_4}),
         ("10", (splitting,), {"layer_wise"}),
+        ("11", (tensor_parallel,), {"f", "g", "gather", "vocabulary_embedding"}),
         ("14", [getattr(large_scaling, name) for name in CHAPTER_14], {*CHAPTER_14}),
     ],
-    ids=["04", "10", "14"],
+    ids=["04", "10", "11", "14"],
 )
 def test_a_chapter_shows_what_the_library_ships(page, parts, whole):
-    shipped, shown = shipped_by(*parts), definitions(node for _, node in statements(page))
+    shipped, shown = shipped_by(*parts), definitions(node for _, node in statements(page)) | on_ranks(page)
     assert whole <= shown.keys() and whole <= shipped.keys()
     assert [name for name in shown if name in shipped and shown[name] != shipped[name]] == []

@@ -1,4 +1,6 @@
-"""Parts of a layer compute what the layer does, forward and backward (test_equivalence.py: whole networks)."""
+"""Layers, embeddings and losses cut over ranks compute what one device does; the ranks are threads."""
+
+import copy
 
 import pytest
 import torch
@@ -6,114 +8,147 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
-from mgpu_lib.mesh import device_mesh
-from mgpu_lib.tensor_parallel import SumOutputs, VocabularyPart, split_block, split_embedding, split_layer, together
-from mgpu_lib.transformer import Attention, FeedForward, rotary_angles
-from virtual_gpus import virtual_gpus
+from mgpu_lib.exercises.rank_threads import on_ranks
+from mgpu_lib.tensor_parallel import (
+    check_heads,
+    f,
+    g,
+    gather,
+    scatter,
+    vocabulary_cross_entropy,
+    vocabulary_embedding,
+)
+from mgpu_lib.transformer import Attention, Layer, rotary_angles
 
-PARTS = st.integers(1, 6)
+RANKS = st.integers(1, 5)
+SIZES = settings(deadline=None, max_examples=15)
+CUTS = {"gate": 0, "up": 0, "down": 1}
 
 
-# Random shapes: parts, put together, equal one device
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
 
 
 def close(found, wanted):
-    torch.testing.assert_close(found.detach().cpu(), wanted.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-9, atol=1e-9)
 
 
-def check_parts(block, X, dims, k, *angles):
-    """Forward and backward of `block` on one device and in k parts; dims[name] is how the layer `name` was cut."""
-    block, X = block.double(), X.double().requires_grad_()
-    out = block(X, *angles)
+def cut(layer, rank, k):
+    """A Layer with this rank's heads, one of which is 4 columns wide, and its inner columns."""
+    part = copy.deepcopy(layer)
+    for name, dim in {"query": 0, "key": 0, "value": 0, "out": 1}.items():
+        heads = getattr(layer.attention, name).weight.detach().split(4, dim)
+        own = [heads[i] for i in torch.arange(len(heads)).tensor_split(k)[rank]]
+        getattr(part.attention, name).weight = nn.Parameter(torch.cat(own, dim))
+    for name, dim in CUTS.items():
+        weight = getattr(layer.feed_forward, name).weight.detach().tensor_split(k, dim)[rank]
+        getattr(part.feed_forward, name).weight = nn.Parameter(weight.clone())
+    return part
+
+
+@pytest.mark.parametrize("by_tokens", [False, True], ids=["tensor", "sequence"])
+@SIZES
+@given(k=RANKS, more=st.integers(0, 3), inner=st.integers(0, 7), tokens=st.integers(1, 9))
+def test_a_layer_cut_over_ranks_is_that_of_one_device(by_tokens, k, more, inner, tokens):
+    """Heads and inner columns, at least one for each rank, needn't be shared evenly; a rank may have no token."""
+    torch.manual_seed(tokens)
+    layer = Layer(4 * (k + more), k + more, k + more, k + inner).double()
+    X, angles = torch.randn(2, tokens, 4 * (k + more)).double(), rotary_angles(tokens, 4, dtype=torch.float64)
+    lengths = [len(piece) for piece in torch.arange(tokens).tensor_split(k)]
+    whole = leaf(X)
+    out = layer(whole, angles)
     upstream = torch.randn_like(out)
     out.backward(upstream)
-    with virtual_gpus(k) as machine:
-        parts = split_block(block, machine.devices)
-        Xs = [X.detach().to(device).requires_grad_() for device in machine.devices]
-        moved = [[(cos.to(device), sin.to(device)) for device in machine.devices] for cos, sin in angles]
-        outs = together(parts, Xs, *moved)
-        torch.autograd.backward(outs, [upstream.to(device) for device in machine.devices])
-        for part_out, part_X in zip(outs, Xs, strict=True):
-            close(part_out, out)
-            close(part_X.grad, X.grad)
-        for name, dim in dims.items():
-            layers = [getattr(part, name) for part in parts]
-            close(torch.cat([layer.weight.grad.cpu() for layer in layers], dim), getattr(block, name).weight.grad)
-            sizes = [layer.weight.shape[dim] for layer in layers]
-            assert max(sizes) - min(sizes) <= 1
+
+    def own(tensor, rank):
+        return tensor.split(lengths, 1)[rank] if by_tokens else tensor
+
+    def enter(X):
+        return gather.apply(X, lengths) if by_tokens else f.apply(X)
+
+    def leave(Y):
+        return scatter.apply(Y, lengths) if by_tokens else g.apply(Y)
+
+    def program(rank):
+        part, own_X = cut(layer, rank, k), leaf(own(X, rank))
+        H = own_X + leave(part.attention(enter(part.attention_norm(own_X)), angles))
+        H = H + leave(part.feed_forward(enter(part.feed_forward_norm(H))))
+        H.backward(own(upstream, rank))
+        return part, own_X, H
+
+    results, _ = on_ranks(k, program)
+    for rank, (_, own_X, H) in enumerate(results):
+        close(H, own(out, rank))
+        close(own_X.grad, own(whole.grad, rank))
+    parts = [part for part, *_ in results]
+    for name, dim in CUTS.items():
+        grads = [getattr(part.feed_forward, name).weight.grad for part in parts]
+        close(torch.cat(grads, dim), getattr(layer.feed_forward, name).weight.grad)
+    norms = torch.stack([part.attention_norm.weight.grad for part in parts])
+    close(norms.sum(0) if by_tokens else norms[0], layer.attention_norm.weight.grad)
 
 
-@settings(deadline=None, max_examples=12)
-@given(k=PARTS, groups=st.integers(1, 2), queries=st.integers(1, 3), shape=st.tuples(*[st.integers(1, 5)] * 2))
-def test_attention_in_parts_has_whole_heads(k, groups, queries, shape):
-    """`groups` key-value heads for each of k devices, and so many `queries` to each of them."""
-    torch.manual_seed(k)
-    (rows, tokens), kv_heads, head_width = shape, k * groups, 4
-    attention = Attention(kv_heads * queries * head_width, kv_heads * queries, kv_heads)
-    angles = rotary_angles(tokens, head_width, dtype=torch.float64)
-    dims = {"query": 0, "key": 0, "value": 0, "out": 1}
-    check_parts(attention, torch.randn(rows, tokens, kv_heads * queries * head_width), dims, k, angles)
-
-
-@settings(deadline=None, max_examples=12)
-@given(k=PARTS, width=st.integers(1, 9), more=st.integers(0, 20), rows=st.integers(1, 5))
-def test_a_feed_forward_part_in_uneven_parts(k, width, more, rows):
+@SIZES
+@given(k=RANKS, more=st.integers(0, 9), tokens=st.integers(1, 12), scale=st.sampled_from([1, 1000]))
+def test_a_vocabulary_cut_over_ranks(k, more, tokens, scale):
+    """Embedding, last layer and loss of `k + more` words; logits of a thousand are no problem."""
     torch.manual_seed(more)
-    block = FeedForward(width, k + more)
-    check_parts(block, torch.randn(rows, 2, width), {"gate": 0, "up": 0, "down": 1}, k)
+    words = torch.randint(k + more, (tokens,))
+    table, H = torch.randn(k + more, 3).double(), scale * torch.randn(tokens, 3).double()
+    firsts = [sum(len(piece) for piece in table.tensor_split(k)[:rank]) for rank in range(k)]
+    whole_table, whole_H = leaf(table), leaf(H)
+    loss = F.cross_entropy(whole_H @ whole_table.T, words) + whole_table[words].square().sum()
+    loss.backward()
 
+    def program(rank):
+        part, own_H = leaf(table.tensor_split(k)[rank]), leaf(H)
+        own = vocabulary_cross_entropy(f.apply(own_H) @ part.T, words, firsts[rank])
+        own = own + vocabulary_embedding(words, part, firsts[rank]).square().sum()
+        own.backward()
+        return own, own_H.grad, part.grad
 
-@settings(deadline=None, max_examples=12)
-@given(k=PARTS, more=st.integers(0, 20), width=st.integers(1, 6), tokens=st.integers(0, 30))
-def test_an_embedding_in_uneven_parts(k, more, width, tokens):
-    torch.manual_seed(more)
-    embedding = nn.Embedding(k + more, width).double()
-    where = torch.randint(k + more, (2, tokens))
-    out = embedding(where)
-    upstream = torch.randn_like(out)
-    out.backward(upstream)
-    with virtual_gpus(k) as machine:
-        parts = split_embedding(embedding, machine.devices)
-        outs = SumOutputs.apply(*(part(where.to(device)) for part, device in zip(parts, machine.devices)))
-        torch.autograd.backward(outs, [upstream.to(device) for device in machine.devices])
-        for part_out, device in zip(outs, machine.devices):
-            assert part_out.device == device
-            close(part_out, out)
-        close(torch.cat([part.weight.grad.cpu() for part in parts]), embedding.weight.grad)
+    results, _ = on_ranks(k, program)
+    for rank, (own, grad_H, grad) in enumerate(results):
+        close(own, loss)
+        close(grad_H, whole_H.grad)
+        close(grad, whole_table.grad.tensor_split(k)[rank])
 
 
 def test_what_is_not_a_number_stays_with_its_token():
-    """The rows that stand in for other devices' tokens are not multiplied by 0, which would keep NaN and infinity."""
-    part = VocabularyPart(torch.full((2, 3), torch.nan), first=4)
-    assert part(torch.tensor([0, 3, 6])).tolist() == [[0.0] * 3] * 3
-    assert part(torch.tensor([4, 5])).isnan().all()
+    """The rows that stand in for other ranks' tokens are not multiplied by 0, which would keep NaN and infinity."""
+    table = torch.full((2, 3), torch.nan)
+    [[found]], _ = on_ranks(1, lambda rank: [vocabulary_embedding(torch.tensor([0, 3, 4, 6]), table, 4)])
+    assert found.isnan().all(1).tolist() == [False, False, True, False] and found.nan_to_num().sum() == 0
 
 
-# What can't be split
+@pytest.mark.parametrize(("heads", "kv_heads", "k"), [(4, 4, 3), (4, 2, 4)])
+def test_heads_that_cannot_be_shared_equally_are_refused(heads, kv_heads, k):
+    with pytest.raises(ValueError, match=f"{heads} heads with {kv_heads} .* over {k} devices.*multiples of {k}"):
+        check_heads(Attention(16, heads, kv_heads), k)
+    check_heads(Attention(16, heads, kv_heads), 2)
 
 
-@pytest.mark.parametrize(
-    "split, k, message",
-    [
-        (lambda gpus: split_block(Attention(16, 4, 4), gpus), 3, "4 heads with 4 .* over 3 devices.*multiples of 3"),
-        (lambda gpus: split_block(Attention(16, 4, 2), gpus), 4, "4 heads with 2 key-value heads .* multiples of 4"),
-        (lambda gpus: split_embedding(nn.Embedding(2, 4), gpus), 3, "of 2 tokens can't be cut into 3 parts"),
-        (lambda gpus: split_layer(nn.Linear(4, 2), gpus, 0), 3, r"can't cut 2 channels \(weight\) into 3 parts"),
-        (lambda gpus: split_layer(nn.Linear(2, 4), gpus, 1), 3, r"can't cut 2 channels \(weight\) into 3 parts"),
-    ],
-)
-def test_what_cannot_be_shared_out_is_refused(split, k, message):
-    with virtual_gpus(k) as machine, pytest.raises(ValueError, match=message):
-        split(machine.devices)
+# The threads
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 3}, {"pipeline": 3}, {"data": 2, "pipeline": 2, "tensor": 2}])
-def test_a_mesh_that_does_not_hold_all_ranks_is_refused(sizes):
-    with virtual_gpus(4, backing="meta"):
-        dist.init_process_group("nccl", rank=0, world_size=4, store=dist.HashStore())
-        product = " × ".join(f"{name}={size}" for name, size in sizes.items())
-        with pytest.raises(ValueError, match=f"^{product} makes . ranks, but there are 4"):
-            device_mesh(**sizes)
-        assert device_mesh(data=2, tensor=2)["tensor"].size() == 2
-        dist.destroy_process_group()
+def test_threads_that_call_different_collectives_are_told_so():
+    def program(rank):
+        if rank:
+            dist.all_reduce(torch.ones(1))
+        else:
+            dist.all_gather([torch.ones(1)] * 2, torch.ones(1))
+
+    with pytest.raises(AssertionError, match="different collectives: all_gather, all_reduce"):
+        on_ranks(2, program)
+
+
+def test_what_a_rank_raises_comes_out():
+    def program(rank):
+        if rank == 1:
+            raise KeyError("of rank 1")
+        g.apply(torch.ones(1))
+
+    with pytest.raises(KeyError, match="of rank 1"):
+        on_ranks(3, program)

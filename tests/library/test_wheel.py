@@ -24,7 +24,7 @@ assert Path(mgpu.__file__).is_relative_to(sys.prefix), mgpu.__file__
 with mgpu.virtual_gpus(2) as machine:
     torch.ones(1000, device="cuda:1").sum().item()
 table = widgets.memory.memory_table({"SimpleCNN": (mgpu.SimpleCNN, (3, 8, 8))}, [64], ["V100"])
-moved = [{"name": "net", "layers": 2, "layer_wise": [0, 80], "in_layer": [0, 160], "data_parallel": [0, 10**6]}]
+moved = [{"name": "net", "limits": {}, "pipeline": [0, 80], "tensor": [0, 160], "data": [0, 10**6]}]
 given = {"TimelineViewer": [machine.timeline], "MemoryExplorer": [table], "SplitExplorer": [moved]}
 quick = {*widgets.__all__} - {"TuningExplorer", "LoopExplorer"}  # those make their data of a record, which takes long
 shown = {name: len(getattr(widgets, name)(*given.get(name, [])).static_html()) for name in quick}

@@ -1,0 +1,30 @@
+"""The bytes of the three ways to split a transformer (chapter 11 holds the formulas beside what it counts)."""
+
+import json
+
+import pytest
+
+from mgpu_lib.traffic import crossovers, parameters, traffic_table
+from mgpu_lib.transformer import LLAMA
+
+
+def test_traffic_table_is_plain_data():
+    sizes = {"vocab": 10, "width": 8, "layers": 3, "heads": 4, "kv_heads": 2, "inner": 6}
+    table = traffic_table({"small": sizes}, most_gpus=4)
+    assert json.loads(json.dumps(table)) == table
+    [row] = table
+    assert row["limits"] == {"pipeline": "3 layers", "tensor": "2 key-value heads"}
+    # By hand, two bytes a number: 8,192 tokens cross each cut twice; two all-reduces of the embedding's and the head's
+    # width, four in each of three layers, three numbers for the loss; an embedding, a head, a norm, three layers.
+    assert row["pipeline"] == [0, 4 * 8192 * 8, 8 * 8192 * 8, None]
+    assert row["tensor"] == [0, 4 * 8192 * (14 * 8 + 3), None, None]
+    assert parameters(sizes) == 2 * 80 + 8 + 3 * (2 * 8 + 2 * 64 + 2 * 32 + 3 * 48)
+    assert row["data"] == [4 * (k - 1) * parameters(sizes) for k in range(1, 5)]
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_from_the_crossovers_on_data_parallelism_sends_less(name):
+    sizes = LLAMA[name]
+    [row] = traffic_table({name: sizes}, most_gpus=2)
+    for way, tokens in zip(("tensor", "pipeline"), crossovers(sizes), strict=True):
+        assert row[way][1] / 8192 * (tokens - 1) <= row["data"][1] < row[way][1] / 8192 * tokens
