@@ -56,8 +56,6 @@ from mgpu_lib.exercises.sharding import (
     check_ranks_needed,
     check_reshard,
 )
-from mgpu_lib.exercises.tensor_parallelism import check_linear_three_gpus, check_row_parallel
-from mgpu_lib.exercises.sharding import check_mesh_groups, check_ranks_needed, check_reshard, check_sent_bytes
 from mgpu_lib.exercises.tensor_parallelism import (
     check_row_parallel,
     check_scatter_tokens,
@@ -115,7 +113,6 @@ __all__ = [
     "check_gain_without_host",
     "check_in_parallel",
     "check_is_wrong",
-    "check_linear_three_gpus",
     "check_logged_norm",
     "check_longest",
     "check_longest_gap",
@@ -140,7 +137,6 @@ __all__ = [
     "check_scatter_tokens",
     "check_seed_of",
     "check_seeds_needed",
-    "check_sent_bytes",
     "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
