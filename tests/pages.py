@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
+from experiments.museum import mended
+
 CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
 PAGES = sorted(path.stem for path in CHAPTERS.glob("*.ipynb"))
 TEXTS = "index", "test-your-own-program", "instructors", "errors", "glossary", "references"
@@ -52,18 +54,20 @@ def shown(page, *wanted, run=(), **given):
 
 @cache
 def solutions(page):
-    """The programs in the solutions that a page shows."""
-    return [
-        program
-        for cell in cells(page)
-        for text in re.findall(r"^<details><summary>Solution to (.*?)^</details>$", cell.source, re.M | re.S)
-        for program in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    ]
+    """The programs in the solutions that a page shows; a diff is of the program that the exercise gives."""
+    found = []
+    for cell in cells(page):
+        for text in re.findall(r"^<details><summary>Solution to (.*?)^</details>$", cell.source, re.M | re.S):
+            found += re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+            found += [mended(left_to_mend(page, cell.id.removesuffix("-solution")), diff) for diff in diffs(text)]
+    return found
 
 
-def solution(page, name, **given):
-    """The function `name` from a solution that a page shows; `given` as in `shown`."""
-    [program] = [program for program in solutions(page) if re.search(rf"^def {name}\(", program, re.M)]
-    names = shown(page, **given)
-    exec(program, names)
-    return names[name]
+def left_to_mend(page, exercise):
+    """The code of an exercise's cells, without that of its check."""
+    mine = [cell for cell in cells(page) if cell.cell_type == "code" and cell.id.startswith(exercise)]
+    return "\n".join(cell.source for cell in mine if not cell.id.endswith("-check")) + "\n"
+
+
+def diffs(text):
+    return re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S)

@@ -18,9 +18,9 @@ from mgpu_lib.exercises.dataparallel import (
 )
 from mgpu_lib.exercises.distributeddataparallel import (
     check_best_cap,
-    check_count_correct,
-    check_ddp_collectives,
+    check_bucketed,
     check_mended_script,
+    check_missing_rank,
 )
 from mgpu_lib.exercises.how_large_a_batch_pays import (
     check_batch_ramp,
@@ -96,12 +96,11 @@ __all__ = [
     "check_bottleneck",
     "check_break_even_ms",
     "check_broadcast_backward",
+    "check_bucketed",
     "check_cheapest",
     "check_clipped_step",
     "check_copy_ms",
-    "check_count_correct",
     "check_critical_batch",
-    "check_ddp_collectives",
     "check_diagnose",
     "check_emptiest_gpu",
     "check_epoch_loss",
@@ -122,6 +121,7 @@ __all__ = [
     "check_merged",
     "check_mesh_groups",
     "check_messages",
+    "check_missing_rank",
     "check_mlp_bytes",
     "check_on_gradient",
     "check_one_f_one_b",

@@ -1,19 +1,21 @@
-"""Checks for "DistributedDataParallel": a script on two machines, collectives of a step, buckets, an evaluation.
+"""Checks for "DistributedDataParallel": a script on two machines, buckets, their size, and who is missing in a hang.
 
 None starts a process. A script runs as each of its ranks in turn, and one rank is enough to model a step.
 """
 
-import math
+import contextlib
+import itertools
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from mgpu_lib.collectives import buckets
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.exercises.one_rank import IMAGES, arrivals, ddp_step, run_as
+from mgpu_lib.exercises.one_rank import IMAGES, arrivals, run_as
 from mgpu_lib.models import resnet18
 from mgpu_lib.prediction import predict
-from virtual_gpus import GPUS, find_link, ring_seconds
+from virtual_gpus import GPUS, dry_run, find_link, ring_seconds
 
 # A script on two machines
 
@@ -74,92 +76,151 @@ def check_epochs(ran, where, machines):
     expect(epochs[0] != epochs[1], f"{where}, every epoch has the same order: what does the sampler have to know?")
 
 
-# Collectives of a step
+# Buckets
+
+RANKS = 4  # whose gradients the check stands in for: rank r has r + 1 times those of rank 0
+MEAN, SUM = (RANKS + 1) / 2, RANKS * (RANKS + 1) / 2  # over all ranks, in gradients of rank 0
 
 
 @exercise
-def check_ddp_collectives(answer):
-    """ddp_collectives(grads, buffers, first, cap): how many collectives DistributedDataParallel calls in a step."""
-    for case, net, X, caps in collective_cases():
-        grads, buffers, calls = ddp_step(net, X, None if caps == (1, 25) else caps[1])
-        first, cap = (int(size * 2**20) for size in caps)
-        got = filled(answer(list(grads), list(buffers), first, cap))
-        if got != len(calls):
-            sent = ", ".join(f"{name} of {nbytes:,} bytes" for name, nbytes in calls)
-            hint = collectives_slip(got, grads, buffers, first, cap)
-            expect(False, f"{case}: {got!r} instead of {len(calls)} collectives ({sent}). {hint}")
-    return f"four modelled steps call as many; ResNet-18 has {len(grads)} gradients and needs {len(calls)} collectives"
+def check_bucketed(answer):
+    """bucketed(net, bucket_mb): averages gradients in buckets, during the backward pass; returns how to finish."""
+    for sizes, frozen, mib in [([8, 8, 8, 8], False, 2**-12), ([16, 4, 9, 5, 7], True, 2**-10), ([6, 3], False, 1)]:
+        with torch.random.fork_rng(devices=[]):
+            net = nn.Sequential(*[nn.Linear(n, m) for n, m in itertools.pairwise(sizes)]).double()
+        net[0].requires_grad_(not frozen)
+        ours = OtherRanks()
+        with ours.stand_in():
+            finish = filled(answer(net, mib))
+            for step in ("in the first step", "in the second step"):
+                check_buckets(net, finish, ours, mib, f"{len(net)} layers, buckets of {mib * 2**20:.0f} bytes, {step}")
+    return bucketed_on_pcie(answer)
 
 
-def collective_cases():
-    """(what it is, network, its input, MiB of the first and of the other buckets); (1, 25) is PyTorch's default."""
-    wide, images = torch.empty(4, 512), torch.empty(4, 1, 28, 28)
-    with torch.device("meta"):  # where making a network draws no random numbers
-        alike, two_types = nn.Sequential(*linear_layers(5)), nn.Sequential(*layers_of_two_types())
-        norms, resnet = nn.Sequential(*linear_layers(1), nn.BatchNorm1d(384), nn.BatchNorm1d(384)), resnet18()
-    return [
-        ("five gradients of 0.75 MiB, buckets of 2 MiB", alike, wide, (2, 2)),
-        ("one gradient of 0.75 MiB and two batch norms", norms, wide, (1, 25)),
-        ("gradients of two types in turn, buckets of 0.5 MiB", two_types, wide, (0.5, 0.5)),
-        ("ResNet-18 with PyTorch's buckets of 1 and 25 MiB", resnet, images, (1, 25)),
-    ]
+class OtherRanks:
+    """What has been all-reduced, as (bytes, whether in the backward pass), with the ranks that aren't there."""
+
+    def __init__(self):
+        self.sent, self.steps, self.backward = [], 0, False
+
+    @contextlib.contextmanager
+    def stand_in(self):
+        with (
+            mock.patch.object(dist, "all_reduce", self.all_reduce),
+            mock.patch.object(dist, "get_world_size", lambda group=None: RANKS),
+            mock.patch.object(dist, "get_rank", lambda group=None: 0),
+        ):
+            yield
+
+    def all_reduce(self, tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        expect(op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG), f"all_reduce with op={op}: wanted is a sum or a mean")
+        self.sent.append((tensor.nbytes, self.backward))
+        work = Work(self, tensor, MEAN if op == dist.ReduceOp.AVG else SUM)
+        if async_op:
+            return work
+        expect(not self.backward, "the backward pass stops at each all-reduce: call it with async_op=True")
+        return work.wait()
 
 
-def linear_layers(n):
-    """`n` linear layers of 0.75 MiB."""
-    return [nn.Linear(*((512, 384) if i % 2 == 0 else (384, 512)), bias=False) for i in range(n)]
+class Work:
+    """An all-reduce whose result is there when somebody has waited for it."""
+
+    def __init__(self, ranks, tensor, factor):
+        self.ranks, self.step, self.tensor, self.factor = ranks, ranks.steps, tensor, factor
+
+    def wait(self):
+        expect(self.step == self.ranks.steps, "a step waits for all-reduces of the step before: forget what has come")
+        self.tensor.data.mul_(self.factor)
+        self.factor = 1
 
 
-class To(nn.Module):
-    """Numbers of another type."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, X):
-        return X.to(self.dtype)
-
-
-def layers_of_two_types():
-    """Layers of 0.75 MiB in float32 and of half as much in bfloat16, in turn."""
-    first, second, third, fourth = linear_layers(4)
-    half = To(torch.bfloat16), To(torch.float32)
-    return [first, half[0], second.bfloat16(), half[1], third, half[0], fourth.bfloat16()]
-
-
-def collectives_slip(got, grads, buffers, first, cap):
-    """What may be wrong with a number of collectives."""
-    broadcasts = len({buffer.dtype for buffer in buffers})
-    full, left = buckets_of(grads, first, cap)
-    at_most = len(buckets(grads[::-1], cap))
-    for other, hint in [
-        (full + left, "What happens to the buffers before the forward pass?"),
-        (full + left + len(buffers), "Buffers of one type travel in one broadcast"),
-        (len(grads) + broadcasts, "Gradients travel together until a bucket is full"),
-        (sum(buckets_of(grads, cap, cap)) + broadcasts, "The first bucket has a cap of its own"),
-        (full + broadcasts, "What is left in a bucket when the last gradient has come is sent, too"),
-        (at_most + broadcasts, "A bucket of PyTorch's may hold more than its cap: it is sent when it has reached it"),
-        (sum(buckets_of(grads, first, first)) + broadcasts, "Only the first bucket has the cap `first`"),
-        (sum(buckets_of([g.flatten().view(torch.uint8) for g in grads], first, cap)) + broadcasts, ONE_TYPE),
-    ]:
-        if got == other:
-            return hint
-    return "Count the broadcasts, one for each type of buffer, then the buckets that get full, then those left over"
+def check_buckets(net, finish, ours, mib, case):
+    """A step sends the buckets that it should, when it should, and leaves the mean in each gradient."""
+    params = [p for p in net.parameters() if p.requires_grad]
+    X = torch.linspace(-1, 1, 3 * net[0].in_features, dtype=torch.float64).reshape(3, -1)
+    own = torch.autograd.grad(net(X).square().sum(), params)
+    net.zero_grad()
+    ours.sent, ours.steps, ours.backward = [], ours.steps + 1, True
+    net(X).square().sum().backward()
+    ours.backward = False
+    finish()
+    check_sent(ours.sent, buckets_of(own[::-1], mib * 2**20), len(params), case)
+    for (name, p), before in zip(((n, p) for n, p in net.named_parameters() if p.requires_grad), own, strict=True):
+        factor = (p.grad / before).nanmean().item()
+        if not torch.allclose(p.grad, MEAN * before, rtol=1e-10, atol=0):
+            slip = SLIPS.get(round(factor, 6), "not the mean of all ranks'")
+            expect(False, f"{case}: the gradient of {name} is {slip}")
 
 
-ONE_TYPE = "A bucket holds gradients of one type, and each type has an open bucket of its own"
+SLIPS = {
+    1: "still this rank's own: is it sent, waited for, and copied back?",
+    1 / RANKS: "this rank's own, divided by the number of ranks: is it waited for, and copied back?",
+    SUM: "the sum of all ranks': divide it by their number",
+    MEAN / RANKS: "divided by the number of ranks twice",
+}
 
 
-def buckets_of(grads, first, cap):
-    """How many buckets get full, and how many are left over."""
-    held, full, caps = {}, 0, {}
+def check_sent(sent, expected, n, case):
+    """`sent`, as (bytes, whether in the backward pass), are buckets of these bytes, sent as soon as they are full."""
+    sizes = [nbytes for nbytes, _ in sent]
+    expect(
+        sent, f"{case}: nothing is all-reduced. What is left in a bucket when the backward pass is over is sent then"
+    )
+    expect(sum(sizes) <= sum(expected), f"{case}: {sum(sizes)} bytes are sent, and there are {sum(expected)}")
+    expect(len(sent) < n or len(expected) == n, f"{case}: {len(sent)} all-reduces, one for each gradient")
+    expect(
+        sum(sizes) == sum(expected),
+        f"{case}: {sum(sizes)} bytes are sent, and there are {sum(expected)}. What is left in a bucket when the "
+        "backward pass is over?",
+    )
+    expect(sizes == expected, f"{case}: buckets of {sizes} bytes are sent instead of {expected}")
+    full = sum(nbytes >= expected[0] for nbytes in expected[:-1])
+    early = sum(in_backward for _, in_backward in sent)
+    expect(early >= full, f"{case}: {early} of {len(sent)} buckets are sent during the backward pass: use hooks")
+
+
+def buckets_of(grads, cap):
+    """The bytes of each bucket: it is sent when it holds `cap` bytes, the last at the end."""
+    full, held = [], 0
     for grad in grads:
-        held[grad.dtype] = held.get(grad.dtype, 0) + grad.nbytes
-        if held[grad.dtype] >= caps.get(grad.dtype, first):
-            del held[grad.dtype]
-            full, caps[grad.dtype] = full + 1, cap
-    return full, len(held)
+        held += grad.nbytes
+        if held >= cap:
+            full.append(held)
+            held = 0
+    return full + [held] * (held > 0)
+
+
+def bucketed_on_pcie(answer):
+    """What ResNet-18's step takes with buckets of 4 MiB and with one for all, modelled."""
+    ours, one = (1e3 * predict_with(answer, mib) for mib in (4, 1000))
+    return (
+        f"each gradient is the mean of all ranks'. ResNet-18's step on four A100s with PCIe takes {ours:.1f} ms with "
+        f"buckets of 4 MiB, and {one:.1f} ms with one for all (modelled)"
+    )
+
+
+def predict_with(hook, mib):
+    """Seconds of a step of ResNet-18, 32 images on each of four A100s."""
+    with torch.device("meta"):  # where making a network draws no random numbers
+        network = resnet18()
+
+    def program():
+        net, X, y = (
+            network.to_empty(device="cuda"),
+            torch.empty(32, 1, 28, 28).cuda(),
+            torch.empty(32, dtype=torch.long).cuda(),
+        )
+        finish = hook(net, mib)
+
+        def step():
+            net.zero_grad()
+            nn.functional.cross_entropy(net(X), y).backward()
+            finish()
+
+        return step
+
+    timeline = dry_run(program, RANKS, "A100-80", link="pcie").timeline
+    return timeline.end - timeline.start
 
 
 # A bucket size for a link
@@ -233,78 +294,38 @@ def on_pcie(answer):
     )
 
 
-# An evaluation
+# Who is missing
 
 
 @exercise
-def check_count_correct(answer):
-    """count_correct(net, X, y, rank, world_size): (correct, images) of this rank, which add up to those of all."""
-    for n, world_size in [(10, 4), (9, 2), (8, 4), (3, 4), (5, 1)]:
-        X, y, net = torch.arange(float(n))[:, None], torch.arange(n) % 3, Remembering()
-        right, counts, rows = int((net(X).argmax(1) == y).sum()), [], []
-        net.taken()
-        for rank in range(world_size):
-            counts.append(pair(filled(answer(net, X, y, rank, world_size))))
-            rows.append(net.taken())
-        check_counts(counts, rows, right, n, f"{n} images, {world_size} rank{'s' * (world_size > 1)}")
-    return "every image counts once, on any number of ranks"
-
-
-class Remembering(nn.Module):
-    """Takes images that hold their row's number, is right about two of three, and remembers whom it was shown."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def forward(self, X):
-        rows = X[:, 0].long()
-        self.rows += rows.tolist()
-        return nn.functional.one_hot((rows + (rows % 4 == 1)) % 3, 3).float()
-
-    def taken(self):
-        rows, self.rows = self.rows, []
-        return rows
-
-
-def pair(value):
-    """The two numbers that an answer is."""
-    try:
-        correct, images = (float(number) for number in value)
-    except (TypeError, ValueError):
+def check_missing_rank(answer):
+    """missing_rank(dumps): (rank, number of the collective) where a rank isn't with the others."""
+    for case, dumps, right in hangs():
+        got = filled(answer({rank: list(calls) for rank, calls in dumps.items()}))
+        if got == right:
+            continue
+        rank, number = right
+        shortest = min(dumps, key=lambda rank: len(dumps[rank]))
         expect(
-            False,
-            f"{value!r} for a rank: return two numbers, how many images are classified correctly, and of how many",
+            not (isinstance(got, tuple) and got[:1] == (shortest,)) or shortest == rank,
+            f"{case}: {got} instead of {right}. A short list may only mean that the recorder keeps few entries",
         )
-    return correct, images
+        expect(
+            not (isinstance(got, tuple) and got[:1] == (rank,)),
+            f"{case}: rank {rank} it is, but the first collective at which it is missing is {number}, not {got[1:]}",
+        )
+        expect(False, f"{case}: {got!r} instead of {right}: compare what each rank has called under one number")
+    return "found in each of four hangs, whatever the recorders still had"
 
 
-def check_counts(counts, rows, right, n, case):
-    """The (correct, images) of the ranks, who were shown `rows`, add up to `right` of `n`."""
-    correct, images = (sum(numbers) for numbers in zip(*counts))
-    shown = [row for part in rows for row in part]
-    if images != n:
-        expect(
-            images != len(rows) or correct > len(rows),
-            f"{case}: the ranks give {[tuple(round(number, 3) for number in part) for part in counts]}. A mean of the "
-            "ranks' accuracies isn't the accuracy of all: return counts, which can be added up",
-        )
-        expect(len(shown) != n * len(rows), f"{case}: every rank counts all of them. Each should look at its own share")
-        twice, never = sorted(row for row in {*shown} if shown.count(row) > 1), sorted({*range(n)} - {*shown})
-        expect(
-            not twice or images < n,
-            f"{case}: {images:g} are counted, and those in rows {twice} twice. So that all ranks have equally many, "
-            "DistributedSampler fills up with rows that it has given out already",
-        )
-        expect(not never, f"{case}: {images:g} are counted, and those in rows {never} never")
-        expect(False, f"{case}: {images:g} are counted")
-    expect(not math.isnan(correct), f"{case}: a rank says nan. What is the mean over no images?")
-    expect(
-        correct == right,
-        f"{case}: {correct:g} are said to be correct, and {right} are: compare each with its own label",
-    )
-    most = max(len(part) for part in rows)
-    expect(
-        most <= -(-n // len(rows)),
-        f"{case}: the sum is right, but one rank looks at {most} images while others wait: give each about as many",
-    )
+def hangs():
+    """(what has happened, the ranks' last collectives, the answer)"""
+    steps = ["all_reduce", "all_reduce", "broadcast"] * 4
+    calls = list(enumerate(steps, start=40))
+    other = [*calls[:5], (45, "all_gather"), *calls[6:8]]
+    return [
+        ("rank 1 has left", {0: calls[:4], 1: calls[:3], 2: calls[:4], 3: calls[:4]}, (1, 43)),
+        ("rank 0 has left, others have gone on", {0: calls[:5], 1: calls[:9], 2: calls[:8]}, (0, 45)),
+        ("rank 3 has left, and rank 0 keeps few", {0: calls[6:8], 1: calls[:8], 2: calls[:8], 3: calls[:7]}, (3, 47)),
+        ("rank 2 calls another one", {0: calls[:8], 1: calls[1:7], 2: other, 3: calls[:8]}, (2, 45)),
+    ]

@@ -8,11 +8,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from mgpu_lib.exercises.framework import expect
-from virtual_gpus import dry_run, virtual_gpus
+from virtual_gpus import virtual_gpus
 
 IMAGES = 32
 
@@ -87,27 +86,6 @@ def in_place_of_ranks(rank, world_size):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def ddp_step(net, X, bucket_cap_mb):
-    """(gradients in the order in which they come, buffers, (name, bytes) of each collective) of a modelled step."""
-    came = []
-
-    def program():
-        model = net.to_empty(device="cuda")
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(came.append)
-        model = DistributedDataParallel(model, device_ids=[0], bucket_cap_mb=bucket_cap_mb)
-
-        def step():
-            came.clear()
-            model(X.to("cuda")).sum().backward()
-
-        return step
-
-    made = dry_run(program, 2, "A100-80", link="nvlink")
-    grads, buffers = ([torch.empty_like(t, device="meta") for t in tensors] for tensors in (came, net.buffers()))
-    return grads, buffers, [(event.name, event.nbytes) for event in made.timeline if event.kind == "collective"]
 
 
 def arrivals(net, X, gpu):

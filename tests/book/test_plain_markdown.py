@@ -110,7 +110,7 @@ def test_a_label_is_authors_and_year_or_the_short_title(tmp_path, fields, label)
 
 
 def number_of(name):
-    """What numbers begin with on a page: "4." in chapter 4, "M." in the museum, "M2." in its second half, "B." in an appendix."""
+    """What numbers begin with on a page: "4." in chapter 4, "M." and "M2." in the museum, "B." in an appendix."""
     page = name.rpartition("/")[2]
     if not name.startswith("chapters/"):
         return ""

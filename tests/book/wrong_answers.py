@@ -13,7 +13,6 @@ def changed(program, *changes):
 
 
 REPLICAS = "num_replicas=dist.get_world_size(), rank=rank"
-ROWS = "X, y = X[rank::world_size], y[rank::world_size]"
 VIA_CPU = """
     total = sum(tensor.cpu() for tensor in data)
     for tensor in data:
@@ -24,18 +23,19 @@ WHOLE_RING = """
         own = [own[(i - 1) % k].to(data[i].device, copy=True) for i in range(k)]
         for i in range(k):
             data[i] += own[i]"""
-AT_MOST = """
-    count, held = len({buffer.dtype for buffer in buffers}), 0
-    for grad in grads:
-        if held + grad.nbytes > cap and held:
-            count, held = count + 1, 0
-        held += grad.nbytes
-    return count + 1"""
-SAMPLED = """
-    from torch.utils.data.distributed import DistributedSampler
-    rows = list(DistributedSampler(X, world_size, rank, shuffle=False))
-    right = net(X[rows]).argmax(1) == y[rows]
-    return right.sum(), len(rows)"""
+AVG = "op=dist.ReduceOp.AVG"
+AFTER_BACKWARD = """
+    def finish():
+        bucket = []
+        for p in [p for p in net.parameters() if p.requires_grad][::-1]:
+            bucket.append(p)
+            if sum(p.grad.nbytes for p in bucket) >= bucket_mb * 2**20 or p is next(net.parameters()):
+                flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+                dist.all_reduce(flat)
+                for p, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    p.grad.copy_(mean.view_as(p))
+                bucket = []
+    return finish"""
 RATIOS = """
     ratios = []
     for s, l in zip(small, large):
@@ -486,15 +486,18 @@ WRONG = {
         ("DistributedDataParallel(mgpu.lenet_module().cuda())", "mgpu.lenet_module().cuda()", "calls no collective"),
         ("return 1", "rank 0 never looks at the data"),
     ],
-    "ddp_collectives": [
-        ("len({buffer.dtype for buffer in buffers})", "0", "the buffers before"),
-        ("{buffer.dtype for buffer in buffers}", "buffers", "in one broadcast"),
-        (" + len(held)", "", "What is left in a bucket"),
-        ("caps.get(grad.dtype, first)", "cap", "has a cap of its own"),
-        ("caps.get(grad.dtype, first)", "first", "Only the first bucket"),
-        ("return len(grads) + len({b.dtype for b in buffers})", "travel together until"),
-        (AT_MOST, "may hold more than its cap"),
-        ("in grads:", "in [type('', (), {'dtype': 0, 'nbytes': g.nbytes}) for g in grads]:", "gradients of one type"),
+    "bucketed": [
+        ("        flat /= dist.get_world_size()\n", "", "is the sum of all ranks'"),
+        ("        traveling.clear()\n", "", "forget what has come"),
+        ("            work.wait()\n", "", "this rank's own, divided by the number of ranks"),
+        ("        if bucket:\n            send()\n", "", "What is left in a bucket"),
+        (">= bucket_mb", "> 1e9 * bucket_mb", "buckets of [1728] bytes are sent instead of [576, 576, 576]"),
+        (">= bucket_mb", ">= 0 * bucket_mb", "one for each gradient"),
+        ("p.grad.copy_(mean.view_as(p))", "pass", "still this rank's own"),
+        ("        bucket.clear()\n", "", "bytes are sent, and there are 1728"),
+        (", async_op=True", "", "call it with async_op=True"),
+        ("if p.requires_grad", "if True", "your code raises RuntimeError: cannot register a hook"),
+        (AFTER_BACKWARD, "use hooks"),
     ],
     "best_cap": [
         ("return max(caps)", "A large bucket waits for its last gradient"),
@@ -502,18 +505,22 @@ WRONG = {
         (" + latency", "", "Every bucket pays the latency"),
         ("ready[i]) + latency + held / bandwidth", "ready[i] + latency + held / bandwidth)", "all-reduces take turns"),
     ],
-    "count_correct": [
-        (SAMPLED, "those in rows [0, 1] twice"),
-        (changed(SAMPLED, "shuffle=False", "shuffle=False, drop_last=True"), "those in rows [8, 9] never"),
-        (changed(SAMPLED, "right.sum(), len(rows)", "right.float().mean()"), "return two numbers"),
-        (changed(SAMPLED, "right.sum(), len(rows)", "right.float().mean(), 1"), "isn't the accuracy of all"),
-        (f"    {ROWS}\n", "", "every rank counts all of them"),
+    "missing_rank": [
         (
-            "return ((net(X).argmax(1) == y).sum(), len(y)) if rank == 0 else (0, 0)",
-            "one rank looks at 10 images while others wait",
+            "return min(dumps, key=lambda rank: len(dumps[rank])), 43 + 2 * (len(dumps) == 3)",
+            "A short list may only mean",
         ),
-        (ROWS, "X, y = X[rank::world_size], y[:len(y[rank::world_size])]", "compare each with its own label"),
-        (".sum(), len(y)", ".float().mean() * len(y), len(y)", "What is the mean over no images?"),
+        ("max(min(record)", "max(max(record)", "(1, 48) instead of (0, 45)"),
+        (
+            "return rank, number",
+            "return rank, number - 1",
+            "it is, but the first collective at which it is missing is 43",
+        ),
+        (
+            "list(names.values()).count(name) == 1",
+            "name is None",
+            "rank 2 calls another one: (1, 47) instead of (2, 45)",
+        ),
     ],
     # Splitting a network
     "best_cut": [
@@ -832,16 +839,8 @@ RIGHT = {
         group.pop("initial_lr", None)""",
     ],
     "mended_script": [(f"data, {REPLICAS}", "data")],
-    "count_correct": [
-        """
-    X, y = X.tensor_split(world_size)[rank], y.tensor_split(world_size)[rank]  # blocks instead of every fourth row
-    return torch.stack([(net(X).argmax(1) == y).sum(), torch.tensor(len(y))])""",
-        """
-    per_rank = -(-len(X) // world_size)  # ranks take equally many steps, and what fills up isn't counted
-    rows = torch.arange(rank * per_rank, (rank + 1) * per_rank)
-    new = rows < len(X)
-    rows = rows.clamp(max=len(X) - 1)
-    return ((net(X[rows]).argmax(1) == y[rows]) & new).sum(), new.sum()""",
+    "bucketed": [
+        ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
     "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
