@@ -3,8 +3,8 @@
     python -m experiments.large_scaling
 
 writes mgpu_lib/recorded/large_scaling.json: for each plan the modelled seconds of a step and the most memory of a GPU,
-in all and by kind, or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them, and a batch. Nothing
-is fitted; `run_validation` says how far off such dry runs are.
+in all and by kind, or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them,
+and a batch. Nothing is fitted; `run_validation` says how far off such dry runs are.
 
 The program is what chapter 14 shows. A step of many micro-batches is not run whole: each more of them is taken to last
 as much longer as two do than one.

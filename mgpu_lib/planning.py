@@ -2,11 +2,14 @@
 
 A dry run answers the same questions for any program, in seconds or minutes. The formulas of `plan_formulas` answer them
 for one kind of program, a transformer like Llama 3 (see `experiments/planned_runs.py`), in less than a millisecond, so
-that all ways to split it can be tried. `experiments/planner_validation.py` holds them against dry runs.
+that all ways to split it can be tried. `experiments/planner_validation.py` holds them against dry runs. Those that are
+recorded for chapter 14 are found by `recorded_plan`.
 """
 
+import functools
 import itertools
 
+from mgpu_lib import recorded
 from mgpu_lib.arguments import check_count
 from mgpu_lib.plan_formulas import TrainingRun, fault, planned, sizes_of
 from mgpu_lib.plan_rates import NODES, constants
@@ -65,3 +68,23 @@ def check_run(run):
             raise ValueError(f"{name}={getattr(run, name)!r}: use one of {', '.join(map(str, known))}")
     if words := fault(run):
         raise ValueError(words)
+
+
+FOUND = {"gpu", "seconds", "gib", "memory", "exposed", "flops", "error"}  # what a dry run says, and what follows
+
+
+def recorded_plan(model, n_gpus, network="InfiniBand NDR", **options):
+    """The dry run of exactly this plan that `experiments/large_scaling.py` has recorded: {"seconds" of a step, "gib" on
+    the fullest GPU, its "memory" by kind, "exposed", "flops" of a rank}, or "error" for one that doesn't fit. KeyError,
+    which names the plan that is nearest, where there is none."""
+    wanted = {"model": model, "n_gpus": n_gpus, "network": network, **options}
+    plans = [({k: v for k, v in run.items() if k not in FOUND}, run) for run in recorded_runs()]
+    nearest, run = min(plans, key=lambda each: len(each[0].items() ^ wanted.items()))
+    if nearest != wanted:
+        raise KeyError(f"no dry run of {wanted} is recorded; the nearest is {nearest}")
+    return run
+
+
+@functools.cache
+def recorded_runs():
+    return tuple(recorded.study("large_scaling")["runs"].values())

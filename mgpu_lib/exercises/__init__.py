@@ -43,9 +43,9 @@ from mgpu_lib.exercises.meet_your_gpus import (
 from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug, check_seed_of
 from mgpu_lib.exercises.pipelines import check_best_cut, check_messages, check_one_f_one_b
 from mgpu_lib.exercises.planning_a_run import (
-    check_best_interval,
-    check_fewest_gpus,
-    check_stays_in_node,
+    check_page,
+    check_straggler,
+    check_tokens_to_hide,
     check_training_days,
 )
 from mgpu_lib.exercises.sharding import (
@@ -91,7 +91,6 @@ __all__ = [
     "check_batch_ramp",
     "check_best_cap",
     "check_best_cut",
-    "check_best_interval",
     "check_best_pair",
     "check_bottleneck",
     "check_break_even_ms",
@@ -104,7 +103,6 @@ __all__ = [
     "check_diagnose",
     "check_emptiest_gpu",
     "check_epoch_loss",
-    "check_fewest_gpus",
     "check_find_dots",
     "check_first_to_fix",
     "check_forward_bytes",
@@ -126,6 +124,7 @@ __all__ = [
     "check_on_gradient",
     "check_one_f_one_b",
     "check_own_bug",
+    "check_page",
     "check_ranks_needed",
     "check_refused",
     "check_rescale",
@@ -137,11 +136,12 @@ __all__ = [
     "check_scatter_tokens",
     "check_seed_of",
     "check_seeds_needed",
-    "check_stays_in_node",
     "check_step_bytes",
     "check_step_seconds",
+    "check_straggler",
     "check_sync_batch_norm",
     "check_to_device",
+    "check_tokens_to_hide",
     "check_training_days",
     "check_two_batch_noise",
     "check_uneven_weights",

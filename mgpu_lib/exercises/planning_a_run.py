@@ -1,57 +1,59 @@
-"""Checks for "Plan a run on a thousand GPUs": how many GPUs, how many days, how often to save, what stays in a node."""
+"""Checks for "Plan a run on a thousand GPUs": tokens that hide the network, days, a straggler, and a plan on a page."""
 
-import itertools
 import math
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
-from mgpu_lib.exercises.sharding import LLAMA_70B
 from virtual_gpus import GPUS
 
 DAY = 86_400
+H100 = GPUS["H100"].bf16
 
 
 def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-# How many GPUs
+# How many tokens hide the network
 
 
 @exercise
-def check_fewest_gpus(answer):
-    """fewest_gpus(parameters, activations, memory, per_node): GPUs in whole nodes that hold 16 bytes per parameter."""
-    cases = [(1000, 100, 600, 8), (1000, 100, 2100, 8), (1000, 0, 1000, 8), (1000, 0, 999, 8), (1000, 100, 600, 4)]
-    cases += [(1000, 50, 70, 8), (1000, 600, 600, 8), (10**11, 10**10, 8 * 10**10, 8)]
+def check_tokens_to_hide(answer):
+    """tokens_to_hide(peak, mfu, cards, gbits, recompute): tokens per GPU from which on ZeRO-3 hides its traffic."""
+    cases = [(H100, 0.405, 8, 400, True), (H100, 0.405, 1, 100, True)]
+    cases += [(H100, 0.45, 8, 100, False), (1e15, 0.5, 4, 200, False)]
     for given in cases:
-        parameters, activations, memory, per_node = given
-        got, right = filled(answer(*given)), whole_nodes(*given)
-        case = f"{parameters:,} parameters, {activations:,} bytes of activations, {memory:,} bytes of memory"
-        what = f"{case}, nodes of {per_node}: {got!r} instead of {right}"
-        expect(got == right, f"{what}. {fewest_slip(got, *given)}")
-    needed = answer(LLAMA_70B, 15 * 2**30, GPUS["H100"].memory, 8)
-    return f"with 15 GiB of activations on each, {needed} H100 hold Llama 3 70B"
+        peak, mfu, cards, gbits, recompute = given
+        got, right = filled(answer(*given)), least_tokens(*given)
+        how = "recomputed" if recompute else "kept"
+        case = f"{mfu:.1%} of {peak:.3g} FLOP/s, {cards} x {gbits} Gb/s, activations {how}"
+        expect(is_number(got), f"{case}: {got!r}. Return a number of tokens")
+        close = math.isclose(got, right, rel_tol=1e-6)
+        expect(close, f"{case}: {got:,.0f} instead of {right:,.0f} tokens. {tokens_slip(got / right, *given)}")
+    return f"with cards of 100 Gb/s each H100 needs {answer(H100, 0.405, 8, 100, True):,.0f} tokens, recomputed"
 
 
-def whole_nodes(parameters, activations, memory, per_node):
-    """The least multiple of per_node with 16 * parameters / n + activations <= memory, or infinity."""
-    if activations >= memory:
-        return math.inf
-    return -(-16 * parameters // ((memory - activations) * per_node)) * per_node
+def least_tokens(peak, mfu, cards, gbits, recompute):
+    """Both passes hidden: 8 FLOPs against 8 bytes, or without recomputation in the backward pass 4 against 6."""
+    bandwidth = cards * gbits * 1e9 / 8
+    return (4 / 3 if recompute else 6 / 4) * mfu * peak / bandwidth
 
 
-def fewest_slip(got, parameters, activations, memory, per_node):
-    """What may be wrong with a number of GPUs."""
-    if activations >= memory:
-        return "Activations alone fill every GPU, and more GPUs don't make them smaller: math.inf"
-    if not is_number(got):
-        return "Return a number"
-    if got % per_node:
-        return f"You rent whole nodes of {per_node} GPUs"
-    if got == whole_nodes(parameters, 0, memory, per_node) and activations:
-        return "Every GPU keeps its activations besides, however many GPUs there are"
-    if got < whole_nodes(parameters, activations, memory, per_node):
-        return "So many are too few: round up"
-    return "Solve 16 * parameters / n + activations <= memory for n, and round up to whole nodes"
+def tokens_slip(ratio, peak, mfu, cards, gbits, recompute):
+    """What may be wrong with a number of tokens that is `ratio` times the right one."""
+    slips = {
+        1 / 8: "A byte has eight bits",
+        8: "A byte has eight bits",
+        cards: "A node has several cards, and all of them work for its GPUs",
+        1 / mfu: "A GPU doesn't reach its peak, only a part of it",
+        (3 / 4 if recompute else 2 / 3): (
+            "MFU doesn't count what is computed once more: the GPU does 8 FLOPs where MFU counts 6"
+            if recompute
+            else "Both passes must hide theirs: in the backward pass 6 bytes hide behind 4 FLOPs for each token"
+        ),
+        8 / 9: "Without recomputation a step has 6 FLOPs, 4 of them in the backward pass, which has 6 bytes to hide",
+    }
+    found = [words for slip, words in slips.items() if slip != 1 and math.isclose(ratio, slip, rel_tol=1e-6)]
+    return found[0] if found else "Divide the FLOP/s that a GPU really does by the bytes per second into its node"
 
 
 # How many days
@@ -59,110 +61,141 @@ def fewest_slip(got, parameters, activations, memory, per_node):
 
 @exercise
 def check_training_days(answer):
-    """training_days(parameters, tokens, n_gpus, peak, mfu): days that training takes if nothing fails."""
-    cases = [(1e9, 2e10, 8, 1e15, 0.5), (7e10, 1.5e13, 1024, 989.4e12, 0.4), (65.2e9, 1.4e12, 2048, 312e12, 0.4764)]
+    """training_days(parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu): days if nothing fails."""
+    cases = [
+        (1e9, 16, 2048, 2048, 2e10, 8, 1e15, 0.5),
+        (70.55e9, 80, 8192, 4096, 1.5e12, 1024, H100, 0.405),
+        (70.55e9, 80, 8192, 131_072, 1e10, 1024, H100, 0.38),
+        (65.2e9, 80, 8192, 2048, 1.4e12, 2048, 312e12, 0.4862),
+    ]
     for given in cases:
-        parameters, tokens, n_gpus, peak, mfu = given
-        got, right = filled(answer(*given)), 6 * parameters * tokens / (n_gpus * peak * mfu) / DAY
-        case = f"{parameters:.3g} parameters, {tokens:.3g} tokens, {n_gpus:,} GPUs of {peak:.3g} FLOP/s, {mfu:.0%} MFU"
+        parameters, _, _, seq_len, tokens, n_gpus, _, mfu = given
+        got, right = filled(answer(*given)), days_of(*given)
+        case = (
+            f"{parameters:.3g} parameters, {tokens:.3g} tokens in sequences of {seq_len:,}, {n_gpus:,} GPUs, {mfu:.0%}"
+        )
         expect(is_number(got), f"{case}: {got!r}. Return a number of days")
         close = math.isclose(got, right, rel_tol=1e-6)
-        expect(close, f"{case}: {got:.4g} instead of {right:.4g} days. {days_slip(got / right, n_gpus, mfu)}")
+        expect(close, f"{case}: {got:.4g} instead of {right:.4g} days. {days_slip(got / right, *given)}")
     return f"LLaMA 65B at 380 tokens per second on each of 2,048 A100 takes {answer(*cases[-1]):.1f} days"
 
 
-def days_slip(ratio, n_gpus, mfu):
+def days_of(parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu):
+    """Six FLOPs for each parameter and token, and those of causal attention, in which a token meets half of them."""
+    return (6 * parameters + 6 * layers * width * seq_len) * tokens / (n_gpus * peak * mfu) / DAY
+
+
+def days_slip(ratio, parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu):
     """What may be wrong with a number of days that is `ratio` times the right one."""
+    attention = layers * width * seq_len / parameters  # beside 1 for the parameters
     slips = {
         DAY: "These are seconds",
         24: "These are hours",
-        1 / 3: "The backward pass has twice the FLOPs of the forward pass: six for each parameter and token, not two",
+        1 / (1 + attention): "Attention's products are missing: queries with keys, and weights with values",
+        (1 + 2 * attention) / (1 + attention): "The mask is causal: on average a token sees half of the sequence",
+        (1 + attention / 3) / (1 + attention): "Attention has a backward pass as well, with twice the FLOPs",
+        (1 + attention / layers) / (1 + attention): "Every layer has attention",
+        1 / 3: "The backward pass has twice the FLOPs of the forward pass",
         mfu: "GPUs don't reach their peak: only a part of it, the MFU",
         mfu * mfu: "Divide by the MFU: the less of the peak is reached, the longer it takes",
         n_gpus: "The GPUs share the work",
     }
-    found = [words for slip, words in slips.items() if math.isclose(ratio, slip, rel_tol=1e-3)]
+    found = [words for slip, words in slips.items() if math.isclose(ratio, slip, rel_tol=1e-6)]
     return found[0] if found else "Divide all FLOPs by those that all GPUs do in a second, and by 86,400 seconds a day"
 
 
-# How often to save
+# Which rank is slow
+
+LATE = [  # seconds of each rank in the all-reduce of each of seven steps
+    [0.41, 0.38, 0.02, 0.40, 0.39, 0.37, 0.42, 0.36],
+    [0.43, 0.35, 0.01, 0.41, 0.36, 0.38, 0.40, 0.39],
+    [9.62, 9.55, 9.10, 9.58, 9.57, 0.03, 9.63, 9.51],  # rank 5 wrote a checkpoint
+    [0.40, 0.39, 0.03, 0.38, 0.37, 0.36, 0.44, 0.37],
+    [0.39, 0.37, 0.02, 0.42, 0.38, 0.40, 0.41, 0.38],
+    [0.11, 0.12, 0.10, 0.13, 0.02, 0.12, 0.14, 0.11],
+    [0.42, 0.36, 0.01, 0.39, 0.40, 0.37, 0.43, 0.35],
+]
+IN_TURN = [[0.02 if rank == step % 4 else 0.1 + 0.01 * rank for rank in range(4)] for step in range(8)]
+WAITS = {
+    "eight ranks, of which one is late": (LATE, 2),
+    "four ranks that are late in turn": (IN_TURN, None),
+    "two ranks": ([[0.2, 0.01], [0.3, 0.02], [0.01, 5.0]], 1),
+}
 
 
 @exercise
-def check_best_interval(answer):
-    """best_interval(write, hours, n_gpus): seconds between checkpoints, by Young's formula."""
-    for write, hours, n_gpus in [(60, 50_000, 1024), (10, 50_000, 16_384), (30, 1000, 8), (120, 80_000, 1)]:
-        got, right = filled(answer(write, hours, n_gpus)), math.sqrt(2 * write * hours * 3600 / n_gpus)
-        case = f"{write} s to write, a failure of each GPU every {hours:,} hours, {n_gpus:,} GPUs"
-        expect(is_number(got), f"{case}: {got!r}. Return seconds")
-        close = math.isclose(got, right, rel_tol=1e-6)
-        expect(close, f"{case}: {got:.4g} instead of {right:.4g} s. {interval_slip(got / right, n_gpus)}")
-    return f"1,024 GPUs that need a minute to write save every {answer(60, 50_000, 1024) / 60:.0f} minutes"
+def check_straggler(answer):
+    """straggler(waits): the rank that the others wait for in more than half of all steps; None if there is none."""
+    for case, (waits, right) in WAITS.items():
+        got = answer([list(step) for step in waits])
+        expect(got == right, f"{case}: {got!r} instead of {right}. {straggler_slip(got, waits, right)}")
+    return "rank 2 is late in five steps of seven, and a step's time is the same on all ranks"
 
 
-def interval_slip(ratio, n_gpus):
-    """What may be wrong with an interval that is `ratio` times the right one."""
-    slips = {
-        1 / 60: "Hours have to become seconds before the root is drawn",
-        math.sqrt(n_gpus): "With n GPUs there are n times as many failures",
-        n_gpus: "With n GPUs there are n times as many failures, so the time between two is divided by n",
-        1 / math.sqrt(2): "Young's formula has a 2 below the root: on average half an interval is lost",
-        1 / 3600: "These are hours",
-    }
-    found = [words for slip, words in slips.items() if math.isclose(ratio, slip, rel_tol=1e-6) and slip != 1]
-    return found[0] if found else "It is the root of 2 * write * (seconds between two failures of the whole job)"
+def straggler_slip(got, waits, right):
+    """What may be wrong with a rank."""
+    totals = [sum(step[rank] for step in waits) for rank in range(len(waits[0]))]
+    if right is None:
+        return "Each is the last one now and then, none in more than half of the steps: None"
+    if got == totals.index(max(totals)):
+        return "Who waits longest was ready first. The straggler is the one who hardly waits"
+    if got == totals.index(min(totals)):
+        return "A single long pause decides this sum. Ask in each step who was last, and count steps"
+    return "In each step the last to arrive waits least"
 
 
-# What stays in a node
+# A plan on a page
 
-MESHES = (
-    {"data": (32, 0.2, 0.1), "tensor": (8, 9.0, 1.0)},
-    {"data": (8, 0.2, 0.1), "tensor": (8, 9.0, 1.0), "pipeline": (4, 0.3, 0.2)},
-    {"data": (16, 4.0, 1.0), "tensor": (2, 3.0, 0.5), "context": (4, 2.0, 0.3)},
-    {"data": (4, 5.0, 1.0), "tensor": (4, 3.0, 0.5), "context": (2, 2.8, 0.2)},
-    {"data": (8, 5.0, 4.0), "tensor": (8, 4.5, 0.5)},
-    {"data": (64, 0.5, 0.1), "tensor": (16, 20.0, 2.0)},
-)
+GPUS_64, BATCH, DAYS_14 = 64, 2**21, 14
+ROOM = 0.7 * GPUS["H100"].memory / 2**30  # GiB
+INTERRUPTED = 50_700, 8_090  # GPU-hours between two interruptions: Llama 3, and Meta's research clusters
 
 
 @exercise
-def check_stays_in_node(answer):
-    """stays_in_node(dimensions, per_node): names of the dimensions of a mesh that shouldn't cross nodes."""
-    for dimensions in MESHES:
-        right, got = least_exposed(dimensions, 8), filled(answer(dict(dimensions), 8))
-        told = ", ".join(
-            f"{name} of {n} ({far} s across, {near} s within)" for name, (n, far, near) in dimensions.items()
-        )
-        expect(isinstance(got, (set, frozenset, list, tuple)), f"{told}: {got!r}. Return a set of names")
-        expect(set(got) <= set(dimensions), f"{told}: {sorted(map(str, got))} are not all names of dimensions")
-        slip = placement_slip(set(got), right, dimensions, 8)
-        expect(not slip, f"{told}: {sorted(got)} instead of {sorted(right)}. {slip}")
-    return "six meshes lie on their nodes as well as they can"
+def check_page(answer):
+    """page(): a plan for 13B parameters on 64 H100 with 8 × 100 Gb/s, 2²¹ tokens in a step at most, and 14 days."""
+    page = filled(answer())
+    names = "tokens at a time", "micro-batches", "recomputed", "GiB", "MFU", "tokens", "interruptions", "dollars"
+    expect(isinstance(page, dict), f"{page!r}: return a dictionary with {', '.join(names)}")
+    missing = [name for name in names if name not in page]
+    expect(not missing, f"the page doesn't say: {', '.join(missing)}")
+    for name in ("tokens", "interruptions", "dollars"):
+        value = page[name]
+        pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value))
+        expect(pair and value[0] < value[1], f"{name}: {value!r}. Give a range, (from, to)")
+    for wrong in page_faults(page):
+        expect(False, wrong)
+    low, high = page["tokens"]
+    return f"a page that can be handed in: {low / 1e9:.0f} to {high / 1e9:.0f} billion tokens"
 
 
-def size(names, dimensions):
-    return math.prod(dimensions[name][0] for name in names)
-
-
-def exposed(names, dimensions):
-    """Seconds of a step if the dimensions `names` stay in a node."""
-    return sum(near if name in names else far for name, (_, far, near) in dimensions.items())
-
-
-def least_exposed(dimensions, per_node):
-    """The set of names that fits into a node, and leaves least exposed."""
-    every = itertools.chain.from_iterable(itertools.combinations(dimensions, k) for k in range(len(dimensions) + 1))
-    fitting = [set(names) for names in every if per_node % size(names, dimensions) == 0]
-    return min(fitting, key=lambda names: exposed(names, dimensions))
-
-
-def placement_slip(got, right, dimensions, per_node):
-    """What is wrong with a set of names, or None."""
-    if size(got, dimensions) > per_node:
-        return f"Together they have {size(got, dimensions)} ranks, and a node has {per_node} GPUs"
-    if per_node % size(got, dimensions):
-        return f"{size(got, dimensions)} ranks don't divide the {per_node} GPUs of a node"
-    least, said = exposed(right, dimensions), exposed(got, dimensions)
-    if said > least + 1e-9:
-        return f"Then {said:.3g} s are exposed, but it can be {least:.3g}: what counts is the time that a node saves"
-    return None
+def page_faults(page):
+    """What a reader in the know would object to, in words."""
+    at_a_time, step = page["tokens at a time"], page["tokens at a time"] * page["micro-batches"] * GPUS_64
+    if step > BATCH:
+        yield f"a step has {step:,} tokens, and may have {BATCH:,}"
+    if page["GiB"] > ROOM:
+        yield f"{page['GiB']:.0f} GiB leave no room: plan up to seven tenths of the GPU, {ROOM:.0f} GiB"
+    least = 12 * 13.0e9 / GPUS_64 / 2**30 + 2 * at_a_time * 5120 * 40 / 2**30
+    if page["GiB"] < least:
+        yield f"{page['GiB']:.0f} GiB are too few: the state and the layers' inputs alone take {least:.0f}"
+    best = 0.42 if page["recomputed"] else 0.5
+    bound = best * min(1, at_a_time / least_tokens(H100, best, 8, 100, page["recomputed"]))
+    if page["MFU"] > 1.1 * bound:
+        yield f"{page['MFU']:.0%} MFU, {at_a_time:,} tokens at a time: the network allows {bound:.0%} or so"
+    if page["MFU"] < 0.6 * bound:
+        yield f"{page['MFU']:.0%} MFU is a bad plan: {bound:.0%} or so can be had with {at_a_time:,} tokens at a time"
+    low, high = page["tokens"]
+    planned = page["MFU"] * H100 * GPUS_64 * DAYS_14 * DAY / (6 * 13.0e9 + 6 * 40 * 5120 * 4096)
+    if high > 1.1 * planned:
+        yield f"{high:.3g} tokens can't be had: {page['MFU']:.0%} MFU for 14 days makes {planned:.3g}"
+    if low > 0.8 * planned:
+        yield f"{low:.3g} tokens at worst is too bold: one plan in ten was more than 28% too fast, and jobs fail"
+    hours = GPUS_64 * DAYS_14 * 24
+    rare, often = (hours / each for each in INTERRUPTED)
+    few, many = page["interruptions"]
+    if few > 1.5 * rare or not 0.7 * often < many < 5 * often:
+        yield f"published rates give {rare:.1f} to {often:.1f} interruptions in {hours:,} GPU-hours"
+    cheap, dear = (dollars / hours for dollars in page["dollars"])
+    if not 1 < cheap < dear < 15:
+        yield f"${cheap:.2f} to ${dear:.2f} for a GPU-hour is not what GPUs cost: 64 of them run for {hours:,} hours"

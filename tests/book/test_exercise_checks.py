@@ -8,7 +8,7 @@ import torch
 from pages import cells
 from test_exercises import SHOWN, answer
 
-from mgpu_lib import evidence, exercises, recorded
+from mgpu_lib import evidence, exercises, planning, recorded
 from mgpu_lib.exercises import (
     batch_size_and_learning_rate,
     distributeddataparallel,
@@ -148,18 +148,34 @@ def test_the_cap_that_the_exercise_calls_best_is_the_best_of_the_modelled_steps(
 # Plan a run on a thousand GPUs
 
 
-@pytest.mark.parametrize("dimensions", planning_a_run.MESHES)
-def test_one_placement_alone_is_best(dimensions):
-    """Else a right answer could be refused."""
-    best = planning_a_run.least_exposed(dimensions, 8)
-    rest = {name: sizes for name, sizes in dimensions.items() if name not in best}
-    assert 8 % planning_a_run.size(best, dimensions) == 0
-    assert all(far >= near for _, far, near in dimensions.values())
-    assert all(8 % (planning_a_run.size(best, dimensions) * n) for n, *_ in rest.values()), "nothing more fits"
-
-
 def test_the_run_that_training_days_names_is_the_published_one():
-    assert math.isclose(312e12 * 0.4764 / (6 * 65.2e9), 380, rel_tol=1e-3)
+    days = planning_a_run.days_of(65.2e9, 80, 8192, 2048, 1.4e12, 2048, 312e12, 0.4862)
+    assert math.isclose(1.4e12 / 2048 / 86_400 / 380, days, rel_tol=1e-3)
+
+
+def test_at_the_least_tokens_both_passes_hide_what_they_send():
+    for recompute, done, sent in ((True, (2, 6), (2, 6)), (False, (2, 4), (2, 6))):
+        tokens = planning_a_run.least_tokens(1e15, 0.45, 8, 100, recompute)
+        flops = 0.45e15 * sum(done) / 6  # what a GPU does, of which MFU counts 6
+        passes = [d * tokens / flops - s / 100e9 for d, s in zip(done, sent, strict=True)]
+        assert min(passes) == pytest.approx(0, abs=1e-15)
+
+
+def test_the_model_page_says_what_the_dry_runs_say():
+    """Exercise 14.4: the numbers in the text of its solution are those of the record."""
+    [text] = [cell.source for cell in cells("14-planning-a-run") if cell.id == "ex-page-solution"]
+    fits, full, small = (
+        planning.recorded_plan("13B", 64, "RoCE 100", **options)
+        for options in (
+            {"rows": 8, "micro_batches": 1},
+            {"rows": 2, "micro_batches": 4, "recompute": False},
+            {"rows": 1, "micro_batches": 8, "recompute": False},
+        )
+    )
+    for run in (fits, full, small):
+        mfu = run["flops"] / run["seconds"] / planning_a_run.H100
+        assert f"| {run['gib']:.0f} GiB | {mfu:.0%} | {2**15 / run['seconds']:,.0f} |" in text
+    assert f"tokens = {2**15 / fits['seconds']:.0f} * 3600 * hours" in text
 
 
 # DataParallel

@@ -724,33 +724,49 @@ WRONG = {
         ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
     ],
     # Plan a run on a thousand GPUs
-    "fewest_gpus": [
-        ("return -(-16 * parameters // memory)", "whole nodes"),
-        ("memory - activations", "memory", "however many GPUs there are"),
-        ("math.ceil", "int", "round up"),
-        ("return math.inf", "return 8", "don't make them smaller"),
-        ("16 *", "18 *", "Solve 16 * parameters"),
+    "tokens_to_hide": [
+        (" / 8", "", "eight bits"),
+        (" * mfu", "", "doesn't reach its peak"),
+        ("cards * ", "", "all of them work"),
+        ("4 / 3", "1", "8 FLOPs where MFU counts 6"),
+        ("6 / 4", "1", "6 bytes hide behind 4 FLOPs"),
+        ("6 / 4", "4 / 3", "6 FLOPs, 4 of them in the backward pass"),
+        ("4 / 3", "5", "Divide the FLOP/s"),
     ],
     "training_days": [
         (" / 86_400", "", "seconds"),
         ("86_400", "3600", "hours"),
-        ("6 *", "2 *", "six for each parameter"),
+        ("6 * parameters + 6", "2 * parameters + 2", "twice the FLOPs of the forward pass"),
+        (" + 6 * layers * width * seq_len", "", "Attention's products are missing"),
+        ("6 * layers", "12 * layers", "The mask is causal"),
+        ("6 * layers", "2 * layers", "a backward pass as well"),
+        ("6 * layers", "6", "Every layer"),
         (" * mfu", "", "only a part of it"),
         ("peak * mfu)", "peak) * mfu", "Divide by the MFU"),
         ("n_gpus * ", "", "share the work"),
-        ("6 *", "7 *", "Divide all FLOPs"),
+        ("6 * parameters", "7 * parameters", "Divide all FLOPs"),
     ],
-    "best_interval": [
-        (" * 3600", "", "Hours have to become seconds"),
-        (" / n_gpus", "", "n times as many failures"),
-        ("2 * ", "", "half an interval"),
-        ("** 0.5", "** 0.5 / 3600", "These are hours"),
-        ("** 0.5", "** 0.4", "It is the root"),
+    "straggler": [
+        ("return max(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "was ready first"),
+        ("return min(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "A single long pause"),
+        ("2 * count > len(waits)", "count", "now and then"),
+        ("2 * count > len(waits)", "2 * count > 2 * len(waits)", "the last to arrive waits least"),
+        ("return 7", "the last to arrive"),
     ],
-    "stays_in_node": [
-        ("return set(dimensions)", "a node has 8 GPUs"),
-        ("return set()", "time that a node saves"),
-        ("return {'network'}", "not all names"),
+    "page": [
+        ('"micro-batches": 1', '"micro-batches": 2', "and may have 2,097,152"),
+        ('"GiB": 25.5', '"GiB": 64.6', "leave no room"),
+        ('"GiB": 25.5', '"GiB": 3.0', "are too few"),
+        ('"MFU": 0.41', '"MFU": 0.55', "the network allows"),
+        ('"MFU": 0.41', '"MFU": 0.2', "is a bad plan"),
+        ("32_768", "2048", "the network allows"),
+        ("0.7 * tokens", "0.9 * tokens", "too bold"),
+        ("0.7 * tokens, tokens", "0.7 * tokens, 2 * tokens", "can't be had"),
+        ("(0.7 * tokens, tokens)", "tokens", "Give a range"),
+        ("hours / 8_090", "hours / 50_000", "published rates"),
+        ("5.0 * hours", "50 * hours", "for a GPU-hour"),
+        (', "dollars": (2.0 * hours, 5.0 * hours)', "", "doesn't say: dollars"),
+        ("return 13", "return a dictionary"),
     ],
     # The museum
     "clipped_step": [
@@ -885,11 +901,18 @@ RIGHT = {
             "            torch.manual_seed(1000 * epoch + done)\n            optimizer.zero_grad()",
         )
     ],
-    "fewest_gpus": [
+    "straggler": [
         """
-    n = per_node
-    while activations < memory and 16 * parameters > n * (memory - activations):
-        n += per_node
-    return n if activations < memory else float("inf")"""
+    from statistics import median
+    ahead = [[value - median(step) for value in step] for step in waits]
+    for rank in range(len(waits[0])):
+        if sum(step[rank] == min(step) for step in ahead) * 2 > len(waits):
+            return rank"""
+    ],
+    "page": [
+        """
+    hours = 64 * 14 * 24
+    return {"tokens at a time": 2 * 4096, "micro-batches": 1, "recomputed": True, "GiB": 16, "MFU": 0.4,
+            "tokens": (2.5e11, 3.6e11), "interruptions": (0.4, 3), "dollars": (2.5 * hours, 4 * hours)}"""
     ],
 }

@@ -86,3 +86,12 @@ def test_what_a_plan_says():
     assert tuple(made.memory) == plan_formulas.PARTS_OF_MEMORY and tuple(made.seconds) == plan_formulas.PARTS_OF_STEP
     assert made.tokens_per_second == pytest.approx(3 * 4096 / made.step)
     assert ", too much" in repr(plan(TrainingRun(mgpu.LLAMA["70B"], n_gpus=8, zero=0, batch=8)))
+
+
+def test_a_recorded_plan_is_found_by_its_options_and_the_nearest_is_named():
+    found = planning.recorded_plan("70B", 256, rows=4)
+    assert (found["model"], found["n_gpus"], found["rows"]) == ("70B", 256, 4) and found["seconds"] > 0
+    assert sum(found["memory"].values()) == pytest.approx(found["gib"], rel=0.01)
+    assert planning.recorded_plan("70B", 16)["seconds"] is None
+    with pytest.raises(KeyError, match=r"the nearest is .*'rows': 4"):
+        planning.recorded_plan("70B", 256, rows=4, micro_batches=7)
