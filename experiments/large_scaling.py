@@ -110,7 +110,8 @@ def program(sizes, copies=1, tensor=1, rows=1, tokens=4096, micro_batches=1, rec
     if tensor > 1:
         check_heads(net.layers[0].attention, tensor)
         split(net, mesh["tensor"])
-    net = sharded(net, mesh["copies", "parts"] if copies > 1 else mesh["parts"], recompute)
+    over = mesh["copies", "parts"] if copies > 1 else mesh["parts"]
+    net = sharded(net, over, recompute)
     tokens = torch.zeros(rows, tokens + 1, dtype=torch.long, device="cuda")
     return trained(net, tokens, micro_batches)
 
