@@ -14,14 +14,14 @@ from torch import nn
 from mgpu_lib.transformer import FeedForward
 
 
-def choose(logits, k, bias=None):
+def choose(logits, k, bias=0.0):
     """(weights, experts) of each token, both (tokens, k), from the router's `logits` (tokens, experts).
 
     The weights of a token's k experts sum to 1. `bias` (experts,) has a say in who is chosen, not in the weights: Wang
     et al. 2024 (arXiv:2408.15664).
     """
     probabilities = logits.softmax(dim=1)
-    chosen = (probabilities if bias is None else probabilities + bias).topk(k).indices
+    chosen = (probabilities + bias).topk(k).indices
     weights = probabilities.gather(1, chosen)
     return weights / weights.sum(dim=1, keepdim=True), chosen
 
@@ -39,15 +39,19 @@ def auxiliary_loss(logits, chosen, share=None):
 
 
 class MoE(nn.Module):
-    """`experts` feed-forward networks, of which each token takes k: X (tokens, width) → (tokens, width)."""
+    """`experts` feed-forward networks, of which each token takes k: X (tokens, width) → (tokens, width).
+
+    bias  (experts,), a buffer: added to the router's probabilities when experts are chosen, see `choose`
+    """
 
     def __init__(self, width, inner, experts, k):
         super().__init__()
         self.k, self.router = k, nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(width, inner) for _ in range(experts))
+        self.register_buffer("bias", torch.zeros(experts))
 
     def forward(self, X):
-        weights, chosen = choose(self.router(X), self.k)
+        weights, chosen = choose(self.router(X), self.k, self.bias)
         Y = torch.zeros_like(X)
         for e, expert in enumerate(self.experts):
             token, place = (chosen == e).nonzero(as_tuple=True)
@@ -99,10 +103,11 @@ class ExpertParallel(nn.Module):
         self.shares = [whole + (r < rest) for r in range(ranks)]  # experts of each rank
         self.group, self.own, self.first = group, self.shares[rank], sum(self.shares[:rank])
         self.k, self.router = moe.k, moe.router
+        self.register_buffer("bias", moe.bias)
         self.experts = nn.ModuleList(list(moe.experts)[self.first : self.first + self.own])
 
     def forward(self, X):
-        weights, chosen = choose(self.router(X), self.k)
+        weights, chosen = choose(self.router(X), self.k, self.bias)
         order = chosen.flatten().argsort(stable=True)  # by expert, and so by rank
         sends, receives, pieces = self.split_sizes(chosen)
         Y = Exchange.apply(X[order // self.k], sends, receives, self.group)

@@ -30,8 +30,11 @@ from mgpu_lib.exercises.how_large_a_batch_pays import (
 )
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.long_sequences_and_experts import (
+    check_average_experts,
+    check_dispatch,
     check_forward_bytes,
     check_merged,
+    check_within_capacity,
     check_zigzag_positions,
 )
 from mgpu_lib.exercises.meet_your_gpus import (
@@ -88,6 +91,7 @@ __all__ = [
     "check_accumulate",
     "check_accuracy_of_each",
     "check_aliases",
+    "check_average_experts",
     "check_batch_ramp",
     "check_best_cap",
     "check_best_cut",
@@ -101,6 +105,7 @@ __all__ = [
     "check_copy_ms",
     "check_critical_batch",
     "check_diagnose",
+    "check_dispatch",
     "check_emptiest_gpu",
     "check_epoch_loss",
     "check_find_dots",
@@ -148,6 +153,7 @@ __all__ = [
     "check_visible_gpus",
     "check_vocabulary_loss",
     "check_weighted_step",
+    "check_within_capacity",
     "check_wrong_placement",
     "check_zigzag_positions",
 ]

@@ -1,6 +1,7 @@
-"""Checks for "Long sequences and experts": attention in blocks, the tokens of a rank, and what it sends."""
+"""Checks for "Long sequences and experts": attention in blocks, what a rank sends, and what travels to an expert."""
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -120,3 +121,120 @@ def check_swapped(where, found, right, keys, ranks):
     expect(found != right * ranks / (ranks - 1), f"{where}of each tensor, the part 1 / ranks stays at home")
     expect(found != keys * (ranks - 1) / ranks, f"{where}queries and outputs are swapped, too")
     expect(found == right, f"{where}{found} bytes instead of {right}: four tensors are swapped, q, k, v and the output")
+
+
+# Experts
+
+
+def choices(tokens, experts, k, seed):
+    """(tokens, k): of each token k different experts, the lower numbers more often."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(tokens, experts, generator=generator) - torch.arange(experts) / (2 * experts)
+    return scores.topk(k).indices
+
+
+@exercise
+def check_dispatch(answer):
+    """dispatch(chosen, shares): (order of the choices in which their rows travel, rows to each rank)."""
+    cases = [(6, 4, 1, [2, 2]), (9, 5, 2, [2, 2, 1]), (8, 6, 3, [3, 3]), (5, 3, 2, [1, 1, 1]), (0, 4, 2, [2, 2])]
+    for seed, (tokens, experts, k, shares) in enumerate(cases):
+        chosen = choices(tokens, experts, k, seed)
+        order, sends = filled(answer(chosen.clone(), list(shares)))
+        order, sends = torch.as_tensor(order).tolist(), torch.as_tensor(sends).tolist()
+        case = f"{tokens} tokens that choose {k} of {experts} experts, on ranks with {shares}"
+        expect(
+            sorted(order) == list(range(tokens * k)),
+            f"{case}: order = {order}. It must name each of the {tokens * k} choices, 0 to {tokens * k - 1}, once: "
+            "number c is choice c % k of token c // k",
+        )
+        experts_in_order = chosen.flatten()[order].tolist()
+        expect(
+            experts_in_order == sorted(experts_in_order),
+            f"{case}: the rows are for the experts {experts_in_order} in turn. A rank's rows must follow each other, "
+            "and in them those of an expert: sort by expert",
+        )
+        ends = torch.tensor([0, *shares]).cumsum(0).tolist()
+        right = [sum(start <= e < end for e in experts_in_order) for start, end in pairwise(ends)]
+        expect(sends == right, f"{case}: sends = {sends} instead of {right}. {sends_slip(sends, chosen, shares)}")
+    return "rows leave by expert, and every rank is told how many it gets"
+
+
+def sends_slip(sends, chosen, shares):
+    """What may be wrong with the rows to each rank."""
+    if len(sends) == sum(shares) != len(shares):
+        return "These are rows of each expert; a rank gets those of all of its experts together"
+    if sum(sends) != chosen.numel():
+        return f"They must add up to all {chosen.numel()} choices"
+    return "Rank r has shares[r] experts, and the experts of lower ranks come first"
+
+
+@exercise
+def check_within_capacity(answer):
+    """within_capacity(chosen, experts, capacity): (tokens, k), which choices their experts still have room for."""
+    cases = [(8, 4, 1, 2), (8, 4, 2, 3), (10, 5, 3, 4), (6, 3, 2, 6), (7, 3, 2, 1)]
+    for seed, (tokens, experts, k, capacity) in enumerate(cases):
+        chosen = choices(tokens, experts, k, seed)
+        right, taken = torch.zeros(tokens, k, dtype=torch.bool), [0] * experts
+        for slot in range(k):
+            for token in range(tokens):
+                e = chosen[token, slot].item()
+                right[token, slot] = taken[e] < capacity
+                taken[e] += 1
+        got = filled(answer(chosen.clone(), experts, capacity))
+        case = f"{tokens} tokens that choose {k} of {experts} experts, with room for {capacity} rows each"
+        expect(
+            isinstance(got, torch.Tensor) and got.shape == chosen.shape and got.dtype == torch.bool,
+            f"{case}: return a tensor of bool, ({tokens}, {k}), one for each choice",
+        )
+        expect(torch.equal(got, right), f"{case}: {capacity_slip(got, chosen, experts, capacity)}")
+    return "no expert takes more than its capacity, and first choices come first"
+
+
+def capacity_slip(got, chosen, experts, capacity):
+    """What may be wrong with a choice of rows."""
+    rows = chosen[got].bincount(minlength=experts)
+    if rows.max() > capacity:
+        return f"expert {rows.argmax()} takes {rows.max()} rows"
+    possible = chosen.flatten().bincount(minlength=experts).clamp(max=capacity)
+    if (rows < possible).any():
+        e = (possible - rows).argmax()
+        return f"expert {e} takes {rows[e]} rows, and {possible[e]} of those that chose it would fit"
+    return (
+        "right numbers of rows, but the wrong ones. All first choices come before any second one; else the first token"
+    )
+
+
+@exercise
+def check_average_experts(answer):
+    """average_experts(grads): grads[r] is a dict of rank r's gradients by name; the averaged ones, in the same form."""
+    torch.manual_seed(0)
+    for holders in ([[0, 1], [2, 3]], [[0, 1], [2, 3], [0, 1], [2, 3]], [[0, 1, 2], [3], [4]], [[0], [0], [0]]):
+        grads = [
+            {"router": torch.randn(2, 3), **{f"expert {e}": torch.randn(2) for e in experts}} for experts in holders
+        ]
+        copies = [{name: grad.clone() for name, grad in own.items()} for own in grads]
+        got = filled(answer(copies))
+        case = f"{len(holders)} ranks that hold the experts {holders}"
+        expect(
+            isinstance(got, (list, tuple)) and [dict(g).keys() for g in got] == [g.keys() for g in grads],
+            f"{case}: return a list with one dictionary per rank, and the names that the rank came with",
+        )
+        for rank, own in enumerate(grads):
+            for name in own:
+                having = [g[name] for g in grads if name in g]
+                right = sum(having) / len(grads)
+                if not torch.allclose(got[rank][name], right):
+                    slip = average_slip(got[rank][name], own[name], having, len(grads))
+                    expect(False, f"{case}: {name} on rank {rank} is wrong. {slip}")
+    return "every gradient is that of the mean of all ranks' losses, whoever holds the parameter"
+
+
+def average_slip(got, own, having, ranks):
+    """What may be wrong with one gradient."""
+    if torch.allclose(got, sum(having) / len(having)):
+        return f"{len(having)} of {ranks} ranks hold it, but the mean is over the losses of all {ranks}"
+    if torch.allclose(got, sum(having)):
+        return f"It is the sum; the loss is a mean over {ranks} ranks"
+    if torch.allclose(got, own) or torch.allclose(got, own / ranks):
+        return "Other ranks hold it, too, and their gradients belong to it"
+    return "Add up what is of the same parameter, on all ranks that hold it, and divide by the number of ranks"

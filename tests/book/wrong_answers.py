@@ -723,6 +723,43 @@ WRONG = {
         ("torch.get_rng_state()", "torch.Generator", "can't be loaded with weights_only=True"),
         ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
     ],
+    # Long sequences and experts
+    "dispatch": [
+        ("return order, [", "return order // chosen.shape[1], [", "It must name each of the"),
+        ("order = chosen.flatten().argsort(stable=True)", "order = torch.arange(chosen.numel())", "sort by expert"),
+        ("[part.sum().item() for part in rows.split(shares)]", "rows.tolist()", "These are rows of each expert"),
+        ("minlength=sum(shares)", "minlength=len(shares)", "split_with_sizes"),
+        ("rows.split(shares)]", "rows.split(shares)][::-1]", "the experts of lower ranks come first"),
+        ("part.sum()", "part.max()", "They must add up to all"),
+    ],
+    "within_capacity": [
+        (
+            "chosen.T.flatten()",
+            "chosen.flatten()",
+            "kept.view(chosen.T.shape).T",
+            "kept.view(chosen.shape)",
+            "All first",
+        ),
+        ("<= capacity", "< capacity", "of those that chose it would fit"),
+        (" <= capacity", "", "return a tensor of bool"),
+        ("<= capacity", "<= capacity + 1", "takes 3 rows"),
+        ("chosen.T.flatten()", "chosen.T.flatten().flip(0)", "expert 1 takes 3 rows"),
+    ],
+    "average_experts": [
+        (
+            "sums[name] / len(grads)",
+            "sums[name] / sum(name in g for g in grads)",
+            "but the mean is over the losses of all",
+        ),
+        ("sums[name] / len(grads)", "sums[name]", "It is the sum"),
+        ("sums[name] / len(grads)", "own[name] / len(grads)", "Other ranks hold it, too"),
+        (
+            "for name in own} for own in grads]",
+            "for name in sums} for own in grads]",
+            "the names that the rank came with",
+        ),
+        ("sums[name] / len(grads)", "sums[name] / 2", "divide by the number of ranks"),
+    ],
     # Plan a run on a thousand GPUs
     "tokens_to_hide": [
         (" / 8", "", "eight bits"),
