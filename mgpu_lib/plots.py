@@ -138,11 +138,12 @@ def strips(groups, ax=None):
     return ax
 
 
-def schedule(passes, ax=None):
+def schedule(passes, ax=None, outlined=None):
     """The passes of a pipeline's ranks, a row for each: passes[rank] has (name, start, end) in ms, or in slots.
 
     Forward passes, F, are blue, backward passes, B, orange, and passes for the weights alone, W, green; those with a
-    prime, of a rank's second stage, are pale. Returns the Axes.
+    prime, of a rank's second stage, are pale. The passes of the micro-batch `outlined` have a black edge. Returns the
+    Axes.
     """
     import matplotlib.pyplot as plt
 
@@ -151,10 +152,13 @@ def schedule(passes, ax=None):
     whole = max(end for row in passes for *_, end in row) - begin
     for rank, row in enumerate(passes):
         for name, start, end in row:
-            left, width, pale = start - begin, end - start, 0.7 if "'" in name else 1
-            ax.barh(
-                rank, width, left=left, height=0.9, color=PASSES[name[0]], alpha=pale, edgecolor="white", linewidth=0.5
+            left, width = start - begin, end - start
+            (box,) = ax.barh(
+                rank, width, left=left, height=0.9, color=PASSES[name[0]], edgecolor="white", linewidth=0.5
             )
+            box.set_alpha(0.7 if name.endswith("'") else 1)
+            if name[1:].rstrip("'") == str(outlined):
+                box.set(edgecolor="black", linewidth=1.5, zorder=2)
             if width > whole / 50:  # or there is no room for its name
                 ax.text(left + width / 2, rank, name, color="white", fontsize=6, ha="center", va="center")
     ax.set(yticks=range(len(passes)), ylabel="rank", ylim=(len(passes) - 0.4, -0.6))

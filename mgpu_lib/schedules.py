@@ -13,20 +13,23 @@ class MarkedStage(PipelineStage):
     marks the later of the two stages of a rank.
     """
 
-    def marked(self, kind, number):
-        prime = "'" if self.stage_index >= self.group_size else ""
-        return torch.cuda.nvtx.range(f"{kind}{number}{prime}")
+    def name(self, kind, number):
+        return f"{kind}{number}" + ("'" if self.stage_index >= self.group_size else "")
+
+    def marked(self, name):
+        """The context that a pass runs in."""
+        return torch.cuda.nvtx.range(name)
 
     def forward_one_chunk(self, number, *args, **kwargs):
-        with self.marked("F", number):
+        with self.marked(self.name("F", number)):
             return super().forward_one_chunk(number, *args, **kwargs)
 
     def backward_one_chunk(self, number, *args, **kwargs):
-        with self.marked("B", number):
+        with self.marked(self.name("B", number)):
             return super().backward_one_chunk(number, *args, **kwargs)
 
     def backward_weight_one_chunk(self, number, *args, **kwargs):
-        with self.marked("W", number):
+        with self.marked(self.name("W", number)):
             return super().backward_weight_one_chunk(number, *args, **kwargs)
 
 

@@ -126,9 +126,10 @@ def test_log_panels():
 
 
 def test_schedule_draws_each_pass_in_the_row_of_its_rank():
-    ax = plots.schedule([[("F0", 5, 6), ("B0", 8, 10)], [("F0'", 6, 7), ("W0", 7, 8)]], Figure().subplots())
+    ax = plots.schedule([[("F0", 5, 6), ("B0", 8, 10)], [("F0'", 6, 7), ("W1", 7, 8)]], Figure().subplots(), 1)
     boxes = [(round(box.get_y() + box.get_height() / 2), box.get_x(), box.get_width()) for box in ax.patches]
     assert boxes == [(0, 0, 1), (0, 3, 2), (1, 1, 1), (1, 2, 1)]
-    assert [text.get_text() for text in ax.texts] == ["F0", "B0", "F0'", "W0"]
+    assert [text.get_text() for text in ax.texts] == ["F0", "B0", "F0'", "W1"]
     assert [box.get_alpha() for box in ax.patches] == [1, 1, 0.7, 1]
+    assert [box.get_linewidth() for box in ax.patches] == [0.5, 0.5, 0.5, 1.5]
     assert len({box.get_facecolor()[:3] for box in ax.patches}) == 3
