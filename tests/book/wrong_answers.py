@@ -12,7 +12,7 @@ def changed(program, *changes):
     return program
 
 
-REPLICAS = "num_replicas=dist.get_world_size(), rank=rank"
+REPLICAS = "dist.get_world_size(), rank)"
 VIA_CPU = """
     total = sum(tensor.cpu() for tensor in data)
     for tensor in data:
@@ -475,9 +475,9 @@ WRONG = {
     ],
     # DistributedDataParallel
     "mended_script": [
-        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=local_rank", "What did the second machine get to do?"),
-        (REPLICAS, "num_replicas=dist.get_world_size(), rank=local_rank", "16 of 32 images are never looked at"),
-        (REPLICAS, "num_replicas=torch.cuda.device_count(), rank=rank", "your code raises ValueError: Invalid rank 2"),
+        (REPLICAS, "torch.cuda.device_count(), local_rank)", "What did the second machine get to do?"),
+        (REPLICAS, "dist.get_world_size(), local_rank)", "16 of 32 images are never looked at"),
+        (REPLICAS, "torch.cuda.device_count(), rank)", "your code raises ValueError: Invalid rank 2"),
         ("set_device(local_rank)", "set_device(rank)", "rank 2 asks for a GPU that isn't there"),
         ("    torch.cuda.set_device(local_rank)\n", "", "rank 1 works on GPU 0 of its machine, and its own is 1"),
         ("        sampler.set_epoch(epoch)\n", "", "every epoch has the same order"),
@@ -891,7 +891,7 @@ RIGHT = {
         group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]
         group.pop("initial_lr", None)""",
     ],
-    "mended_script": [(f"data, {REPLICAS}", "data")],
+    "mended_script": [(f"data, {REPLICAS}", "data)")],
     "bucketed": [
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
