@@ -60,6 +60,7 @@ MODULES = (
     "exercises",
     "experts",
     "plots",
+    "schedules",
     "splitting",
     "tensor_parallel",
     "text",
