@@ -1,5 +1,6 @@
 """What the recorded experiments say: the grid of batch sizes and learning rates, and the studies beside it."""
 
+import itertools
 import math
 import statistics
 from typing import NamedTuple
@@ -127,7 +128,7 @@ def as_run(entry, ends):
     )
 
 
-# Of the learning rates of one batch size, {learning rate: [Run]}: which is best, which others would do
+# Of the learning rates of one batch size, {learning rate: [Run]}: which is best, which others train
 
 
 def level(runs, budget):
@@ -139,12 +140,6 @@ def level(runs, budget):
 def best_rate(rates, budget):
     """The learning rate of the highest `level`. The test images have no say."""
     return max(rates, key=lambda lr: level(rates[lr], budget))
-
-
-def good_rates(rates, budget, points=2):
-    """Those whose level is at most so many points of accuracy (0.01) below the best, ascending."""
-    least = level(rates[best_rate(rates, budget)], budget) - points / 100
-    return [lr for lr in rates if level(rates[lr], budget) >= least]
 
 
 def rates_that_train(rates, budget):
@@ -194,6 +189,24 @@ def ratio(first, second):
     """By what factor `first` is above `second`: (the factor, its 95 % interval's two ends), paired in the logarithm."""
     logs = ({seed: None if each is None else math.log(each) for seed, each in side.items()} for side in (first, second))
     return tuple(map(math.exp, difference(*logs)))
+
+
+def undecided(found, best):
+    """The rates around `best` that the seeds can't tell from it, ascending; `found` is {rate: {seed: number or None}}.
+
+    Outwards from `best`, up to the first rate with a None or whose `difference` from the best has an interval without 0.
+    """
+
+    def as_good(rate):
+        _, low, high = difference(found[rate], found[best])
+        return low <= 0 <= high
+
+    def side(rates):
+        return itertools.takewhile(lambda rate: None not in found[rate].values() and as_good(rate), rates)
+
+    ascending = sorted(found)
+    place = ascending.index(best)
+    return [*reversed([*side(ascending[:place][::-1])]), best, *side(ascending[place + 1 :])]
 
 
 def best_at(rates):

@@ -1,4 +1,4 @@
-"""What the chapters read from recorded experiments: best and good rates, steps to an accuracy, the critical batch."""
+"""What the chapters read from recorded experiments: best rates and those like them, steps to an accuracy, the critical batch."""
 
 import math
 
@@ -25,10 +25,16 @@ def test_the_best_rate_is_chosen_on_validation_images_and_none_that_died():
     assert evidence.best_rate(rates, "epochs") == 0.2
 
 
-def test_good_rates_are_within_points_of_the_best():
-    rates = rates_of({0.1: [0.79], 0.2: [0.8], 0.4: [0.775], 0.8: [None]})
-    assert evidence.good_rates(rates, "epochs") == [0.1, 0.2]
-    assert evidence.good_rates(rates, "epochs", points=3) == [0.1, 0.2, 0.4]
+def test_undecided_rates_are_the_neighbors_that_the_seeds_cannot_tell_from_the_best():
+    best = {0: 80.0, 1: 82.0, 2: 84.0}
+
+    def off(*points):
+        return {seed: best[seed] + each for seed, each in enumerate(points)}
+
+    found = {0.4: best, 0.8: off(-4, -1, 2), 1.6: {**best, 1: None}, 0.2: off(1, 0, -2), 0.1: off(-2, -3, -2)}
+    found |= {0.05: off(1, 0, -2), 3.2: best}  # beyond a rate that can be told apart, or that died
+    assert evidence.undecided(found, 0.4) == [0.2, 0.4, 0.8]
+    assert evidence.undecided({0.4: best}, 0.4) == [0.4]
 
 
 def test_rates_that_train_do_so_with_every_seed():
