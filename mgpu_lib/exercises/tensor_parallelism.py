@@ -121,7 +121,7 @@ def check_scatter_tokens(answer):
 
 @exercise
 def check_vocabulary_loss(answer):
-    """vocabulary_loss(logits, targets, first): mean cross-entropy where each rank has the logits of some words."""
+    """vocabulary_loss(logits, targets, first): mean cross-entropy, by ranks with a part of the vocabulary each."""
     for ranks, words, scale in ((2, 8, 1), (3, 10, 1), (3, 10, 1000)):
         [logits] = random(words, (6, words))
         logits, targets = (scale * logits).requires_grad_(), torch.tensor([0, words - 1, 3, 4, 2, words // 2])
@@ -161,12 +161,12 @@ def check_vocabulary_loss(answer):
     return "loss and gradient are those of one device, with three numbers per token"
 
 
-NAMES = ("X", "H", "Y", "dY", "dH", "dX")
+NAMES = ("X", "H", "Y", "dY", "dH", "dA", "dX")
 
 
 def placed(seed, ranks):
     """Steps of a program without a mistake: (name, whole, placement, parts) for each name."""
-    placements = (Replicate(), Shard(1), Partial(), Replicate(), Shard(1), Partial())
+    placements = (Replicate(), Shard(1), Partial(), Replicate(), Shard(1), Shard(0), Partial())
     steps = []
     for i, (name, placement) in enumerate(zip(NAMES, placements, strict=True)):
         [whole] = random(seed + i, (3, 5))
@@ -189,6 +189,7 @@ WRONG_PLACEMENTS = {  # name: what is claimed, and where the tensor really lies
     "Y": (Replicate(), Partial()),
     "H": (Shard(1), Replicate()),
     "dH": (Partial(), Replicate()),
+    "dA": (Shard(0), Replicate()),
     "dY": (Partial(), Shard(0)),
 }
 
@@ -213,8 +214,21 @@ def check_wrong_placement(answer):
                 f"on {ranks} ranks {name} claims {claimed} and lies as {really}, and what comes later is wrong, too: "
                 f"you say {found!r}",
             )
+        for rank in range(ranks):
+            steps = placed(ranks, ranks)
+            *_, parts = steps[0]
+            parts[rank] += 1
+            expect(answer(steps) == "X", f"rank {rank}'s copy of X differs from the others', and you don't see it")
         steps = placed(ranks, ranks)
         *_, parts = steps[0]
-        parts[-1] += 1
-        expect(answer(steps) == "X", f"rank {ranks - 1}'s copy of X differs from the others', and you don't see it")
+        parts[0] += 1
+        parts[-1] -= 1
+        expect(
+            answer(steps) == "X",
+            f"the copies of X on ranks 0 and {ranks - 1} are wrong, but their mean is right: compare each copy",
+        )
+    steps = placed(3, 3)
+    name, whole, claimed, _ = steps[1]
+    steps[1] = name, whole, claimed, parts_of(whole, Shard(0), 3)
+    expect(answer(steps) == name, f"{name} claims {claimed}, but each rank has a row, and you don't see it")
     return "found in every program, also with uneven and empty parts"

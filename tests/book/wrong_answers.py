@@ -605,9 +605,17 @@ WRONG = {
     "wrong_placement": [
         ('return "none"', "you say 'none'"),
         ("return steps[0]", "not a tuple"),
-        ("tensors = parts", "tensors = parts[:1]", "copy of X differs"),
+        ("tensors = parts", "tensors = parts[:1]", "rank 1's copy of X differs"),
+        ("tensors = parts", "tensors = [parts[0], parts[-1]]", "rank 1's copy of X differs"),
+        ("tensors = parts", "tensors = [sum(parts) / len(parts)]", "their mean is right"),
         ("tensors = [sum(parts)]", "tensors = parts", "a program without a mistake: you say 'Y'"),
         ("torch.cat(parts, placement.dim)", "torch.cat(parts)", "your code raises"),
+        ("torch.cat(parts, placement.dim)", "torch.cat(parts, 1)", "your code raises"),
+        (
+            "torch.cat(parts, placement.dim)",
+            "torch.cat(parts, int(parts[0].shape[1] < whole.shape[1]))",
+            "but each rank has a row",
+        ),
         (" or not tensor.allclose(whole)", "", "you say 'none'"),
         (" in steps:", " in steps[::-1]:", "you say 'dX'"),
     ],
