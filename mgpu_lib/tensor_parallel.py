@@ -80,9 +80,9 @@ class scatter(torch.autograd.Function):
 
 
 def vocabulary_cross_entropy(logits, targets, first):
-    """Mean cross-entropy where each rank has the logits of some words only; the same on all ranks.
+    """Mean cross-entropy where each rank has the logits of a part of the vocabulary; the same on all ranks.
 
-    logits (tokens, this rank's words, from word `first` on), targets (tokens) → a scalar. Three numbers a token are
+    logits (tokens, this rank's part, from entry `first` on), targets (tokens) → a scalar. Three numbers a token are
     all-reduced: the maximum, the sum of the exponentials, the target's logit. The backward pass sends nothing.
     """
     most = logits.detach().amax(-1)
