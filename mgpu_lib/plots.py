@@ -230,7 +230,8 @@ HOST_PARTS = {  # of a step, in the order of the program
 def trace_steps(steps, figure=None):
     """Draw steps of the record "trace_resnet50", a panel for each: what the host does, and when the GPU is busy.
 
-    Returns the Axes. Without `figure` the current one is used, or a new one.
+    Below stands for how many ms the GPU idles in a part, from 5 ms on. Returns the Axes. Without `figure` the current
+    one is used, or a new one.
     """
     import matplotlib.pyplot as plt
 
@@ -241,8 +242,12 @@ def trace_steps(steps, figure=None):
             ax.broken_barh([(start / 1e3, (end - start) / 1e3)], (0.6, 0.8), color=HOST_PARTS[name], linewidth=0)
         busy = [(start / 1e3, (end - start) / 1e3) for start, end in step["gpu"]]
         ax.broken_barh(busy, (-0.4, 0.8), color="#009E73", linewidth=0)  # an outline would fill the gaps
+        for start, end in step["host"].values():
+            idle = end - start - sum(max(0, min(end, stop) - max(start, begin)) for begin, stop in step["gpu"])
+            if idle > 5000:
+                ax.text((start + end) / 2e3, -0.7, f"{idle / 1e3:.0f}", ha="center", va="center", fontsize=8.5)
         ax.axvline(step["microseconds"] / 1e3, color="#999999", linewidth=1, linestyle="-")
-        ax.set(yticks=[0, 1], yticklabels=["GPU", "host"], title=f"{step['workers']} workers", ylim=(-0.6, 1.6))
+        ax.set(yticks=[0, 1], yticklabels=["GPU", "host"], title=f"{step['workers']} workers", ylim=(-1, 1.6))
         ax.grid(axis="y", visible=False)
     panels[-1].set_xlabel("milliseconds from the beginning of the step (measured)")
     patches = [plt.Rectangle((0, 0), 1, 1, color=color) for color in HOST_PARTS.values()]

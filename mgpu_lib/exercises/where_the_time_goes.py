@@ -4,6 +4,7 @@ import statistics
 import warnings
 import weakref
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
@@ -269,18 +270,32 @@ def near(got, *others):
     return any(abs(got - other) < 0.01 * other for other in others)
 
 
+def step_that_waits_for_a_copy(host):
+    """GPU 0 adds what GPU 1 computes, then a hundred small tensors."""
+    with virtual_gpus(2, "H100", backing="meta", host=host) as machine:
+        here, there, small = (torch.empty(n, n, device=f"cuda:{gpu}") for n, gpu in ((2048, 0), (2048, 1), (32, 0)))
+        start = machine.elapsed()
+        here + (there @ there).to("cuda:0")
+        torch.cuda.synchronize("cuda:0")
+        for _ in range(100):
+            small + small
+        torch.cuda.synchronize("cuda:0")
+        return SimpleNamespace(seconds=machine.elapsed() - start, timeline=machine.timeline.since(start))
+
+
 @exercise
 def check_gain_without_host(answer):
-    """gain_without_host(step): how many times as fast a step on one GPU gets when launching costs nothing."""
+    """gain_without_host(step): how many times as fast a step gets when launching costs nothing."""
     lenet, images = networks()["LeNet"], torch.empty(256, 1, 28, 28, device="meta")
     resnet, photos = torchvision.models.resnet50().to("meta"), torch.empty(64, 3, 224, 224, device="meta")
     gains = []
-    for name, net, batch, precision in [
-        ("LeNet", lenet, images, "default"),
-        ("LeNet in bf16", lenet, images, "bf16"),
-        ("ResNet-50", resnet, photos, "default"),
+    for name, run in [
+        ("LeNet", partial(predict, lenet, images, "H100", precision="default")),
+        ("LeNet in bf16", partial(predict, lenet, images, "H100", precision="bf16")),
+        ("ResNet-50", partial(predict, resnet, photos, "H100", precision="default")),
+        ("a step that waits for another GPU's copy", step_that_waits_for_a_copy),
     ]:
-        step, bare = (predict(net, batch, "H100", precision=precision, host=host) for host in (0.5, 1e-6))
+        step, bare = run(host=0.5), run(host=1e-6)
         right, got = step.seconds / bare.seconds, filled(answer(step))
         seen = f"{name}: you predict {got:.2f} times as fast, the clock without the host says {right:.2f}"
         waits = step.timeline.waiting_for_host(0) / step.seconds

@@ -95,6 +95,7 @@ def test_trace_steps_draws_what_the_host_does_and_when_the_gpu_is_busy():
         *host, gpu = ax.collections
         assert len(host) == len(step["host"]) and len(gpu.get_paths()) == len(step["gpu"])
         assert str(step["workers"]) in ax.get_title()
+    assert [[text.get_text() for text in ax.texts] for ax in panels] == [["61", "9", "6"], ["12", "8"]]
 
 
 def test_a_condensed_trace_holds_what_it_says():
