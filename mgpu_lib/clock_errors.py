@@ -117,15 +117,19 @@ def beside_a_copy(blocks=24):
 # Tables
 
 
-def verdict(question, found, answer, advice):
-    """A row of the page's first table; `found` are errors, and empty where nothing could be compared."""
+def verdict(question, found, advice):
+    """A row of the page's table of questions; `found` are errors.
+
+    "yes" where nine in ten of them are at most a quarter, "with care" where half are, "no" where fewer are.
+    """
+    within = sum(abs(error) <= 0.25 for error in found) / len(found)
     return {
         "question": question,
-        "typical error": percent(statistics.median(map(abs, found))) if found else "–",
-        "rely on it?": answer,
+        "typical error": percent(statistics.median(map(abs, found))),
+        "within 25%": f"{within:.0%}",
+        "of": len(found),
+        "rely on it?": "yes" if within >= 0.9 else "with care" if within >= 0.5 else "no",
         "advice": advice,
-        "worst": percent(max(map(abs, found))) if found else "",
-        "of": len(found) or "",
     }
 
 
@@ -145,112 +149,33 @@ def summary_row(name, found):
     } | ({"typically": f"{found['typically']:+.1%}"} if "typically" in found else {})
 
 
-def by_group(label, rows):
-    """One row for each value of label(row): how many measurements, and how far off the clock is."""
-    found = {}
-    for row in rows:
-        found.setdefault(label(row), []).append(row["error"])
-    return [
-        {
-            "held-out rows": name,
-            "number": len(group),
-            "median error": f"{statistics.median(map(abs, group)):.1%}",
-            "worst": f"{max(map(abs, group)):.1%}",
-            "typically": f"{statistics.median(group):+.1%}",
-        }
-        for name, group in sorted(found.items())
-    ]
+def trial_table(rows):
+    """The errors that the clock of the first edition made in the trial, by what sets the pace and what it was told."""
+    half = [row for row in rows if row["precision"] == "amp"]
+    full = [row for row in rows if row["precision"] != "amp"]
+    groups = {
+        "FP32 or TF32, 16 images and more": [row["then"] for row in full if row["batch_per_gpu"] > 8],
+        "FP32, up to 8 images": [row["then"] for row in full if row["batch_per_gpu"] <= 8],
+        "half precision, layout not told": [row["then"] for row in half],
+        "half precision, layout told later": [row["now, channels last"] for row in half],
+    }
+    return [trial_row(name, [row["error"] for row in found]) for name, found in groups.items()]
 
 
-def kind(row):
-    """Of which kind a step is: training or not, in which precision, how many images and GPUs."""
-    size = "batch up to 8" if row["batch_per_gpu"] <= 8 else "larger batch"
-    gpus = "one GPU" if row["n_gpus"] == 1 else "several GPUs"
-    return f"{row['mode']}, {row['precision']}, {size}, {gpus}"
+def trial_row(name, found):
+    """How many of these errors are at most a tenth, the least and the greatest."""
+    return {
+        "ResNet-50": name,
+        "rows": len(found),
+        "within a tenth": sum(abs(error) <= 0.1 for error in found),
+        "from": f"{min(found):+.0%}",
+        "to": f"{max(found):+.0%}",
+    }
 
 
-def several(row, gpu="sheet", count="n_gpus"):
+def several(row):
     """The GPUs of a row, in words."""
-    return row[gpu] if row[count] == 1 else f"{row[count]} {row[gpu]}"
-
-
-def step_row(row):
-    """A published step of an image network or BERT, in milliseconds."""
-    last = " cl" if row["memory_format"] != "nchw" else ""
-    return {
-        "GPU": several(row),
-        "model": row["model"].split(" ")[0],
-        "step": f"{row['mode']} {row['precision']}{last}",
-        "batch": row["batch_per_gpu"],
-        "real": f"{1e3 * row['published']:.3g}",
-        "clock": f"{1e3 * row['predicted']:.3g}",
-        "error": f"{row['error']:+.0%}",
-        "from": row["source"].split("-")[0],
-    }
-
-
-def program(row):
-    """Whose program a transformer's row was measured with."""
-    return row["curve"].split("/")[0].replace("DeepLearningExamples", "NVIDIA")
-
-
-def transformer_row(row):
-    """A published training step of a transformer, in milliseconds."""
-    return {
-        "GPU": several(row),
-        "program": program(row).split(",")[0],
-        "layers": f"{row['layers']} x {row['width']}",
-        "tokens": row["seq_len"],
-        "batch": f"{row['accumulation_steps'] or 1} x {row['micro_batch']}",
-        "in": row["precision"],
-        "real": f"{1e3 * row['published']:,.0f}",
-        "clock": f"{1e3 * row['predicted']:,.0f}",
-        "error": f"{row['error']:+.0%}",
-        "half": row["half"],
-    }
-
-
-def trial_row(row):
-    """A row of the trial: the errors of the first edition's clock, of today's, and of today's in channels last."""
-    last = row.get("now, channels last")
-    return {
-        "GPU": several(row, "gpu", "gpus"),
-        "step": f"{row['mode']} {row['precision']}",
-        "batch": row["batch_per_gpu"],
-        "real": f"{1e3 * row['published']:.3g}",
-        "then": f"{row['then']['error']:+.0%}",
-        "now": f"{row['now']['error']:+.0%}",
-        "channels last": f"{last['error']:+.0%}" if last else "",
-    }
-
-
-SOURCES = {
-    "PyTorch, DDP": "PyTorch",
-    "PyTorch, early": "PyTorch, early",
-    "RaySGD": "Ray",
-    "CSC": "CSC",
-    "BERT": "NVIDIA",
-    "DLPerf": "OneFlow",
-    "lambdal": "Lambda",
-}
-
-
-def scaling_row(table, row):
-    """An efficiency of DistributedDataParallel."""
-    return {
-        "from": next(name for begin, name in SOURCES.items() if table["title"].startswith(begin)),
-        "model": table["model"],
-        "on": table["machine"].split(",")[0],
-        "between nodes": table["network"] if row["nodes"] > 1 else "",
-        "in": table["precision"],
-        "batch": table["batch_per_gpu"],
-        "nodes": row["nodes"],
-        "GPUs": row["gpus"],
-        "published": f"{row['efficiency']['published']:.1%}",
-        "clock": f"{row['efficiency']['modelled']:.1%}",
-        "error": f"{row['efficiency']['error']:+.1%}",
-        "time": f"{row['time']['error']:+.0%}",
-    }
+    return row["sheet"] if row["n_gpus"] == 1 else f"{row['n_gpus']} {row['sheet']}"
 
 
 def run_row(row):
@@ -270,24 +195,6 @@ def run_row(row):
         "s per step": compared("time", 2),
         "GiB": compared("memory", 1),
         "half": row["half"],
-    }
-
-
-def plan_row(at, run, said):
-    """A setting of the planner: what a dry run said, and how much more the formulas say."""
-    data = at["n_gpus"] // (at["tensor"] * at["pipeline"])
-    return {
-        "GPUs": f"{at['n_gpus']:,} {at['gpu']}",
-        "network": at["network"],
-        "layers": f"{at['layers']} x {at['width']:,}",
-        "split": f"{data} x {at['tensor']} x {at['pipeline']}",
-        "ZeRO": at["zero"],
-        "again": "yes" if at["recompute"] else "no",
-        "micro-batch": f"{at['micro_batch']} x {at['seq_len']:,}",
-        "s": f"{run['seconds']:.3g}",
-        "formula's time": f"{said['time']['error']:+.1%}",
-        "GiB": f"{run['bytes'] / 2**30:.3g}",
-        "formula's memory": f"{said['memory']['error']:+.1%}",
     }
 
 

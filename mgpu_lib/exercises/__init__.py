@@ -1,6 +1,7 @@
 """Checks for the book's exercises: `check_<name>(answer)` says what is right with an answer, or what is wrong."""
 
 from mgpu_lib.exercises.batch_size_and_learning_rate import check_diagnose, check_mended_comparison, check_seeds_needed
+from mgpu_lib.exercises.clock import check_order_holds
 from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_accuracy_of_each,
     check_is_wrong,
@@ -128,6 +129,7 @@ __all__ = [
     "check_mlp_bytes",
     "check_on_gradient",
     "check_one_f_one_b",
+    "check_order_holds",
     "check_own_bug",
     "check_page",
     "check_ranks_needed",

@@ -40,7 +40,7 @@ def test_cells_have_ids_that_say_what_they_are(path):
 
 
 MUSEUM = {"museum", "museum-many-processes"}
-LOOKED_UP = {"appendix-clock"}  # a page to look things up: it opens with its table
+LOOKED_UP = {"appendix-clock"}  # a page to look things up: it opens with its figure
 
 
 @chapters

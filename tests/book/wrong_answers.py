@@ -367,6 +367,7 @@ WRONG = {
         ("return step.seconds / (step.seconds - waits)", "return (step.seconds - waits) / step.seconds", "is longer"),
         ("return step.seconds / (step.seconds - waits)", "return 1 + waits / step.seconds", "not a share"),
         ("return step.seconds / (step.seconds - waits)", "return step.seconds / waits", "only its waiting"),
+        ("step.seconds / (step.seconds - waits)", "step.seconds / step.timeline.busy(0)", "waits for another GPU"),
     ],
     "epoch_loss": [
         ("        total += loss.detach()\n", "        total += loss.item()\n", "reads a value from the GPU 7 times"),
@@ -376,6 +377,15 @@ WRONG = {
         ("return total.item() / len(batches)", "return total.item()", "the mean loss is"),
         ("total += loss.detach()", "total = total + loss", "the graphs of 5 steps are kept"),
         ("total += loss.detach()", "total += loss", "Add up loss.detach()"),
+    ],
+    # How far to trust the clock
+    "order_holds": [
+        ("second / (1 + b)", "second", "the second is faster"),
+        ("first / (1 + a)", "first", "0.50 instead of 0.75"),
+        ("first / (1 + a) < second / (1 + b)", "first * (1 - a) < second * (1 - b)", "1 / 0.8 real seconds"),
+        ("for a in errors for b in errors", "for a, b in zip(errors, errors)", "0.75; where only the second"),
+        ("return sum(right) / len(pairs)", "return sum(right)", "instead of 0.75"),
+        ("return sum(right) / len(pairs)", "return str(sum(right))", "Return a number from 0 to 1"),
     ],
     # Batch size and learning rate
     "diagnose": [
@@ -953,6 +963,9 @@ RIGHT = {
     for rank in range(len(waits[0])):
         if sum(step[rank] == min(step) for step in ahead) * 2 > len(waits):
             return rank"""
+    ],
+    "order_holds": [  # over all pairs, the same
+        ("first / (1 + a) < second / (1 + b)", "first * (1 + a) < second * (1 + b)"),
     ],
     "page": [
         """
