@@ -32,7 +32,7 @@ def check_critical_batch(answer):
     expect(
         close(got, 200, 1.15),
         f"each number of steps is 10 to 25 % off, and B_crit is {got:.0f} instead of about 200. Batches of 1 take most "
-        "steps: do they decide alone? Fit all sizes, and give each the weight 1 / S², or fit log S",
+        "steps: do they decide alone? Fit all sizes, each by its share (`w=1/S` in `np.polyfit`), or fit log S",
     )
     target, runs = evidence.to_target()
     found = {B: about for B, (_, about, _) in evidence.fewest_steps(runs, target).items()}
