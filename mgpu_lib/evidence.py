@@ -194,7 +194,7 @@ def ratio(first, second):
 def undecided(found, best):
     """The rates around `best` that the seeds can't tell from it, ascending; `found` is {rate: {seed: number or None}}.
 
-    Outwards from `best`, up to the first rate with a None or whose `difference` from the best has an interval without 0.
+    Outwards from `best`, up to the first rate with a None, or with a `difference` whose interval leaves out 0.
     """
 
     def as_good(rate):
