@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from pages import cells
-from test_exercises import SHOWN, answer
+from test_exercises import SHOWN, answer, said
 
 from mgpu_lib import evidence, exercises, planning, recorded
 from mgpu_lib.exercises import (
@@ -192,3 +192,10 @@ def test_the_proof_that_the_page_shows_finds_no_gap(sizes):
         right = names["sync_batch_norm"]
         names["sync_batch_norm"] = lambda shards, *running: right([X - X.detach().mean() for X in shards], *running)
         assert names["gap"](sizes) > 1e-3
+
+
+@pytest.mark.parametrize("order, whole", [("norm().full_tensor()", False), ("full_tensor().norm()", True)])
+def test_who_sends_the_matrix_for_its_norm_is_told(order, whole, capsys):
+    program = f"def logged_norm(net, rank):\n    norm = net.head.weight.{order}\n    return norm if rank == 0 else None"
+    line = said(capsys, "logged_norm", program)
+    assert line.startswith("right: ") and ("you sent the whole matrix" in line) is whole, line
