@@ -3,6 +3,7 @@
 import math
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
+from mgpu_lib.plan_formulas import TrainingRun, held
 from virtual_gpus import GPUS
 
 DAY = 86_400
@@ -116,10 +117,20 @@ LATE = [  # seconds of each rank in the all-reduce of each of seven steps
     [0.42, 0.36, 0.01, 0.39, 0.40, 0.37, 0.43, 0.35],
 ]
 IN_TURN = [[0.02 if rank == step % 4 else 0.1 + 0.01 * rank for rank in range(4)] for step in range(8)]
+SLOW_NODE = [
+    [0.5 + 0.01 * rank if rank < 4 else 0.02 + 0.01 * ((rank + step) % 4) for rank in range(8)] for step in range(8)
+]
+TENTH = [
+    [2.1, 2.2, 0.02, 2.3] if step == 9 else [0.02 + 0.01 * ((rank + step) % 4) for rank in range(4)]
+    for step in range(20)
+]
+BUSY = [[9.0, 0.01], [1.0, 1.1], [9.0, 0.02], [2.0, 2.1], [3.0, 3.1], [9.0, 0.01], [4.0, 4.1]]  # others use the network
 WAITS = {
     "eight ranks, of which one is late": (LATE, 2),
     "four ranks that are late in turn": (IN_TURN, None),
-    "two ranks": ([[0.2, 0.01], [0.3, 0.02], [0.01, 5.0]], 1),
+    "a slow node, whose four ranks are late in turn": (SLOW_NODE, None),
+    "a rank that pauses once in twenty steps": (TENTH, None),
+    "two ranks on a network that others use, too": (BUSY, 0),
 }
 
 
@@ -147,6 +158,8 @@ def straggler_slip(got, waits, right):
 # A plan on a page
 
 GPUS_64, BATCH, DAYS_14 = 64, 2**21, 14
+SEQ_LEN = 4096
+SIZES = {"vocab": 32_000, "width": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "inner": 13_824}  # Llama 2 13B
 ROOM = 0.7 * GPUS["H100"].memory / 2**30  # GiB
 INTERRUPTED = 50_700, 8_090  # GPU-hours between two interruptions: Llama 3, and Meta's research clusters
 
@@ -171,14 +184,18 @@ def check_page(answer):
 
 def page_faults(page):
     """What a reader in the know would object to, in words."""
-    at_a_time, step = page["tokens at a time"], page["tokens at a time"] * page["micro-batches"] * GPUS_64
+    at_a_time, micro_batches = page["tokens at a time"], page["micro-batches"]
+    step = at_a_time * micro_batches * GPUS_64
+    if at_a_time < SEQ_LEN or at_a_time % SEQ_LEN or micro_batches != int(micro_batches):
+        yield f"{at_a_time:,} tokens at a time, {micro_batches} times: take whole sequences of {SEQ_LEN:,}"
     if step > BATCH:
         yield f"a step has {step:,} tokens, and may have {BATCH:,}"
     if page["GiB"] > ROOM:
         yield f"{page['GiB']:.0f} GiB leave no room: plan up to seven tenths of the GPU, {ROOM:.0f} GiB"
-    least = 12 * 13.0e9 / GPUS_64 / 2**30 + 2 * at_a_time * 5120 * 40 / 2**30
-    if page["GiB"] < least:
-        yield f"{page['GiB']:.0f} GiB are too few: the state and the layers' inputs alone take {least:.0f}"
+    counted = counted_gib(at_a_time // SEQ_LEN, page["recomputed"])
+    if not 0.75 * counted < page["GiB"] < 1.35 * counted:
+        how = "recomputed" if page["recomputed"] else "kept"
+        yield f"{page['GiB']:.0f} GiB: with {at_a_time:,} tokens at a time, {how}, the planner counts {counted:.0f}"
     best = 0.42 if page["recomputed"] else 0.5
     bound = best * min(1, at_a_time / least_tokens(H100, best, 8, 100, page["recomputed"]))
     if page["MFU"] > 1.1 * bound:
@@ -190,7 +207,7 @@ def page_faults(page):
     if high > 1.1 * planned:
         yield f"{high:.3g} tokens can't be had: {page['MFU']:.0%} MFU for 14 days makes {planned:.3g}"
     if low > 0.8 * planned:
-        yield f"{low:.3g} tokens at worst is too bold: one plan in ten was more than 28% too fast, and jobs fail"
+        yield f"{low:.3g} tokens at worst is too bold: one step in ten was more than 28% too short, and jobs fail"
     hours = GPUS_64 * DAYS_14 * 24
     rare, often = (hours / each for each in INTERRUPTED)
     few, many = page["interruptions"]
@@ -199,3 +216,18 @@ def page_faults(page):
     cheap, dear = (dollars / hours for dollars in page["dollars"])
     if not 1 < cheap < dear < 15:
         yield f"${cheap:.2f} to ${dear:.2f} for a GPU-hour is not what GPUs cost: 64 of them run for {hours:,} hours"
+
+
+def counted_gib(sequences, recompute):
+    """GiB that the planner counts on a GPU which takes so many sequences at a time, sharded over all 64."""
+    run = TrainingRun(
+        SIZES,
+        "H100",
+        GPUS_64,
+        zero=3,
+        micro_batch=sequences,
+        batch=GPUS_64 * sequences,
+        seq_len=SEQ_LEN,
+        recompute=recompute,
+    )
+    return sum(held(run).values()) / 2**30

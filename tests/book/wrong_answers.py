@@ -23,6 +23,9 @@ WHOLE_RING = """
         own = [own[(i - 1) % k].to(data[i].device, copy=True) for i in range(k)]
         for i in range(k):
             data[i] += own[i]"""
+MEDIAN = """
+    from statistics import median
+    return min(range(len(waits[0])), key=lambda r: median(step[r] for step in waits))"""
 AVG = "op=dist.ReduceOp.AVG"
 AFTER_BACKWARD = """
     def finish():
@@ -802,6 +805,7 @@ WRONG = {
         ("6 * parameters", "7 * parameters", "Divide all FLOPs"),
     ],
     "straggler": [
+        (MEDIAN, "none in more than half"),
         ("return max(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "was ready first"),
         ("return min(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "A single long pause"),
         ("2 * count > len(waits)", "count", "now and then"),
@@ -811,10 +815,12 @@ WRONG = {
     "page": [
         ('"micro-batches": 1', '"micro-batches": 2', "and may have 2,097,152"),
         ('"GiB": 25.5', '"GiB": 64.6', "leave no room"),
-        ('"GiB": 25.5', '"GiB": 3.0', "are too few"),
+        ('"GiB": 25.5', '"GiB": 3.0', "the planner counts 29"),
+        ('"recomputed": True', '"recomputed": False', "the planner counts 270"),
+        ('"tokens at a time": 32_768', '"tokens at a time": 30_000', "whole sequences"),
         ('"MFU": 0.41', '"MFU": 0.55', "the network allows"),
         ('"MFU": 0.41', '"MFU": 0.2', "is a bad plan"),
-        ("32_768", "2048", "the network allows"),
+        ('32_768, "micro-batches": 1', '4096, "micro-batches": 8', '"GiB": 25.5', '"GiB": 8.6', "the network allows"),
         ("0.7 * tokens", "0.9 * tokens", "too bold"),
         ("0.7 * tokens, tokens", "0.7 * tokens, 2 * tokens", "can't be had"),
         ("(0.7 * tokens, tokens)", "tokens", "Give a range"),
@@ -970,7 +976,7 @@ RIGHT = {
     "page": [
         """
     hours = 64 * 14 * 24
-    return {"tokens at a time": 2 * 4096, "micro-batches": 1, "recomputed": True, "GiB": 16, "MFU": 0.4,
+    return {"tokens at a time": 2 * 4096, "micro-batches": 1, "recomputed": True, "GiB": 12, "MFU": 0.4,
             "tokens": (2.5e11, 3.6e11), "interruptions": (0.4, 3), "dollars": (2.5 * hours, 4 * hours)}"""
     ],
 }
