@@ -1,4 +1,4 @@
-"""What the chapters read from recorded experiments: best rates and their like, steps to a target, the critical batch."""
+"""What the chapters read from recorded experiments: best rates and their like, steps to a target, critical batches."""
 
 import math
 
