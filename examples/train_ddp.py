@@ -228,7 +228,7 @@ def on_rank_0(function, *args):
             answer[0] = function(*args)
         except Exception as error:  # whatever it is: left alone, the other ranks would wait for this one
             answer[1] = str(error)
-    dist.broadcast_object_list(answer)  # also a barrier: nobody goes on before the checkpoint is on the disk
+    dist.broadcast_object_list(answer)  # also a barrier: nobody goes on before rank 0 is done
     if answer[1]:
         leave(answer[1])
     return answer[0]

@@ -315,7 +315,7 @@ def check_missing_rank(answer):
             f"{case}: rank {rank} it is, but the first collective at which it is missing is {number}, not {got[1:]}",
         )
         expect(False, f"{case}: {got!r} instead of {right}: compare what each rank has called under one number")
-    return "found in each of four hangs, whatever the recorders still had"
+    return "found in each of six hangs, whatever the recorders still had"
 
 
 def hangs():
@@ -323,9 +323,13 @@ def hangs():
     steps = ["all_reduce", "all_reduce", "broadcast"] * 4
     calls = list(enumerate(steps, start=40))
     other = [*calls[:5], (45, "all_gather"), *calls[6:8]]
+    once_more = [*calls[:5], (45, "all_reduce"), (46, "broadcast")]
+    too_few = [*calls[:4], (44, "broadcast"), (45, "all_reduce"), (46, "all_reduce"), (47, "broadcast")]
     return [
         ("rank 1 has left", {0: calls[:4], 1: calls[:3], 2: calls[:4], 3: calls[:4]}, (1, 43)),
         ("rank 0 has left, others have gone on", {0: calls[:5], 1: calls[:9], 2: calls[:8]}, (0, 45)),
         ("rank 3 has left, and rank 0 keeps few", {0: calls[6:8], 1: calls[:8], 2: calls[:8], 3: calls[:7]}, (3, 47)),
         ("rank 2 calls another one", {0: calls[:8], 1: calls[1:7], 2: other, 3: calls[:8]}, (2, 45)),
+        ("rank 0 calls one twice", {0: once_more, 1: calls[:8], 2: calls[:6], 3: calls[2:8]}, (0, 45)),
+        ("rank 1 leaves one out", {0: calls[:7], 1: too_few, 2: calls[3:6]}, (1, 44)),
     ]

@@ -534,6 +534,15 @@ WRONG = {
             "name is None",
             "rank 2 calls another one: (1, 47) instead of (2, 45)",
         ),
+        (
+            "return min((calls[-1][0] + 1, rank) for rank, calls in dumps.items())[::-1]",
+            "rank 2 calls another one: (1, 47) instead of (2, 45)",
+        ),
+        (
+            "return rank, number",
+            "return rank, number + (number == 44)",
+            "rank 1 it is, but the first collective at which it is missing is 44",
+        ),
     ],
     # Splitting a network
     "best_cut": [

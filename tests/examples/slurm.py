@@ -21,10 +21,14 @@ def sbatch(script):
         options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", file.read(), re.M))
     nodes, ends = options["nodes"], int(time.time()) + int(os.environ.get("SLURM_LEFT", 4 * 3600))
     job = {"SLURM_JOB_ID": os.environ["SLURM_JOB"], "SLURM_JOB_NODELIST": f"node[1-{nodes}]", "SLURM_NNODES": nodes}
+    job["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
     return subprocess.call(["bash", script], env=os.environ | job | {"SLURM_JOB_END_TIME": str(ends)})
 
 
-def srun(*command):
+def srun(option, cpus, *command):
+    """Run a command on every node with that many cores, as versions want it that inherit no number from sbatch."""
+    if option != "--cpus-per-task" or cpus != os.environ["SLURM_CPUS_PER_TASK"]:
+        sys.exit("srun: a task would get one core")
     if "SLURM_FAIL" in os.environ:
         return int(os.environ["SLURM_FAIL"])
     nodes = range(int(os.environ["SLURM_NNODES"]))

@@ -100,7 +100,8 @@ def test_slurm_starts_torchrun_on_every_node(slurm):
     ((arguments, got),) = calls["srun"]
     port = 20_000 + int(environment["SLURM_JOB"]) % 10_000
     text = " ".join(arguments)
-    assert text.startswith("torchrun --nnodes 2 --nproc-per-node 4 ") and f"--rdzv-endpoint 127.0.0.1:{port} " in text
+    assert text.startswith("--cpus-per-task 16 torchrun --nnodes 2 --nproc-per-node 4 ")
+    assert f"--rdzv-endpoint 127.0.0.1:{port} " in text
     assert f"--rdzv-id {environment['SLURM_JOB']} --rdzv-backend c10d" in text and got["SLURM_NNODES"] == "2"
     assert [call[0] for call in calls["scontrol"]] == [["show", "hostnames", "node[1-2]"]]  # and no requeue
     assert "step 6: loss" in said and running.checkpoint(home)["step"] == 6
