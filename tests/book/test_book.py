@@ -118,7 +118,7 @@ def test_an_old_address_is_followed_with_its_anchor(book, page):
 def test_the_map_of_the_first_page_leads_to_chapters(book):
     """Each stop to the one that it names."""
     stops = shown(book / "index.html").select("svg.drawing a")
-    assert len(stops) == 15
+    assert len(stops) == 18
     for stop in stops:
         label = stop.find_all("text")[1].get_text()
         assert label in shown(book / stop["href"]).h1.get_text()
