@@ -683,6 +683,7 @@ WRONG = {
         ("(ranks - 1) * 2 * kv_heads", "ranks * 2 * kv_heads", "makes ranks - 1 hops"),
         ("head = 2 * tokens // ranks * width", "head = 2 * tokens * width", "tokens / ranks of the text"),
         ("    if kv_heads % ranks:\n        return math.inf\n", "", "A head can't be cut"),
+        ("kv_heads % ranks:", "ranks > kv_heads:", "6 ranks, 8 heads of keys"),
         (" * (ranks - 1) / ranks", "", "stays at home"),
         ("(2 * heads + 2 * kv_heads)", "2 * kv_heads", "queries and outputs are swapped, too"),
         ("(2 * heads + 2 * kv_heads)", "(heads + 2 * kv_heads)", "four tensors are swapped"),
