@@ -53,8 +53,8 @@ def bubble(stages, micro_batches, virtual_stages=1):
 
 def message_share(width, parameters, flops, bandwidth):
     """Sending between two pipeline stages, as a part of computing: activations and their gradients have 2 · width bytes
-    per token each, and a stage of so many `parameters` computes 6 FLOPs for each. Sequence parallelism divides both; with
-    tensor parallelism alone each rank sends all of it, and the share is as many times larger."""
+    per token each, and a stage of so many `parameters` computes 6 FLOPs for each. Sequence parallelism divides both;
+    with tensor parallelism alone each rank sends all of it, and the share is as many times larger."""
     return 4 * width / bandwidth / (6 * parameters / flops)
 
 
@@ -69,6 +69,6 @@ def ring_threshold(kv_share, flops, bandwidth):
 
 def expert_limit(flops, bandwidth):
     """The inner width of an expert at which its all-to-alls take as long as its matrix products, however many tokens
-    it gets: each goes there and back in 2 · width bytes, forward and backward, for 18 · width · inner FLOPs. Other work, as
-    of another micro-batch, may still hide them."""
+    it gets: each goes there and back in 2 · width bytes, forward and backward, for 18 · width · inner FLOPs. Other work,
+    as of another micro-batch, may still hide them."""
     return 8 / bandwidth * flops / 18
