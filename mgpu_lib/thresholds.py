@@ -69,6 +69,6 @@ def ring_threshold(kv_share, flops, bandwidth):
 
 def expert_limit(flops, bandwidth):
     """The inner width of an expert at which its all-to-alls take as long as its matrix products, however many tokens
-    it gets: each goes there and back in 2 · width bytes, forward and backward, for 18 · width · inner FLOPs. Other work,
-    as of another micro-batch, may still hide them."""
+    it gets: each goes there and back in 2 · width bytes, forward and backward, for 18 · width · inner FLOPs. Other
+    work, as of another micro-batch, may still hide them."""
     return 8 / bandwidth * flops / 18
