@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+import types
 from multiprocessing.connection import Connection
 
 CELL_NUMBERS = itertools.count()
@@ -54,7 +55,8 @@ def listen(connection, cells):
 def serve(connection):
     cells = queue.SimpleQueue()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the notebook was started to ignore it
-    names = vars(sys.modules["__main__"])
+    sys.modules["__main__"] = program = types.ModuleType("__main__")  # not this one, whose names cells could overwrite
+    names = vars(program)
     threading.Thread(target=listen, args=(connection, cells), daemon=True).start()
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # that comes after the cell which it was meant for

@@ -133,8 +133,12 @@ def test_a_rank_that_crashes_has_last_words(monkeypatch, tmp_path):
 def test_ranks_end_with_a_notebook_that_is_killed():
     code = """if True:
         import os, mgpu_lib
-        print(*[process.pid for process in mgpu_lib.start_ranks(2).processes], flush=True)
+        ranks = mgpu_lib.start_ranks(2)
+        ranks.run("signal = os = sys = io = 0.5  # names that the process uses itself")
+        ranks.run("signal, __name__")
+        print(*[process.pid for process in ranks.processes], flush=True)
         os.kill(os.getpid(), 9)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)
-    assert done.returncode == -signal.SIGKILL and len(done.stdout.split()) == 2
-    assert all(gone(int(pid)) for pid in done.stdout.split())
+    *said, pids = done.stdout.splitlines()
+    assert done.returncode == -signal.SIGKILL and said == [f"[rank{rank}]: (0.5, '__main__')" for rank in range(2)]
+    assert len(pids.split()) == 2 and all(gone(int(pid)) for pid in pids.split())
