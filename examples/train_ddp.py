@@ -117,7 +117,7 @@ def train(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if args.batch_size % (world_size * args.accumulate):
         leave(f"--batch-size {args.batch_size} can't be split over {world_size} ranks and {args.accumulate} passes")
-    X, y, X_test, y_test = load_data(args.data, args.images)
+    X, y, X_test, y_test = on_each_rank(load_data, args.data, args.images)
     args.images, steps_per_epoch = len(X), len(X) // args.batch_size  # an incomplete last batch is left out
     if steps_per_epoch == 0:
         leave(f"--batch-size {args.batch_size} is more than the {len(X)} training images")
@@ -234,10 +234,24 @@ def on_rank_0(function, *args):
     return answer[0]
 
 
+def on_each_rank(function, *args):
+    """What `function` returns. If it fails on one rank, all of them leave together, with that rank's error."""
+    answer, errors = None, [None] * dist.get_world_size()
+    try:
+        answer = function(*args)
+    except Exception as error:  # on whichever rank: left alone, the others would wait for it
+        errors[dist.get_rank()] = str(error)
+    dist.all_gather_object(errors, errors[dist.get_rank()])
+    if any(errors):
+        leave(next(filter(None, errors)))
+    return answer
+
+
 def leave(message, status=1):
     """End the script on all ranks, which call this together, with a message from rank 0 and the exit status."""
     if dist.get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
+    dist.barrier()  # torchrun ends the others when one has left: not before rank 0 has connected and spoken
     sys.exit(status)
 
 
@@ -315,7 +329,7 @@ def load_data(folder, limit):
     """Training images (N, 1, 28, 28) and labels (N,), and the same for testing; bytes, so all of it is 55 MB."""
     if folder == "digits":  # 1,797 that come with the book, enlarged from 8x8 pixels: no download
         if not DIGITS.exists():
-            leave(f"--data digits reads {DIGITS}, a file of the book: copy it there, or name a folder with --data")
+            raise FileNotFoundError(f"--data digits reads {DIGITS}: copy it there, or name a folder with --data")
         table = torch.from_numpy(np.loadtxt(DIGITS, delimiter=","))
         X = F.interpolate(table[:, :64].float().view(-1, 1, 8, 8) * 15.9, size=28, mode="bilinear").byte()
         y = table[:, 64].long()
@@ -326,7 +340,8 @@ def load_data(folder, limit):
             X, y = (np.fromfile(raw / f"{part}-{name}-ubyte", np.uint8) for name in ("images-idx3", "labels-idx1"))
         except FileNotFoundError as error:
             get = f"from torchvision.datasets import FashionMNIST as F; F('{raw.parent.parent}', download=True)"
-            leave(f'{error.filename} is missing. To download it: python -c "{get}"\nTo do without: --data digits')
+            message = f'{error.filename} is missing. To download it: python -c "{get}"\nTo do without: --data digits'
+            raise FileNotFoundError(message) from error
         X, y = torch.from_numpy(X[16:]).view(-1, 1, 28, 28), torch.from_numpy(y[8:]).long()
         tensors += [X[:limit], y[:limit]]
     return tensors

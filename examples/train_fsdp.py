@@ -123,7 +123,7 @@ def join_group():
         store, rank, world_size = next(dist.rendezvous("env://"))
         if os.environ["GROUP_WORLD_SIZE"] == "1":
             # torchrun keeps its store when it restarts the ranks of one machine: without a prefix for each attempt, a
-            # fast rank finds the address of its neighbour's dead predecessor there, and fails to connect.
+            # fast rank finds the address of its neighbor's dead predecessor there, and fails to connect.
             store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
@@ -136,7 +136,7 @@ def train(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if args.batch_size % (world_size * args.accumulate):
         leave(f"--batch-size {args.batch_size} can't be split over {world_size} ranks and {args.accumulate} passes")
-    tokens, test_tokens = load_text(args.text, args.context)
+    tokens, test_tokens = on_each_rank(load_text, args.text, args.context)
     net = make_net(args, device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=0.1)
     files = Checkpoints(args, net, optimizer)
@@ -384,7 +384,7 @@ def remove_all_but(kept):
             shutil.rmtree(folder)
 
 
-# What rank 0 does alone
+# What ranks do alone, and agree on
 
 
 def on_rank_0(function, *args):
@@ -401,10 +401,24 @@ def on_rank_0(function, *args):
     return answer[0]
 
 
+def on_each_rank(function, *args):
+    """What `function` returns. If it fails on one rank, all of them leave together, with that rank's error."""
+    answer, errors = None, [None] * dist.get_world_size()
+    try:
+        answer = function(*args)
+    except Exception as error:  # on whichever rank: alone, the others would wait for it
+        errors[dist.get_rank()] = str(error)
+    dist.all_gather_object(errors, errors[dist.get_rank()])
+    if any(errors):
+        leave(next(filter(None, errors)))
+    return answer
+
+
 def leave(message, status=1):
     """End the script on all ranks, which call this together, with a message from rank 0 and the exit status."""
     if dist.get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
+    dist.barrier()  # torchrun ends the others when one has left: not before rank 0 has connected and spoken
     sys.exit(status)
 
 
@@ -426,11 +440,11 @@ def add_metrics(path, line):
 def load_text(path, context):
     """The bytes of a text, for training and for testing."""
     if not path.exists():
-        leave(f"{path} is missing: name a text with --text")
+        raise FileNotFoundError(f"{path} is missing: name a text with --text")
     tokens = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     parts = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
     if len(parts[1]) <= context + 1:
-        leave(f"{path} has {len(tokens)} bytes, too few for a context of {context}")
+        raise ValueError(f"{path} has {len(tokens)} bytes, too few for a context of {context}")
     return parts
 
 

@@ -82,6 +82,25 @@ def test_mistakes_are_named_once(options, words, tmp_path):
     assert running.done(torchrun(*SHORT, *options), tmp_path, status=1).count(words) == 1
 
 
+ALONE = """
+import os, runpy, sys, time
+import torch.distributed as dist
+rank, get_rank = os.environ["RANK"], dist.get_rank
+dist.get_rank = lambda: (rank == "0" and time.sleep(1), get_rank())[1]  # rank 0 is slow
+sys.argv = sys.argv[1:-2] if rank == "0" else sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "option"), [("train_ddp", "--data"), ("train_fsdp", "--text")])
+def test_a_mistake_on_one_machine_is_named_by_another_one_though_it_is_slow(name, option, tmp_path):
+    (tmp_path / "alone.py").write_text(ALONE)
+    script = tmp_path / "alone.py", running.SCRIPT.with_stem(name)
+    said = running.done(torchrun("--batch-size", 24, option, "nowhere", script=script), tmp_path, status=1)
+    assert "nowhere" in said and said.count("is missing") == 1 and f'{name}.py", line' not in said, said
+
+
 @pytest.mark.slow
 def test_a_torn_checkpoint_is_named_once_and_all_ranks_leave(tmp_path):
     running.done([*PLAIN, *SHORT], tmp_path)
