@@ -1,7 +1,7 @@
 """A layer of experts, on one device and with its experts shared out among ranks (expert parallelism).
 
 Shazeer et al. 2017 (arXiv:1701.06538) and Lepikhin et al. 2020 (arXiv:2006.16668). No token is dropped, as in
-MegaBlocks (Gale et al. 2022, arXiv:2211.15841): how many rows travel is up to the router.
+MegaBlocks (Gale et al. 2023, arXiv:2211.15841): how many rows travel is up to the router.
 """
 
 import math

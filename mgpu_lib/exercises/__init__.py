@@ -31,12 +31,12 @@ from mgpu_lib.exercises.how_large_a_batch_pays import (
 )
 from mgpu_lib.exercises.jobs_that_survive import check_resumable
 from mgpu_lib.exercises.long_sequences_and_experts import (
-    check_average_experts,
-    check_dispatch,
+    check_balanced,
     check_forward_bytes,
-    check_merged,
+    check_hidden_from,
+    check_rows_sent,
+    check_squared_part,
     check_within_capacity,
-    check_zigzag_positions,
 )
 from mgpu_lib.exercises.meet_your_gpus import (
     check_best_pair,
@@ -92,7 +92,7 @@ __all__ = [
     "check_accumulate",
     "check_accuracy_of_each",
     "check_aliases",
-    "check_average_experts",
+    "check_balanced",
     "check_batch_ramp",
     "check_best_cap",
     "check_best_cut",
@@ -106,7 +106,6 @@ __all__ = [
     "check_copy_ms",
     "check_critical_batch",
     "check_diagnose",
-    "check_dispatch",
     "check_emptiest_gpu",
     "check_epoch_loss",
     "check_find_dots",
@@ -114,6 +113,7 @@ __all__ = [
     "check_forward_bytes",
     "check_fsdp_bytes",
     "check_gain_without_host",
+    "check_hidden_from",
     "check_in_parallel",
     "check_is_wrong",
     "check_logged_norm",
@@ -122,7 +122,6 @@ __all__ = [
     "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",
-    "check_merged",
     "check_mesh_groups",
     "check_messages",
     "check_missing_rank",
@@ -140,9 +139,11 @@ __all__ = [
     "check_ring_allreduce",
     "check_row_losses",
     "check_row_parallel",
+    "check_rows_sent",
     "check_scatter_tokens",
     "check_seed_of",
     "check_seeds_needed",
+    "check_squared_part",
     "check_step_bytes",
     "check_step_seconds",
     "check_straggler",
@@ -157,5 +158,4 @@ __all__ = [
     "check_weighted_step",
     "check_within_capacity",
     "check_wrong_placement",
-    "check_zigzag_positions",
 ]

@@ -1,4 +1,4 @@
-"""Checks for "Long sequences and experts": attention in blocks, what a rank sends, and what travels to an expert."""
+"""Checks for "Long sequences and experts": a hidden ring, packed texts, what ranks send, gradients of experts."""
 
 import math
 from itertools import pairwise
@@ -9,85 +9,76 @@ from mgpu_lib.exercises.framework import exercise, expect, filled
 
 
 @exercise
-def check_merged(answer):
-    """merged(out, lse, other_out, other_lse): (output, lse) of queries that have seen both blocks of keys."""
-    for shift, what in ((0.0, ""), (1000.0, "large "), (-1000.0, "very small ")):
-        whole, blocks = attention_in_blocks(shift)
-        given = [t for block in blocks for t in block]
-        out, lse = pair(answer(*[t.clone() for t in given]))
-        check_merge(out, lse, whole, blocks, what)
-    nothing = torch.zeros_like(blocks[0][0]), torch.full_like(blocks[0][1], -torch.inf)
-    out, lse = pair(answer(*nothing, *blocks[1]))
-    expect(
-        torch.allclose(out, blocks[1][0]) and torch.allclose(lse, blocks[1][1]),
-        "merged with a block that holds no keys, whose output is 0 and lse -inf, a block must stay as it is",
-    )
-    return "the softmax over both blocks, for large scores, too, and for a first block without keys"
+def check_hidden_from(answer):
+    """hidden_from(flops, bandwidth, heads, kv_heads, causal, backward): tokens of a rank that hide the ring."""
+    flops, bandwidth, kv_heads = 500e12, 450e9, 8
+    for backward, causal, heads in ((False, False, 32), (False, True, 32), (True, True, 16), (True, False, 8)):
+        found = filled(answer(flops, bandwidth, heads, kv_heads, causal, backward))
+        sharing = heads / kv_heads
+        right = (12 / 5 if backward else 2) * flops / (bandwidth * sharing) / (1 if causal else 2)
+        case = f"{heads} heads on {kv_heads}, causal={causal}, backward={backward}: "
+        for factor, words in hiding_slips(sharing, causal, backward):
+            expect(not math.isclose(found, factor * right), f"{case}{found:,.0f} tokens. Look again: {words}")
+        expect(math.isclose(found, right), f"{case}{found:,.0f} tokens instead of {right:,.0f}")
+    return "the more heads of queries share keys, the shorter the text that hides the ring"
 
 
-def attention_in_blocks(shift):
-    """((out, lse) of three queries over seven keys, [the same over the first five, over the other two])."""
-    generator = torch.Generator().manual_seed(0)
-    S, v = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 7), (7, 4)))
-    S = S + shift
-
-    def attend(keys):
-        return S[:, keys].softmax(-1) @ v[keys], S[:, keys].logsumexp(-1, keepdim=True)
-
-    return attend(slice(0, 7)), [attend(slice(0, 5)), attend(slice(5, 7))]
-
-
-def pair(value):
-    value = filled(value)
-    expect(isinstance(value, tuple | list) and len(value) == 2, "return two tensors, the output and the lse")
-    return filled(value[0]), filled(value[1])
-
-
-def check_merge(out, lse, whole, blocks, what):
-    (first, first_lse), (second, second_lse) = blocks
-    expect(
-        bool(torch.isfinite(out).all() and torch.isfinite(lse).all()),
-        f"with {what}scores there is a nan or an inf: torch.exp of a large lse overflows, of a very small one it is 0. "
-        "Take the exponential of differences only; torch.logaddexp has the sum",
-    )
-    expect(not torch.allclose(lse, first_lse + second_lse), "add the exponentials of the two lse, not the lse")
-    expect(not torch.allclose(lse, torch.maximum(first_lse, second_lse)), "the larger lse is not that of both together")
-    expect(torch.allclose(lse, whole[1]), "the lse isn't that of both blocks: log(exp(lse) + exp(other_lse))")
-    expect(not torch.allclose(out, first + second), "the outputs are weighted: together the weights make 1")
-    expect(
-        not torch.allclose(out, (first + second) / 2),
-        "the blocks don't count equally: a block's weight is its share of the sum of exponentials",
-    )
-    expect(torch.allclose(out, whole[0]), "the lse is right, the output isn't: weigh each with exp(its lse - new lse)")
+def hiding_slips(sharing, causal, backward):
+    """(what a wrong answer is, over the right one; what may be wrong with it)."""
+    if sharing > 1:
+        yield sharing, "the products are those of `heads` heads, the messages those of `kv_heads`"
+        yield sharing**2, "the more heads share keys, the more products there are to each message"
+    if backward:
+        for factor in (2 / 3, 1 / 3):
+            yield factor, "keys and values travel again, 2 bytes a number, and with them their gradients, 4 bytes each"
+        for factor in (5 / 2, 5 / 4):
+            yield factor, "five products take the place of two"
+    elif causal:
+        yield 1 / 2, "with a causal mask two of a step's four blocks are computed"
+    else:
+        yield 2, "without a mask all four blocks of a step are computed, and a block takes two products"
+        yield 1 / 2, "both keys and values travel, and adding a product is a second operation"
 
 
 @exercise
-def check_zigzag_positions(answer):
-    """zigzag_positions(tokens, rank, ranks): the positions of this rank's tokens in the text, in the rank's order."""
-    for tokens, ranks in ((16, 4), (12, 1), (60, 3), (40, 2)):
-        for rank in reversed(range(ranks)):
-            found = answer(tokens, rank, ranks)
-            found = [int(position) for position in filled(found)]
-            check_positions(found, tokens, rank, ranks)
-    return "each rank's two pieces, each in the order of the text"
+def check_balanced(answer):
+    """balanced(lengths, ranks): for each rank the positions of its tokens in a text packed of documents."""
+    for lengths, ranks in (([16], 4), ([8, 4], 2), ([6, 6, 6, 18], 3), ([8, 40, 8], 4), ([6, 2], 1)):
+        given = [[int(position) for position in own] for own in filled(answer(list(lengths), ranks))]
+        check_shares(given, lengths, ranks)
+    return "all ranks have as many tokens, and as many pairs to compute"
 
 
-def check_positions(found, tokens, rank, ranks):
-    size = tokens // (2 * ranks)
-    front, back = (list(range(piece * size, (piece + 1) * size)) for piece in (rank, 2 * ranks - 1 - rank))
-    where = f"{tokens} tokens on {ranks} ranks, rank {rank}: "
+def check_shares(given, lengths, ranks):
+    case, total = f"documents of {lengths} tokens on {ranks} ranks: ", sum(lengths)
+    expect(len(given) == ranks, f"{case}{len(given)} lists instead of one for each rank")
     expect(
-        len(found) == 2 * size,
-        f"{where}{len(found)} positions instead of {2 * size}; each rank has two pieces of {size}",
+        sorted(position for own in given for position in own) == list(range(total)),
+        f"{case}each of the positions 0 to {total - 1} must be with one rank, and only once",
     )
+    counts = [len(own) for own in given]
+    expect(len(set(counts)) == 1, f"{case}the ranks have {counts} tokens; all tensors must have one size")
+    keys = [key for length in lengths for key in range(1, length + 1)]  # that a token's query looks at
+    pairs = [sum(keys[position] for position in own) for own in given]
     expect(
-        ranks == 1 or found != list(range(rank * 2 * size, (rank + 1) * 2 * size)),
-        f"{where}these are neighbors, cut in order: the rank has one piece from the front and one from the back",
+        len(set(pairs)) == 1,
+        f"{case}the ranks compute {pairs} pairs of a query and a key, and the ring waits for the busiest. "
+        f"{balance_slip([sorted(own) for own in given], total, ranks)}",
     )
-    expect(rank == 0 or found != list(range(2 * size)), f"{where}every rank begins at position 0")
-    expect(found != front + back[::-1], f"{where}the second piece is reversed; only the order of the ranks is")
-    expect(found != back + front, f"{where}the front piece comes first")
-    expect(found == front + back, f"{where}{found} instead of {front + back}")
+
+
+def balance_slip(given, total, ranks):
+    """What may be wrong with shares of unequal work."""
+    pieces = [list(range(total * i // (2 * ranks), total * (i + 1) // (2 * ranks))) for i in range(2 * ranks)]
+    if given == [pieces[r] + pieces[-1 - r] for r in range(ranks)]:
+        return (
+            "A zigzag over the whole text is fair only to a single document: a query looks no further back than its own"
+        )
+    if given == [pieces[2 * r] + pieces[2 * r + 1] for r in range(ranks)]:
+        return "Cut in order, whoever has the end of a long document has most to do"
+    if given == [list(range(r, total, ranks)) for r in range(ranks)]:
+        return "Dealt out one by one, each token of a rank is later than the one of the rank before it"
+    return "How many keys does a query look at? Make it equal within each document"
 
 
 @exercise
@@ -136,38 +127,28 @@ def choices(tokens, experts, k, seed):
 
 
 @exercise
-def check_dispatch(answer):
-    """dispatch(chosen, shares): (order of the choices in which their rows travel, rows to each rank)."""
-    cases = [(6, 4, 1, [2, 2]), (9, 5, 2, [2, 2, 1]), (8, 6, 3, [3, 3]), (5, 3, 2, [1, 1, 1]), (0, 4, 2, [2, 2])]
+def check_rows_sent(answer):
+    """rows_sent(chosen, shares): rows to each rank, if a token's row travels to each rank once at most."""
+    cases = [(6, 4, 1, [2, 2]), (9, 5, 2, [2, 2, 1]), (8, 6, 3, [3, 3]), (5, 6, 3, [1, 2, 3]), (0, 4, 2, [2, 2])]
     for seed, (tokens, experts, k, shares) in enumerate(cases):
         chosen = choices(tokens, experts, k, seed)
-        order, sends = filled(answer(chosen.clone(), list(shares)))
-        order, sends = torch.as_tensor(order).tolist(), torch.as_tensor(sends).tolist()
-        case = f"{tokens} tokens that choose {k} of {experts} experts, on ranks with {shares}"
-        expect(
-            sorted(order) == list(range(tokens * k)),
-            f"{case}: order = {order}. It must name each of the {tokens * k} choices, 0 to {tokens * k - 1}, once: "
-            "number c is choice c % k of token c // k",
-        )
-        experts_in_order = chosen.flatten()[order].tolist()
-        expect(
-            experts_in_order == sorted(experts_in_order),
-            f"{case}: the rows are for the experts {experts_in_order} in turn. A rank's rows must follow each other, "
-            "and in them those of an expert: sort by expert",
-        )
+        found = torch.as_tensor(filled(answer(chosen.clone(), list(shares)))).tolist()
         ends = torch.tensor([0, *shares]).cumsum(0).tolist()
-        right = [sum(start <= e < end for e in experts_in_order) for start, end in pairwise(ends)]
-        expect(sends == right, f"{case}: sends = {sends} instead of {right}. {sends_slip(sends, chosen, shares)}")
-    return "rows leave by expert, and every rank is told how many it gets"
-
-
-def sends_slip(sends, chosen, shares):
-    """What may be wrong with the rows to each rank."""
-    if len(sends) == sum(shares) != len(shares):
-        return "These are rows of each expert; a rank gets those of all of its experts together"
-    if sum(sends) != chosen.numel():
-        return f"They must add up to all {chosen.numel()} choices"
-    return "Rank r has shares[r] experts, and the experts of lower ranks come first"
+        held = [(chosen >= start) & (chosen < end) for start, end in pairwise(ends)]
+        right = [own.any(dim=1).sum().item() for own in held]
+        case = f"{tokens} tokens that choose {k} of {experts} experts, on ranks with {shares}: {found} rows"
+        expect(
+            found == right or found != [own.sum().item() for own in held],
+            f"{case}. These are choices: a token that chose two experts of a rank sends it one row",
+        )
+        expect(
+            len(found) == len(shares),
+            f"{case}. Return one number for each of the {len(shares)} ranks, also for those that get no row",
+        )
+        expect(
+            found == right, f"{case} instead of {right}. Rank r has shares[r] experts, lower ranks the lower numbers"
+        )
+    return "a rank that holds several of a token's experts gets its row once"
 
 
 @exercise
@@ -207,36 +188,35 @@ def capacity_slip(got, chosen, experts, capacity):
 
 
 @exercise
-def check_average_experts(answer):
-    """average_experts(grads): grads[r] is a dict of rank r's gradients by name; the averaged ones, in the same form."""
-    torch.manual_seed(0)
-    for holders in ([[0, 1], [2, 3]], [[0, 1], [2, 3], [0, 1], [2, 3]], [[0, 1, 2], [3], [4]], [[0], [0], [0]]):
-        grads = [
-            {"router": torch.randn(2, 3), **{f"expert {e}": torch.randn(2) for e in experts}} for experts in holders
-        ]
-        copies = [{name: grad.clone() for name, grad in own.items()} for own in grads]
-        got = filled(answer(copies))
-        case = f"{len(holders)} ranks that hold the experts {holders}"
-        expect(
-            isinstance(got, (list, tuple)) and [dict(g).keys() for g in got] == [g.keys() for g in grads],
-            f"{case}: return a list with one dictionary per rank, and the names that the rank came with",
-        )
-        for rank, own in enumerate(grads):
-            for name in own:
-                having = [g[name] for g in grads if name in g]
-                right = sum(having) / len(grads)
-                if not torch.allclose(got[rank][name], right):
-                    slip = average_slip(got[rank][name], own[name], having, len(grads))
-                    expect(False, f"{case}: {name} on rank {rank} is wrong. {slip}")
-    return "every gradient is that of the mean of all ranks' losses, whoever holds the parameter"
+def check_squared_part(answer):
+    """squared_part(own, ranks, copies): a rank's part of the gradient's squared norm; all ranks' parts are added up."""
+    generator = torch.Generator().manual_seed(0)
+    for holders in ([[0, 1], [2, 3], [0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1, 2], [3], [4]], [[0, 1], [0, 1]]):
+        names = ["router", *(f"expert {e}" for e in sorted({e for own in holders for e in own}))]
+        grads = {name: torch.randn(5, generator=generator, dtype=torch.float64) for name in names}
+        copies = sum(own == holders[0] for own in holders)
+        mine = [{"router": grads["router"], **{f"expert {e}": grads[f"expert {e}"] for e in own}} for own in holders]
+        parts = [answer({n: g.clone() for n, g in own.items()}, len(holders), copies) for own in mine]
+        found = sum(float(filled(part)) for part in parts)
+        router, *experts = (grad.square().sum().item() for grad in grads.values())
+        case = f"{len(holders)} ranks that hold the experts {holders}: "
+        check_norm(case, found, router, sum(experts), len(holders), copies)
+    return "every parameter counts once, however many ranks hold it"
 
 
-def average_slip(got, own, having, ranks):
-    """What may be wrong with one gradient."""
-    if torch.allclose(got, sum(having) / len(having)):
-        return f"{len(having)} of {ranks} ranks hold it, but the mean is over the losses of all {ranks}"
-    if torch.allclose(got, sum(having)):
-        return f"It is the sum; the loss is a mean over {ranks} ranks"
-    if torch.allclose(got, own) or torch.allclose(got, own / ranks):
-        return "Other ranks hold it, too, and their gradients belong to it"
-    return "Add up what is of the same parameter, on all ranks that hold it, and divide by the number of ranks"
+def check_norm(case, found, router, experts, ranks, copies):
+    slips = {
+        ranks * router + copies * experts: f"the router is counted {ranks} times, and each expert {copies} times",
+        router + copies * experts: f"each expert is counted {copies} times",
+        ranks * router + experts: f"the router is counted {ranks} times",
+        router + copies * experts / ranks: f"{copies} of the {ranks} ranks hold an expert, not all of them",
+        router / ranks + experts / copies: "the square is divided, not the gradient: that would divide twice",
+    }
+    right = router + experts
+    for wrong, words in slips.items():
+        expect(math.isclose(wrong, right) or not math.isclose(found, wrong), f"{case}{words}")
+    expect(
+        math.isclose(found, right),
+        f"{case}the squares of all parameters, each counted once, add up to {right:.2f}, and the ranks' parts to "
+        f"{found:.2f}",
+    )

@@ -642,40 +642,30 @@ WRONG = {
         (" in steps:", " in steps[::-1]:", "you say 'dX'"),
     ],
     # Sharding
-    "merged": [
-        ("new = torch.logaddexp(lse, other_lse)", "new = (lse.exp() + other_lse.exp()).log()", "overflows"),
-        ("new = torch.logaddexp(lse, other_lse)", "new = lse + other_lse", "add the exponentials"),
-        ("new = torch.logaddexp(lse, other_lse)", "new = torch.maximum(lse, other_lse)", "the larger lse"),
-        ("return out + other_out, torch.logaddexp(lse, other_lse)", "the outputs are weighted"),
-        ("return (out + other_out) / 2, torch.logaddexp(lse, other_lse)", "don't count equally"),
-        ("return (lse - new).exp() * out + (other_lse - new).exp() * other_out, new", "return out, new", "weigh each"),
-        (
-            """
-    new = torch.logaddexp(lse, other_lse)
-    return (lse - new).exp() * out + (other_lse - new).exp() * other_out""",
-            "return two tensors",
-        ),
-        (
-            """
-    new = torch.logaddexp(lse, other_lse)
-    share = (lse + 5000).exp() / ((lse + 5000).exp() + (other_lse + 5000).exp())
-    return share * out + (1 - share) * other_out, new""",
-            "overflows",
-        ),
+    "hidden_from": [
+        (" * kv_heads / heads", "", "the messages those of `kv_heads`"),
+        (" * kv_heads / heads", " * heads / kv_heads", "the more products there are to each message"),
+        ("blocks = 2 if causal else 4", "blocks = 4", "two of a step's four blocks"),
+        ("blocks = 2 if causal else 4", "blocks = 2", "without a mask all four blocks"),
+        ("2 * 2 + (2 * 4 if backward else 0)", "2 + (2 * 4 if backward else 0)", "both keys and values travel"),
+        ("2 * 2 + (2 * 4 if backward else 0)", "2 * 2 + (2 * 2 if backward else 0)", "4 bytes each"),
+        ("2 * 2 + (2 * 4 if backward else 0)", "2 * 2", "with them their gradients"),
+        ("products = 5 if backward else 2", "products = 2", "five products"),
+        ("products = 5 if backward else 2", "products = 4 if backward else 2", "five products"),
+        ("return sent", "return 3 * sent", "tokens instead of"),
     ],
-    "zigzag_positions": [
-        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 2 * rank, 2 * rank + 1", "neighbors, cut in order"),
-        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 0, 1", "every rank begins at position 0"),
-        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = rank,", "positions instead of"),
-        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = 2 * ranks - 1 - rank, rank", "the front piece comes first"),
-        ("pieces = rank, 2 * ranks - 1 - rank", "pieces = rank, rank + ranks", " instead of ["),
+    "balanced": [
         (
             """
-    size = tokens // (2 * ranks)
-    front = [rank * size + i for i in range(size)]
-    return front + [tokens - 1 - position for position in front]""",
-            "the second piece is reversed",
+    pieces = torch.arange(sum(lengths)).chunk(2 * ranks)
+    return [pieces[r].tolist() + pieces[-1 - r].tolist() for r in range(ranks)]""",
+            "fair only to a single document",
         ),
+        ("return [part.tolist() for part in torch.arange(sum(lengths)).chunk(ranks)]", "has most to do"),
+        ("return [list(range(r, sum(lengths), ranks)) for r in range(ranks)]", "Dealt out one by one"),
+        ("start += length", "start += 0", "must be with one rank, and only once"),
+        ("return shares", "return shares[:1]", "instead of one for each rank"),
+        ("shares[r] += pieces[r] + pieces[-1 - r]", "shares[0] += pieces[r] + pieces[-1 - r]", "must have one size"),
     ],
     "forward_bytes": [
         ("2 * kv_heads * head\n", "2 * heads * head\n", "only queries have `heads`"),
@@ -755,13 +745,16 @@ WRONG = {
         ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
     ],
     # Long sequences and experts
-    "dispatch": [
-        ("return order, [", "return order // chosen.shape[1], [", "It must name each of the"),
-        ("order = chosen.flatten().argsort(stable=True)", "order = torch.arange(chosen.numel())", "sort by expert"),
-        ("[part.sum().item() for part in rows.split(shares)]", "rows.tolist()", "These are rows of each expert"),
-        ("minlength=sum(shares)", "minlength=len(shares)", "split_with_sizes"),
-        ("rows.split(shares)]", "rows.split(shares)][::-1]", "the experts of lower ranks come first"),
-        ("part.sum()", "part.max()", "They must add up to all"),
+    "rows_sent": [
+        (
+            """
+    rows = chosen.flatten().bincount(minlength=sum(shares))
+    return [part.sum().item() for part in rows.split(shares)]""",
+            "sends it one row",
+        ),
+        ("sum(dim=0).tolist()", "sum(dim=0).tolist()[:-1]", "one number for each of the"),
+        ("owner[chosen]", "owner.flip(0)[chosen]", "lower ranks the lower numbers"),
+        ("owner[chosen]", "owner[chosen[:, :1]]", "shares[r] experts"),
     ],
     "within_capacity": [
         (
@@ -776,20 +769,20 @@ WRONG = {
         ("<= capacity", "<= capacity + 1", "takes 3 rows"),
         ("chosen.T.flatten()", "chosen.T.flatten().flip(0)", "expert 1 takes 3 rows"),
     ],
-    "average_experts": [
+    "squared_part": [
         (
-            "sums[name] / len(grads)",
-            "sums[name] / sum(name in g for g in grads)",
-            "but the mean is over the losses of all",
+            "return sum(grad.square().sum() for grad in own.values())",
+            "the router is counted 4 times, and each expert 2",
         ),
-        ("sums[name] / len(grads)", "sums[name]", "It is the sum"),
-        ("sums[name] / len(grads)", "own[name] / len(grads)", "Other ranks hold it, too"),
+        ("ranks if name ==", "1 if name ==", "the router is counted"),
+        ("else copies", "else 1", "each expert is counted 2 times"),
+        ("else copies", "else ranks", "not all of them"),
         (
-            "for name in own} for own in grads]",
-            "for name in sums} for own in grads]",
-            "the names that the rank came with",
+            'grad.square().sum() / (ranks if name == "router" else copies)',
+            '(grad / (ranks if name == "router" else copies)).square().sum()',
+            "not the gradient",
         ),
-        ("sums[name] / len(grads)", "sums[name] / 2", "divide by the number of ranks"),
+        ("grad.square().sum()", "grad.norm()", "each counted once, add up to"),
     ],
     # Plan a run on a thousand GPUs
     "tokens_to_hide": [
@@ -864,15 +857,19 @@ WRONG = {
 }
 
 RIGHT = {
-    "merged": [
+    "balanced": [
         """
-    largest = torch.maximum(lse, other_lse)
-    mine, other = (lse - largest).exp(), (other_lse - largest).exp()
-    return (mine * out + other * other_out) / (mine + other), largest + (mine + other).log()"""
+    shares, start = [[] for _ in range(ranks)], 0
+    for length in lengths:
+        for i in range(length // 2):
+            shares[i % ranks] += [start + i, start + length - 1 - i]
+        start += length
+    return shares"""
     ],
-    "zigzag_positions": [
-        "return torch.arange(tokens).chunk(2 * ranks)[rank].tolist() + "
-        "torch.arange(tokens).chunk(2 * ranks)[-1 - rank].tolist()"
+    "rows_sent": [
+        """
+    ends = torch.tensor([0, *shares]).cumsum(0).tolist()
+    return [((chosen >= a) & (chosen < b)).any(dim=1).sum() for a, b in zip(ends, ends[1:])]"""
     ],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
