@@ -2,11 +2,14 @@
 
 import html
 
+SENTENCE = 45  # characters; what is longer isn't a name or a number
+
 
 class Table:
     """Rows (dicts with the same keys) that print as a table, in a terminal and in a notebook.
 
-    `empty` is what to say where there are no rows.
+    `empty` is what to say where there are no rows. A notebook shows columns of sentences, such as error messages, as
+    text: they begin at the left, also in JupyterLab, and wrap on a telephone (`mgpu-words` in the book's style).
     """
 
     def __init__(self, rows, empty=""):
@@ -22,8 +25,12 @@ class Table:
     def _repr_html_(self):
         if not self.rows:
             return f"<p>{html.escape(self.empty)}</p>"
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.rows[0])
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in self.rows
-        )
+        words = {name for row in self.rows for name, value in row.items() if len(str(value)) > SENTENCE}
+
+        def cell(tag, name, value):
+            style = " class='mgpu-words' style='text-align: left'" if name in words else ""
+            return f"<{tag}{style}>{html.escape(str(value))}</{tag}>"
+
+        head = "".join(cell("th", name, name) for name in self.rows[0])
+        body = "".join("<tr>" + "".join(cell("td", *item) for item in row.items()) + "</tr>" for row in self.rows)
         return f"<table class='mgpu-table'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

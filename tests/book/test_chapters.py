@@ -128,6 +128,18 @@ def test_code_cells_are_short(path):
     assert {cell: count for cell, count in lines.items() if count > 15} == {}
 
 
+@chapters
+def test_code_fits_into_its_box(path):
+    """A cell shows 84 characters of a line, the boxes of exercises and solutions fewer. A traceback's lines wrap."""
+    notebook = read(path)
+    text = "\n".join(markdown(notebook))
+    shown = re.findall(r"^[> ]*```(?!pytb)[a-z]+\n(.*?)^[> ]*```$", text, re.M | re.S)
+    cells = [cell.source for cell in code_cells(notebook)]
+    for programs, room in ((cells, 84), (shown, 79)):
+        lines = [line.removeprefix("> ") for program in programs for line in program.split("\n")]
+        assert lines and [line for line in lines if len(line) > room] == []
+
+
 # How it is stored
 
 

@@ -41,3 +41,15 @@ def test_drawings_and_plots_are_dark_in_the_dark(chapter):
 def test_what_opens_a_hidden_cell_is_called_what_it_says(book, page):
     page.goto((book / "chapters" / "museum.html").as_uri())
     assert page.locator("summary").count() > 5 and page.locator("summary[aria-label]").count() == 0
+
+
+def test_messages_are_read_to_their_end_on_a_telephone(book, page):
+    """Those in a table take several lines, and a traceback that the text shows wraps."""
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto((book / "chapters" / "02-tensors-on-devices.html").as_uri())
+    cells = page.locator("td.mgpu-words", has_text="Expected all tensors")
+    widths = cells.evaluate_all("(cells) => cells.map((cell) => cell.clientWidth)")
+    assert len(widths) > 4 and max(widths) < 360
+    page.goto((book / "chapters" / "03-what-fills-the-memory.html").as_uri())
+    page.locator("details", has_text="Traceback").evaluate("(details) => { details.open = true; }")
+    assert page.locator("details .highlight-pytb pre").evaluate("(pre) => pre.scrollWidth <= pre.clientWidth")

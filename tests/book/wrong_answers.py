@@ -348,11 +348,11 @@ WRONG = {
     ],
     "first_to_fix": [
         ("max(parts, key=idle)", 'max(parts, key=lambda part: part["dur"])', "takes the host longest"),
-        (' and not event["name"].startswith("Profiler")', "", "the whole step"),
+        ('             and not event["name"].startswith("Profiler")]', "]", "the whole step"),
         ('["name"]\n', "\n", "is no range of the host"),
         (
-            "- sum(max(0, min(end, b) - max(start, a)) for a, b in busy)",
-            "- sum(b - a for a, b in busy)",
+            "max(0, min(end, b) - max(start, a))",
+            "(b - a)",
             "but the GPU works in",
         ),
     ],
@@ -716,7 +716,7 @@ WRONG = {
         ("return shards", "shards instead of 4"),
     ],
     "mesh_groups": [
-        ("return ", "a, b = ", "ranks, tensor))", "ranks, tensor))\n    return b, a", "The other way round"),
+        ("return ", "a, b = ", "list(across)", "list(across)\n    return b, a", "The other way round"),
         ("return [rank], [rank]", "2 ranks share a layer"),
         ("return [], []", "in both of its groups itself"),
         ("rows = ranks // tensor\nreturn list(range(rank % rows, ranks, rows)), [rank]", "their numbers follow"),
@@ -829,7 +829,7 @@ WRONG = {
         ("(0.7 * tokens, tokens)", "tokens", "Give a range"),
         ("hours / 8_090", "hours / 50_000", "published rates"),
         ("5.0 * hours", "50 * hours", "for a GPU-hour"),
-        (', "dollars": (2.0 * hours, 5.0 * hours)', "", "doesn't say: dollars"),
+        ('"dollars": (2.0 * hours, 5.0 * hours)', "", "doesn't say: dollars"),
         ("return 13", "return a dictionary"),
     ],
     # The museum
@@ -927,7 +927,7 @@ RIGHT = {
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
     "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
-    "one_f_one_b": [("return order + [", "return (*order, *[", "first, micro_batches)]", "first, micro_batches)])")],
+    "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
     "row_parallel": [  # in place, which autograd takes for nothing: g by accident
         "Y = X @ W.T\ndist.all_reduce(Y)\nreturn Y + b"
     ],
