@@ -249,6 +249,28 @@ def test_a_plan_has_tables_of_memory_and_of_time(folder, capsys):
     assert re.search(r"^all_reduce +0\.\d+", said, re.M) and re.search(r"^idle +0\.\d+$", said, re.M)
 
 
+DECIDING = TRAINING.replace(
+    "    optimizer.step()\n", "    optimizer.step()\n    if X.sum() > 3: torch.isnan(X).any().item()\n"
+)
+
+
+def test_what_a_program_decides_by_is_told_and_listed(folder, capsys):
+    (folder / "train.py").write_text(DECIDING)
+    line = DECIDING[: DECIDING.index("if X.sum()")].count("\n") + 1
+    assert main.main(["plan", "-n", "4", "train.py"]) == FAILED
+    assert f"or say what to take it for: --assume train.py:{line}=true" in capsys.readouterr().err
+    assert main.main(["plan", "-n", "4", "--assume", f"train.py:{line}=true", "train.py"]) == 0
+    finite = f"no number is infinite or NaN: tested at train.py, line {line}"
+    assert f";\n  train.py:{line} = true;\n  {finite}\n" in capsys.readouterr().out
+    (folder / "pyproject.toml").write_text(f'[tool.virtual-gpus]\nassume = ["train.py:{line}=false"]\n')
+    assert main.main(["plan", "-n", "4", "--json", "train.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["values"] == [f"train.py:{line} = false"]
+    with pytest.raises(SystemExit):
+        main.main(["plan", "-n", "4", "--assume", "train.py=true", "train.py"])
+    words = "train.py=true: use FILE:LINE=VALUE, with true, false or a number"
+    assert words in capsys.readouterr().err
+
+
 def test_json_of_a_plan_and_a_page_that_draws_it(folder, capsys):
     options = "--json", "--fits", "--host", "0.5", "--html", "page.html"
     assert main.main(["plan", "-n", "4", *options, "train.py", "</script><b>"]) == 0

@@ -1,7 +1,9 @@
 """dry_run: programs of many processes without those processes. Times and memory are those of real processes."""
 
 import gc
+import io
 import json
+import math
 import os
 import socket
 import sys
@@ -182,12 +184,11 @@ def test_numbers_travel_with_messages():
         rank = dist.get_rank()
         torch.cuda.set_device(rank)
         known, unknown = (torch.tensor(7 * (rank == 0), device="cuda") for _ in range(2))
-        unknown += torch.zeros(40, dtype=torch.int64, device="cuda").sum()
+        unknown.random_()
         for x in (known, unknown):
             dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
         heard[rank] = known.item()
-        with pytest.raises(RuntimeError, match="no values"):
-            unknown.cpu()
+        assert f"{unknown.item()} {unknown.cpu()}" == "? ?"
         return linear()()
 
     dry_run(program, 2)
@@ -421,21 +422,27 @@ def test_numbers_that_a_program_reads_are_unknown_and_may_be_printed(capsys):
     assert set(capsys.readouterr().out.splitlines()) == {"loss ?, ? ? ? [?, ?]"}
 
 
-NUMBERS = [
-    *(lambda loss: loss.item() > 2, lambda loss: bool(loss.item()), lambda loss: [1, 2][int(loss.item())]),
-    *(lambda loss: min(1.0, loss.item()), lambda loss: loss.item() == 0, lambda loss: {loss.item(): 1}),
-    lambda loss: float(-loss.item()),
+DECISIONS = [
+    *(lambda loss: [1][loss.item() > 2], lambda loss: bool(loss.item()), lambda loss: [1, 2][int(loss.item())]),
+    *(lambda loss: min(1.0, loss.item()), lambda loss: 1 if loss.item() == 0 else 2, lambda loss: {loss.item(): 1}),
+    *(lambda loss: float(-loss.item()), lambda loss: bool(loss > 2), float, lambda loss: [1, 2][loss.long()]),
+    *(lambda loss: bool(loss.cpu() > 2), lambda loss: torch.zeros(4)[loss.long().item() :]),
+    *(lambda loss: torch.zeros(loss.long().item()), lambda loss: torch.zeros(4).view(2, loss.cpu().long().item())),
+    *(lambda loss: int(torch.tensor([loss.item()])), lambda loss: 1 if math.exp(loss.item()) < 3 else 2),
 ]
-VALUES = [
-    *(lambda loss: bool(loss > 2), float, lambda loss: loss.cpu(), lambda loss: loss[loss > 0]),
-    *(lambda loss: torch.equal(loss, loss), lambda loss: [1, 2][loss.long()], lambda loss: loss.nonzero()),
+NEED_VALUES = [
+    *(lambda loss: loss.cpu().numpy(), lambda loss: loss.view(1)[loss.view(1) > 0], lambda loss: loss.nonzero()),
+    *(lambda loss: torch.equal(loss, loss), lambda loss: torch.zeros(4)[loss.cpu().long()]),
+    *(lambda loss: loss.cpu().reshape(1).nonzero(), lambda loss: torch.save(loss.cpu(), io.BytesIO())),
 ]
-READ = r"no values: the number that was read at test_dry.py, line \d+ is unknown"
+DECIDES = (
+    r"no values: at test_dry.py, line \d+ the program goes on by a number that is unknown.* --assume test_dry.py:\d+="
+)
 NEEDED = r"no values: .* needs some, at test_dry.py, line \d+\. Leave it out of the step"
 
 
 @pytest.mark.parametrize(
-    ("decide", "words"), [*((decide, READ) for decide in NUMBERS), *((decide, NEEDED) for decide in VALUES)]
+    ("decide", "words"), [*((decide, DECIDES) for decide in DECISIONS), *((decide, NEEDED) for decide in NEED_VALUES)]
 )
 def test_a_program_that_decides_by_unknown_values_hears_where(decide, words):
     with pytest.raises(RuntimeError, match=words):
@@ -457,12 +464,9 @@ def test_flags_that_come_from_python_are_known():
         dist.broadcast(moved, src=0)
         found.update(stop=stop.tolist(), count=count.item(), moved=moved.tolist(), view=moved[1:].cpu().tolist())
         assert not (stop > 3).any()
-        moved += torch.zeros(2, 40, dtype=torch.int64, device="cuda").sum(1)
-        with pytest.raises(RuntimeError, match="no values"):
-            moved.cpu()
         drawn = torch.zeros(2, dtype=torch.int64, device="cuda").random_()
-        with pytest.raises(RuntimeError, match="no values"):
-            drawn.cpu()
+        moved += drawn
+        assert [str(number) for number in (*drawn.tolist(), *moved.cpu().tolist())] == ["?"] * 4
         return linear()()
 
     dry_run(program, 64)
@@ -662,7 +666,7 @@ def test_numbers_of_other_classes_of_tensors_can_be_read_and_are_unknown():
     read = []
 
     def program():
-        mesh, x = dist.init_device_mesh("cuda", (8,)), torch.ones(1, device="cuda")
+        mesh, x = dist.init_device_mesh("cuda", (8,)), torch.randn(1, device="cuda")
         read.extend([all_reduce(x, "sum", mesh).item(), DTensor.from_local(x, mesh, [Replicate()]).item()])
         return linear()()
 

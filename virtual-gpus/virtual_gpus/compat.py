@@ -104,7 +104,8 @@ register_comm_hook = dist._register_comm_hook  # of DDP
 
 ATTRIBUTES = {
     torch.ops.aten.add.Tensor: "_schema _op_dk _overloadname",
-    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks",
+    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks _base _version",
+    torch.autograd.Variable: "_execution_engine",
     torch.UntypedStorage: "_cdata",
     Generator: "_cdata",
     C.ScriptObject: "_type",

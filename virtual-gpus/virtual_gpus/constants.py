@@ -1,75 +1,150 @@
 """Constant propagation for dry runs.
 
-A dry run has shapes and no values, but programs branch on small integer tensors that they create themselves (votes on
-whether to stop, counters, flags). Their values are tracked on the CPU, as FakeTensor does with `.constant`, and dropped
-as soon as anything without a value is written to them. All that stays is data-dependent: `.item()` is an UnknownScalar.
+A dry run has shapes and no values, but programs branch on tensors that they create themselves: masks of ones,
+positions, lengths of texts, counters, votes on whether to stop. The values of whole numbers and bools, and what follows
+from them, are tracked on the CPU, as FakeTensor does with `.constant`, and dropped as soon as anything without a value
+is written to them. All else is data-dependent (see `unknown`), but that numbers are finite is assumed, and said.
+
+A storage's `constant` has its values, in the order of its memory; or the one that all of them are, without dimensions.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from virtual_gpus.compat import Generator, tree_map_only
-from virtual_gpus.frames import program_line
+from virtual_gpus.state import current
 from virtual_gpus.tree import tensors_in
 
-CONSTANT_NUMEL_LIMIT = 16
-CONSTRUCTORS = "zeros ones full scalar_tensor zeros_like ones_like full_like new_zeros new_ones new_full".split()
+LIMIT = 1 << 20  # numbers in a tensor whose values are tracked, unless they are all the same
+FEW = 16  # floating-point numbers that are tracked though they don't follow from others: counters, flags
+FILLED = {  # operations that fill a tensor, and with what; None: with their last argument
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_"), 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+    **dict.fromkeys(("full", "full_like", "new_full", "fill_")),
+}
+COUNTED = {"arange", "eye", "tril_indices", "triu_indices", "scalar_tensor"}
+OF_ALL = {"any", "all", "max", "min"}  # of numbers that are all the same: that one
+FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}  # what tests give
+OF_ALL = {"any", "all", "max", "min"}  # of numbers that are all the same: that one
 
 
-def may_be_constant(tensor: Tensor) -> bool:
-    return tensor.numel() <= CONSTANT_NUMEL_LIMIT and not (tensor.is_floating_point() or tensor.is_complex())
+def is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def constant_of(tensor: Tensor) -> Tensor | None:
     """The values of the meta tensor `tensor`, as a view on the CPU, or None if they are unknown."""
-    if not may_be_constant(tensor):
+    constant = getattr(tensor.untyped_storage(), "constant", None)  # of the storage, so that views share it
+    if constant is None or constant.dtype is not tensor.dtype:
         return None
-    flat = getattr(tensor.untyped_storage(), "constant", None)  # of the storage, so that views share it
-    if flat is None or flat.dtype is not tensor.dtype:
-        return None
-    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    if constant.dim() == 0:
+        return constant.expand(tensor.shape)
+    return constant.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def set_constant(tensor: Tensor, values: Tensor) -> None:
-    """The meta tensor `tensor` has these values from now on; both have the same shape."""
-    constant, storage = constant_of(tensor), tensor.untyped_storage()
-    if constant is not None:
-        constant.copy_(values)
-    elif may_be_constant(values) and storage.nbytes() == values.nbytes:  # not a part of what is unknown
-        flat = torch.empty(values.numel(), dtype=values.dtype, device="cpu")
-        flat.as_strided(tensor.shape, tensor.stride()).copy_(values)
-        storage.constant = flat
+def set_constant(tensor: Tensor, values: Tensor, follows: bool = False) -> None:
+    """The meta tensor `tensor` has these values from now on; both have the same shape.
+
+    follows: they follow from others that are tracked, and are tracked, too, if they aren't whole numbers.
+    """
+    storage, whole = tensor.untyped_storage(), tensor.untyped_storage().nbytes() == tensor.nbytes
+    n, known = storage.nbytes() // tensor.element_size(), constant_of(tensor) is not None
+    if not known and not (whole and (follows or is_whole(values))):  # a part of what is unknown, for one
+        storage.constant = None
+    elif whole and all_same(values):
+        storage.constant = first(values).clone()
+    elif n > LIMIT:
+        storage.constant = None
+    else:
+        if not known or storage.constant.dim() == 0:
+            storage.constant = (storage.constant if known else values.new_empty(())).expand(n).clone()
+        constant_of(tensor).copy_(values)
+
+
+def all_same(values: Tensor) -> bool:
+    """Whether all numbers are the same, of which there is at least one."""
+    return values.numel() > 0 and bool((values == first(values)).all())
+
+
+def first(values: Tensor) -> Tensor:
+    return values[(0,) * values.dim()]
 
 
 def invalidate_constants(tensors: Iterable[Tensor]) -> None:
     """Something without a value has been written to these meta tensors."""
     for tensor in tensors:
-        if may_be_constant(tensor):
-            tensor.untyped_storage().constant = None
+        tensor.untyped_storage().constant = None
 
 
 def propagate_constants(func, args: Sequence, kwargs: dict, out: Any) -> None:
     """After func(*args, **kwargs) on meta tensors gave `out`: track its values if those of all inputs are known."""
-    inputs, outputs = list(tensors_in((*args, *kwargs.values()))), list(tensors_in((out,)))
-    if not any(map(may_be_constant, (*inputs, *outputs))):
-        return
-    constants = [constant_of(tensor) for tensor in inputs]
+    inputs = list(tensors_in((*args, *kwargs.values())))
+    constants = {id(tensor): constant_of(tensor) for tensor in inputs}
     name = getattr(func, "overloadpacket", func).__name__
-    random = any(isinstance(value, Generator) for value in kwargs.values())
-    if random or any(constant is None for constant in constants) or not (inputs or name in CONSTRUCTORS):
-        if hasattr(func, "_schema") and func._schema.is_mutable:
-            invalidate_constants(inputs)
-        return
-    by_tensor = {id(tensor): constant for tensor, constant in zip(inputs, constants, strict=True)}
-    args, kwargs = tree_map_only(Tensor, lambda tensor: by_tensor[id(tensor)], (args, kwargs))
-    if "device" in kwargs:
-        kwargs = kwargs | {"device": "cpu"}
-    for tensor, values in zip(outputs, tensors_in((func(*args, **kwargs),)), strict=True):
-        if id(tensor) not in by_tensor:
-            set_constant(tensor, values)
+    known = all(constant is not None for constant in constants.values())
+    value = FILLED.get(name)
+    if value is None and name in FILLED:
+        value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
+    if known and not any(isinstance(each, Generator) for each in kwargs.values()) and (inputs or name in COUNTED):
+        track(func, name, args, kwargs, constants, list(tensors_in((out,))))
+    elif name in FILLED and (is_whole(out) or out.numel() <= FEW) and not isinstance(value, Tensor):
+        set_constant(out, torch.tensor(value, dtype=out.dtype, device="cpu").expand(out.shape), follows=True)
+    elif (finite := if_finite(name, args)) is not None:
+        current().rendezvous.assumptions.finite()
+        set_constant(out, torch.tensor(finite, device="cpu").expand(out.shape))
+    else:
+        invalidate_constants(written(func, args, kwargs))
+
+
+def track(func, name: str, args: Sequence, kwargs: dict, constants: dict[int, Tensor], outputs: list[Tensor]) -> None:
+    """`outputs`, and what func writes to, have the values that it gives of `constants`, of its inputs by their ids."""
+    targets = written(func, args, kwargs)
+    if any(constant.numel() > LIMIT for constant in constants.values()):
+        elementwise = torch.Tag.pointwise in getattr(func, "tags", ()) or (name in OF_ALL and len(args) == 1)
+        if not (elementwise and all(map(is_expanded, constants.values()))):
+            return invalidate_constants(targets)
+        constants = {key: first(constant) for key, constant in constants.items()}
+    constants = {key: constant.clone() for key, constant in constants.items()}  # which func may write to
+    args, kwargs = tree_map_only(Tensor, lambda tensor: constants[id(tensor)], (args, kwargs))
+    results = func(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
+    for tensor in targets:
+        set_constant(tensor, constants[id(tensor)].expand(tensor.shape), follows=True)
+    for tensor, values in zip(outputs, tensors_in((results,)), strict=True):
+        if constant_of(tensor) is None:  # it is neither a view nor an input
+            set_constant(tensor, values.to(tensor.dtype).expand(tensor.shape), follows=True)
+
+
+def written(func, args: Sequence, kwargs: dict) -> list[Tensor]:
+    """The tensors that func(*args, **kwargs) writes to."""
+    if not (hasattr(func, "_schema") and func._schema.is_mutable):
+        return []
+    arguments = func._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    writes = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    return list(tensors_in([given[name] for name in writes if name in given]))
+
+
+def is_expanded(values: Tensor) -> bool:
+    return values.numel() == 1 or not any(values.stride())
+
+
+def call_by_values(func, args: Sequence, kwargs: dict) -> Any:
+    """func(*args, **kwargs), the shape of whose result depends on values, if all are known; or None."""
+    if any(constant_of(tensor) is None for tensor in tensors_in((*args, *kwargs.values()))):
+        return None
+    args, kwargs = tree_map_only(Tensor, constant_of, (tuple(args), kwargs))
+    return tree_map_only(Tensor, lambda values: values.to("meta"), func(*args, **kwargs))
+
+
+def if_finite(name: str, args: Sequence) -> bool | None:
+    """What a test for infinity or NaN gives of each number that is neither; None: the operation is no such test."""
+    if name in ("eq", "ne") and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
+        return (name == "eq") == (args[0] is args[1])  # x != x asks for NaN
+    return FINITE.get(name)
 
 
 def all_reduce_constants(op: str, size: int, constants: dict[int, Tensor | None]) -> Tensor | None:
@@ -85,42 +160,3 @@ def all_reduce_constants(op: str, size: int, constants: dict[int, Tensor | None]
     if op == "SUM" and size % len(constants) == 0:
         return stacked.sum(0, dtype=stacked.dtype) * (size // len(constants))
     return None
-
-
-class UnknownScalar:
-    """What .item() returns where a dry run has no value: it prints as "?", and arithmetic with it stays unknown.
-
-    Where the program's control flow depends on it, it raises RuntimeError, and says where it was read (`program_line`).
-    """
-
-    def __init__(self, program_line: str):
-        self.program_line = program_line
-
-    def __repr__(self) -> str:
-        return "?"
-
-    def __format__(self, spec: str) -> str:
-        return "?"
-
-    def _result(self, *others) -> "UnknownScalar":
-        return self
-
-    def _decide(self, *others) -> NoReturn:
-        raise RuntimeError(
-            f"a dry run has shapes and no values: the number that was read at {self.program_line} is unknown, and what "
-            "the program does next depends on it. Print it, or leave it out of the step"
-        )
-
-    __hash__ = _decide
-
-
-_RESULTS = "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs round"
-_DECISIONS = "bool float int index eq ne lt le gt ge complex floor ceil trunc"
-for _names, _method in ((_RESULTS, UnknownScalar._result), (_DECISIONS, UnknownScalar._decide)):
-    for _name in _names.split():
-        setattr(UnknownScalar, f"__{_name}__", _method)
-
-
-def unknown_scalars(shape: tuple[int, ...]) -> UnknownScalar | list:
-    """What .tolist() returns, nested as `shape` says; one UnknownScalar for a shape without dimensions."""
-    return [unknown_scalars(shape[1:]) for _ in range(shape[0])] if shape else UnknownScalar(program_line())

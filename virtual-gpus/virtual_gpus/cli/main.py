@@ -2,13 +2,14 @@
 
 import argparse
 import importlib
+import json
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
 from virtual_gpus.clock.specs import GPUS, LINKS, find_gpu, unknown
@@ -36,7 +37,7 @@ the options; [tool.virtual-gpus] in pyproject.toml sets them for a project, such
 """
 COMMANDS = {"run": "processes", "plan": "plan", "gpus": "tables", "topo": "tables", "": "launch"}
 LINK_NAMES = ["nvlink", "pcie", *LINKS, *MACHINES]
-IN_A_PROJECT = "n", "gpu", "link", "network", "host", "per_node"  # options that pyproject.toml may set
+IN_A_PROJECT = "n", "gpu", "link", "network", "host", "per_node", "assume"  # options that pyproject.toml may set
 API = {"n_gpus=": "-n ", "per_node=": "--per-node ", "link=": "--link ", "network=": "--network ", "rank=": "--rank "}
 # What argparse calls a usage error; Unix says 1 for any failure, 128 + 2 for Ctrl-C.
 FAILED, USAGE, TOO_SMALL, NO_STEP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -138,6 +139,19 @@ def swept(text: str) -> tuple[str, list]:
     return name, [SWEPT[name](value) for value in values.split(",")]
 
 
+def assumed(text: str) -> tuple[str, bool | float]:
+    """("train.py:12", True) for "train.py:12=true"."""
+    place, _, value = text.rpartition("=")
+    path, _, line = place.rpartition(":")
+    try:
+        number = json.loads(value.lower())
+    except ValueError:
+        number = None
+    if not (path and line.isdecimal() and isinstance(number, (int, float))):
+        raise argparse.ArgumentTypeError(f"{text}: use FILE:LINE=VALUE, with true, false or a number")
+    return place, number
+
+
 def each_after(option: str, arguments: list[str]) -> list[str]:
     """`option` before each of the words NAME=VALUE that follow it, as argparse takes them."""
     start = arguments.index(option) + 1
@@ -213,6 +227,8 @@ def plan() -> Parser:
     add("--json", action="store_true", help="print JSON; what the program prints goes to standard error")
     about = "write a page with the timeline, memory over the step and the largest operations"
     add("--html", type=file, metavar="FILE", help=about)
+    about = "what to take an unknown number for where line 12 decides by it: --assume train.py:12=true"
+    add("--assume", type=assumed, action="append", metavar="FILE:LINE=VALUE", help=about)
     about = "plan each combination, as --sweep gpu=H100,A100-80 n=8,16,64, and print a table"
     add("--sweep", type=swept, action="append", metavar="NAME=VALUE,...", help=about)
     add_program(parser)
@@ -263,7 +279,7 @@ def check(options: argparse.Namespace) -> None:
             raise UsageError(str(error)) from None
 
 
-def of_the_project(parser: argparse.ArgumentParser) -> dict[str, str]:
+def of_the_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The defaults in [tool.virtual-gpus] of the next pyproject.toml, here or above, for options that `parser` has."""
     folders = Path.cwd(), *Path.cwd().parents
     path = next((folder / "pyproject.toml" for folder in folders if (folder / "pyproject.toml").is_file()), None)
@@ -277,9 +293,13 @@ def of_the_project(parser: argparse.ArgumentParser) -> dict[str, str]:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("virtual-gpus", {})
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
-    values = {name.replace("-", "_"): str(value) for name, value in table.items()}
-    for name in values:
+    values = {name.replace("-", "_"): value for name, value in table.items()}
+    for name, value in values.items():
         if name not in IN_A_PROJECT:
             known = ", ".join(IN_A_PROJECT).replace("_", "-")
             raise UsageError(f"{path}: [tool.virtual-gpus] has {name!r}. Known: {known}")
+        try:
+            values[name] = list(map(assumed, value)) if name == "assume" else str(value)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{path}: assume: {error}") from None
     return {name: value for name, value in values.items() if any(a.dest == name for a in parser._actions)}

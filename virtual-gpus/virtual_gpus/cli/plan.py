@@ -4,6 +4,7 @@
 
     schema     1; it changes when a field gets another meaning or goes, not when one is added
     assumed    n, gpu, per_node, nodes (what they are and what joins them, in words), host, rank
+    values     what unknown numbers were taken for, in words: by --assume, and that numbers are finite
     fits       whether a tenth of the GPU's memory stays free, for what is not counted; null if that is unknown
     error      why there is no plan; then what follows is missing
     step       seconds, flops (of a rank), mfu, communication and exposed (the shares of the step in which a rank
@@ -105,7 +106,7 @@ def planned(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
     """The Plan for one cluster. quiet: what the program prints goes to standard error."""
     try:
         with progress(), contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            made = dry_script(lambda: run_program(options), cluster, options.rank)
+            made = dry_script(lambda: run_program(options), cluster, options.rank, dict(options.assume or []))
     except torch.OutOfMemoryError as error:
         return Plan(cluster, None, f"in {where(error)}: {error}", TOO_SMALL)
     except NotConverged as error:
@@ -161,6 +162,7 @@ def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     ranks = zip(made.ranks, made.peak_memory, made.memory, strict=True)
     return fields | {
         "step": {"seconds": made.seconds, **shares, "reproducible": made.timeline.reproducible},
+        "values": list(made.assumed),
         "capacity": made.timeline.spec.memory,
         "ranks": [{"rank": r, "peak": peak, "memory": held, "time": times_of(made, r)} for r, peak, held in ranks],
     }
@@ -194,7 +196,7 @@ def print_plan(plan: Plan, options: argparse.Namespace) -> None:
         print(f"{name_of(plan.cluster)}: no plan\n{plan.error}", file=sys.stderr)
         return
     print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
-    print(*summary(plan), f"assumed: {ASSUMED.format(host=plan.cluster.host)}", sep="\n")
+    print(*summary(plan), f"assumed: {assumptions(plan)}", sep="\n")
     ranks = as_fields(plan, options)["ranks"]
     if len(ranks) > SHOWN:
         ranks = [max(ranks, key=lambda rank: rank["peak"])]
@@ -234,13 +236,18 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
+def assumptions(plan: Plan) -> str:
+    """What a plan rests on, in words."""
+    return ";\n  ".join([ASSUMED.format(host=plan.cluster.host), *plan.made.assumed])
+
+
 def write_files(plan: Plan, options: argparse.Namespace) -> None:
     """The files of --trace and --html."""
     if options.trace:
         plan.made.timeline.to_chrome_trace(options.trace)
         print(f"{options.trace} opens at https://ui.perfetto.dev", file=sys.stderr)
     if options.html:
-        assumed = " ".join(ASSUMED.format(host=plan.cluster.host).split())
+        assumed = " ".join(assumptions(plan).split())
         write_page(options.html, as_fields(plan, options), plan.made, summary(plan), assumed)
         print(f"{options.html} opens in a browser", file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """`dry_run` of a function, and `dry_script` of a script."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from virtual_gpus.dry_runs.step_memory import optimizers_are_seen
 from virtual_gpus.dry_runs.steps import NotConverged
 from virtual_gpus.machine import Machine
 from virtual_gpus.state import current
+from virtual_gpus.unknown import Assumptions, unknown_to_python
 
 
 def dry_run(
@@ -27,6 +28,7 @@ def dry_run(
     network: str | None = None,
     host: float = 1.0,
     rank: int = 0,
+    assume: Mapping[str, bool | float] | None = None,
 ) -> Prediction:
     """A step of `program` in `n_gpus` processes with a GPU each, without any of them: a Prediction.
 
@@ -40,6 +42,8 @@ def dry_run(
     rank           which of the processes this one is. Those that it sends messages to, or gets them from, as the stages
                    of a pipeline do, are run as well. Each has its own environment, random numbers, and copies of the
                    modules that the program imports and that aren't installed; what was imported before is shared
+    assume         {"train.py:12": value} where the program decides by a number that is unknown: what to take it for at
+                   that line. Without, such a place is a RuntimeError that names it
 
     Steps are taken until two are alike, and the last one counts. Nothing is allocated but what the program puts on the
     CPU. Raises ValueError for a machine that there can't be and for steps that never are alike, TypeError if there is
@@ -48,16 +52,23 @@ def dry_run(
     if not callable(program):
         raise TypeError(f"program is a {type(program).__name__}: pass a function that returns a function, the step")
     cluster = Cluster(n_gpus, gpu, per_node, link, network, host)
-    return run_ranks(functools.partial(predict_program, program), cluster, rank)
+    return run_ranks(functools.partial(predict_program, program), cluster, rank, Assumptions(assume))
 
 
-def dry_script(run: Callable[[], Any], cluster: Cluster, rank: int = 0) -> Prediction:
+def dry_script(
+    run: Callable[[], Any], cluster: Cluster, rank: int = 0, assume: Mapping[str, bool | float] | None = None
+) -> Prediction:
     """The same for a script, which run() runs. A step ends with that of the script's first optimizer; when they have
     converged in all ranks that are run, the script is ended. NotConverged if it ends before."""
-    return run_ranks(functools.partial(predict_script, run), cluster, rank)
+    return run_ranks(functools.partial(predict_script, run), cluster, rank, Assumptions(assume))
 
 
-def run_ranks(predict: Callable[[Rendezvous, dict[int, Machine]], Prediction], cluster: Cluster, rank: int):
+def run_ranks(
+    predict: Callable[[Rendezvous, dict[int, Machine]], Prediction],
+    cluster: Cluster,
+    rank: int,
+    assumptions: Assumptions,
+) -> Prediction:
     """predict(rendezvous, machines) for `rank` and those that it exchanges messages with, each on its machine."""
     cluster.node()
     if not isinstance(rank, int) or not 0 <= rank < cluster.n_gpus:
@@ -65,9 +76,9 @@ def run_ranks(predict: Callable[[Rendezvous, dict[int, Machine]], Prediction], c
     ranks = [rank]
     while True:
         try:
-            ranks_here = ranks_in_this_process(ranks, cluster.n_gpus, cluster.node)
-            with optimizers_are_seen(), ranks_here as (rendezvous, machines):
-                return predict(rendezvous, machines)
+            ranks_here = ranks_in_this_process(ranks, cluster.n_gpus, cluster.node, assumptions)
+            with optimizers_are_seen(), unknown_to_python(), ranks_here as (rendezvous, machines):
+                return predict(rendezvous, machines)._replace(assumed=assumptions.made)
         except MissingRanks as missing:  # again, from the start, with all of them
             ranks = sorted({*ranks, *missing.ranks})
 

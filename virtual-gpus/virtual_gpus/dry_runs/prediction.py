@@ -20,6 +20,7 @@ class Prediction(NamedTuple):
     ranks        those that were run; the others are taken to do the same at the same time
     totals       what each of `ranks` did in the step, also where the timeline lacks events
     changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`
+    assumed      what unknown numbers were taken for, in words: what `assume` told, and that numbers are finite
     """
 
     seconds: float
@@ -28,6 +29,7 @@ class Prediction(NamedTuple):
     ranks: list[int]
     totals: list[Totals]
     changes: Sequence[list[Change]] = ()
+    assumed: Sequence[str] = ()
 
     @property
     def memory(self) -> list[dict[str, int]]:

@@ -1,11 +1,13 @@
 """What Python and PyTorch keep once in a process, and each rank of a dry run must have for itself."""
 
+import functools
 import importlib
 import os
 import random
 import sys
 import sysconfig
 from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -69,15 +71,22 @@ class ProcessState:
         return new - self.shared
 
 
+@functools.cache
+def holds_packages(folder: str) -> bool:
+    """Whether pip has installed into a folder, as `pip install --target` does into any."""
+    return next(Path(folder).glob("*.dist-info"), None) is not None
+
+
 def is_installed(module: ModuleType) -> bool:
     """Whether a module is a library's, or of a kind that a process can have only once."""
     if getattr(module, "__name__", "") == "__main__":
         return False
+    folders = {*LIBRARIES, *filter(holds_packages, sys.path)}
     compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
     file = getattr(module, "__file__", None)
     paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders
     return (
         compiled
         or not paths
-        or any(os.path.abspath(path).startswith(f"{folder}{os.sep}") for path in paths for folder in LIBRARIES)
+        or any(os.path.abspath(path).startswith(f"{folder}{os.sep}") for path in paths for folder in folders)
     )

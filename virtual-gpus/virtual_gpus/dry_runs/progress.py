@@ -75,6 +75,6 @@ class Progress:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(frames)]
         if any(code.co_filename.startswith(OPTIMIZERS) for code in codes):
             return "the optimizer's step"
-        if any(code.co_name == "_engine_run_backward" for code in codes):
+        if any(code.co_name == "run_backward" for code in codes):
             return "the backward pass"
         return "the forward pass" if self.steps or module_call_impl.__code__ in codes else "the set-up"

@@ -18,11 +18,12 @@ from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
 from virtual_gpus.state import RUNNING
+from virtual_gpus.unknown import Assumptions
 
 
 @contextlib.contextmanager
 def ranks_in_this_process(
-    ranks: list[int], n_gpus: int, make_machine: Callable[[], Machine]
+    ranks: list[int], n_gpus: int, make_machine: Callable[[], Machine], assumptions: Assumptions
 ) -> Iterator[tuple[Rendezvous, dict[int, Machine]]]:
     """Inside, this process is each of `ranks`: (their Rendezvous, {rank: its machine}). Afterwards all is as it was.
 
@@ -38,7 +39,7 @@ def ranks_in_this_process(
         variables = {rank: environment_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
         os.environ.update(variables[ranks[0]])
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
-        rendezvous = Rendezvous(n_gpus, ranks, None if contexts is None else contexts.switch_to)
+        rendezvous = Rendezvous(n_gpus, ranks, None if contexts is None else contexts.switch_to, assumptions)
         stack.callback(end_ranks, rendezvous, machines)
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator

@@ -15,6 +15,7 @@ from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.work import NcclWork
+from virtual_gpus.unknown import Assumptions
 
 
 class MissingRanks(BaseException):
@@ -31,8 +32,15 @@ class Rendezvous:
     A single rank needs no scheduler: it runs in the caller's thread, and has nobody to wait for.
     """
 
-    def __init__(self, world_size: int, ranks: Sequence[int], switch_to: Callable[[int], None] | None):
+    def __init__(
+        self,
+        world_size: int,
+        ranks: Sequence[int],
+        switch_to: Callable[[int], None] | None,
+        assumptions: Assumptions | None = None,
+    ):
         self.world_size, self.ranks = world_size, list(ranks)
+        self.assumptions = assumptions or Assumptions()
         self.store = dist.HashStore()
         self.default_groups: dict[int, dist.ProcessGroup] = {}  # that each rank found when it began
         self.scheduler = Scheduler(ranks, switch_to) if len(self.ranks) > 1 else None

@@ -6,7 +6,6 @@ the replacements. For functions imported before, with `from torch import zeros`,
 
 import contextlib
 import functools
-import math
 from typing import Any
 
 import torch
@@ -21,13 +20,14 @@ from virtual_gpus.compat import (
     len_torch_function_stack,
 )
 from virtual_gpus.compat import Generator as _Generator
-from virtual_gpus.constants import UnknownScalar
+from virtual_gpus.constants import FEW, set_constant
 from virtual_gpus.errors import check_generator
 from virtual_gpus.gpu import VirtualGenerator
 from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import host_memory, move, pinned
 from virtual_gpus.tensors.tensor import Base, DisableTorchDispatch, VirtualTensor, inner_of, wrap
+from virtual_gpus.unknown import UnknownScalar, UnknownTensor, call_with_unknown, forget, stand_in
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
 FROM_DATA = {"tensor", "as_tensor", "asarray"}
@@ -64,6 +64,8 @@ def make(original, *args, **kwargs):
         elsewhere = kwargs.get("device") is not None
         again = functools.partial(make, original)
         return WRAPPERS[type(args[0])](again, *args, **kwargs) if elsewhere else original(*args, **kwargs)
+    if any(isinstance(a, UnknownScalar) for a in (*args, *kwargs.values())):
+        return call_with_unknown(functools.wraps(original)(functools.partial(make, original)), args, kwargs)
     like = next((a for a in args if isinstance(a, VirtualTensor)), None)
     device = kwargs.get("device")
     gpu = find(device)
@@ -107,10 +109,13 @@ def from_data(original, data, *args, **kwargs):
         made = pinned(convert(data, device, kwargs.get("dtype"), copy=copies), pin)
     elif gpu is None:
         kwargs.pop("pin_memory", None)
-        return pinned(original(plain(data), *args, **kwargs), pin)
+        return pinned(on_cpu(original, data, *args, **kwargs), pin)
     else:
         options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
-        made = move(original(plain(data, math.nan), *args, **{**options, "device": "cpu"}), gpu)
+        values = on_cpu(original, data, *args, **{**options, "device": "cpu"})
+        made = move(values, gpu)
+        if gpu.machine.rendezvous is not None and values.numel() <= FEW and not isinstance(values, UnknownTensor):
+            set_constant(made.inner, values, follows=True)
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
@@ -127,14 +132,21 @@ for owner, name in map(public_name, device_constructors()):
     patch(owner, {name: from_data if name in FROM_DATA else construct})
 
 
-def plain(data, unknown=None):
-    """Scalars on a virtual GPU inside a list become numbers. So does what a dry run doesn't know, if it gets to a GPU,
-    where nothing is known; on the CPU that is an error."""
-    if isinstance(data, (list, tuple)):
-        return [plain(d, unknown) for d in data]
-    if isinstance(data, UnknownScalar):
-        return float(data) if unknown is None else unknown
-    return data.tolist() if isinstance(data, VirtualTensor) else data
+def on_cpu(original, data, *args, **kwargs):
+    """original(data, …), also of a list with scalars on a virtual GPU, and of what a dry run doesn't know."""
+    unknown = []
+
+    def plain(data):
+        if isinstance(data, (list, tuple)):
+            return [plain(d) for d in data]
+        number = data.tolist() if isinstance(data, VirtualTensor) else data
+        if not isinstance(number, UnknownScalar):
+            return number
+        unknown.append(number)
+        return stand_in(number)
+
+    made = original(plain(data), *args, **kwargs)
+    return forget(made) if unknown else made
 
 
 @replaces(

@@ -8,8 +8,8 @@ for the hooks of graph nodes, modules and saved tensors: what those return count
 import functools
 import weakref
 
-import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction, Function
 
 from virtual_gpus.compat import is_legacy_batchedtensor
@@ -40,23 +40,33 @@ def on_device(grad, device, index, who=""):
     return grad.to(device)
 
 
-@replaces(torch.autograd, "_engine_run_backward")
-def start_backward(original, outputs, grads, *args, **kwargs):
-    """Autograd's engine, under Tensor.backward and torch.autograd.grad, with a thread for each GPU on the clock."""
-    grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in enumerate(zip(outputs, grads, strict=True)))
-    with current().clock.backward():
-        try:
-            found = original(outputs, grads, *args, **kwargs)
-        except RuntimeError as error:
-            if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, outputs)):
-                error.args = (str(error).replace("[torch.", "[torch.cuda."),)
-            raise
-    if not found:
-        return found
-    inputs = args[2] if len(args) > 2 else kwargs["inputs"]
-    return tuple(
-        grad if batched(grad) else gradient_on(grad, its_gpu(x)) for grad, x in zip(found, inputs, strict=True)
-    )
+class Engine:
+    """Autograd's engine, with a thread for each GPU on the clock: under Tensor.backward and torch.autograd.grad, and
+    called as such by pipelines of Megatron-LM."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def run_backward(self, tensors, grad_tensors, *args, **kwargs):
+        pairs = enumerate(zip(tensors, grad_tensors, strict=True))
+        grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in pairs)
+        with current().clock.backward():
+            try:
+                found = self.engine.run_backward(tensors, grads, *args, **kwargs)
+            except RuntimeError as error:
+                if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, tensors)):
+                    error.args = (str(error).replace("[torch.", "[torch.cuda."),)
+                raise
+        if not found:
+            return found
+        pairs = zip(found, args[2] if len(args) > 2 else kwargs["inputs"], strict=True)
+        return tuple(grad if batched(grad) else gradient_on(grad, its_gpu(x)) for grad, x in pairs)
+
+
+patch(Variable, {"_execution_engine": Engine(Variable._execution_engine)})
 
 
 def apply(cls, *args, **kwargs):

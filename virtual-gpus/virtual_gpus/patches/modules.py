@@ -8,7 +8,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from virtual_gpus.compat import DisableTorchFunctionSubclass
 from virtual_gpus.patches.patch import Method, patch, replaces
-from virtual_gpus.state import find
+from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import transfer
 from virtual_gpus.tensors.identity import move_in_place, swap_impl
 from virtual_gpus.tensors.subclasses import virtual_class
@@ -52,6 +52,15 @@ def _apply(original, self, fn, recurse=True):
         return original(self, fn, recurse)
     finally:
         _moving.swap = before
+
+
+@replaces(torch.nn.init)
+def _no_grad_trunc_normal_(original, tensor, mean, std, a, b, generator=None):
+    """In a dry run numbers are drawn once; PyTorch draws again and again, until all lie between the bounds."""
+    if current() is None or current().rendezvous is None:
+        return original(tensor, mean, std, a, b, generator)
+    with torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator)
 
 
 @replaces(torch.__future__)

@@ -5,7 +5,7 @@ from torch import serialization
 
 from virtual_gpus.compat import package_registry, torch_utils
 from virtual_gpus.errors import no_addresses
-from virtual_gpus.frames import called_by_torch_load
+from virtual_gpus.frames import called_by_serialization
 from virtual_gpus.patches.patch import after_import, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.tensor import VirtualTensor, wrap
@@ -46,7 +46,7 @@ def storage_to(original, self, *, device, non_blocking=False):
     """UntypedStorage.to, under its .cuda: what a map_location such as `lambda storage, _: storage.cuda(1)` calls."""
     if find(device) is None:
         return original(self, device=device, non_blocking=non_blocking)
-    if not called_by_torch_load():
+    if not called_by_serialization():
         raise no_addresses()
     return restore(self, device)
 

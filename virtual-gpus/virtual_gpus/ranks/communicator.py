@@ -142,7 +142,7 @@ def combine_constants(works: dict[int, NcclWork], inner: list) -> None:
         invalidate_constants(inner)
     else:
         for tensor in inner:
-            set_constant(tensor, result)
+            set_constant(tensor, result, follows=True)
 
 
 class RealCommunicator(Communicator):

@@ -3,28 +3,30 @@
 import torch
 from torch import Tensor
 
-from virtual_gpus.clock.clock import name_of
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tensors.tensor import VirtualTensor, check_dense, inner_of, wrap
+from virtual_gpus.unknown import UnknownTensor, forget, unknown_tensor
+
+CPU = torch.device("cpu")
 
 
 def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """target.copy_(source), on one device or across two."""
-    if isinstance(source, VirtualTensor) and source.inner.is_meta and not isinstance(target, VirtualTensor):
-        raise no_values("copying to the CPU")
     from_gpu, to_gpu = (getattr(t, "gpu", None) for t in (source, target))
     record_copy(source.nbytes, from_gpu, to_gpu, host_memory(source, target), non_blocking)
-    inner = inner_of(target), inner_of(source)
+    inner = inner_of(target), values_for(source, getattr(to_gpu, "backing", CPU))
     if from_gpu is to_gpu:
         to_gpu.run(torch.ops.aten.copy_.default, inner, {})
         saturate(*inner)
     elif not inner[0].is_meta:
         Base.copy_(*inner)
-    elif inner[1].is_meta:
+        if isinstance(inner[1], UnknownTensor):
+            forget(target)
+    elif inner[1].is_meta or isinstance(source, UnknownTensor):
         invalidate_constants(inner[:1])
     else:
         set_constant(*inner)  # also x[1] = 7, which is a copy before PyTorch 2.14
@@ -59,21 +61,31 @@ def transfer(x: Tensor, gpu: VirtualGPU | None, non_blocking: bool = False, memo
     """What `move` does, without autograd. torch.OutOfMemoryError if the GPU has no room."""
     source = getattr(x, "gpu", None)
     inner = x.detach() if source is None else x.inner
-    backing = torch.device("cpu") if gpu is None else gpu.backing
-    values = constant_of(inner) if inner.is_meta and backing.type != "meta" else inner
-    if values is None:
-        if source is None:
-            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-        raise no_values(f"copying from {x.device} to {name_of(gpu)}")
+    backing = CPU if gpu is None else gpu.backing
+    values = values_for(x, backing)
     if gpu is not None:
         check_dense(inner)
         gpu.ledger.check(inner.nbytes)
     pin = non_blocking and gpu is None and memory is None
     record_copy(inner.nbytes, source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
-    data = pinned(Base.to(values, backing, copy=True), pin)
-    if data.is_meta and not inner.is_meta:
+    data = values if isinstance(values, UnknownTensor) and gpu is None else Base.to(values, backing, copy=True)
+    if data.is_meta and not inner.is_meta and not isinstance(x, UnknownTensor):
         set_constant(data, inner)
-    return data if gpu is None else wrap(data, gpu)
+    return pinned(data, pin) if gpu is None else wrap(data, gpu)
+
+
+def values_for(x: Tensor, backing: torch.device) -> Tensor:
+    """What is copied of x to `backing`: the tensor inside of a virtual one, or the values that it is known to have. An
+    UnknownTensor in a dry run where it has none."""
+    inner = inner_of(x)
+    if not inner.is_meta or backing.type == "meta":
+        return inner
+    values = constant_of(inner)
+    if values is None and not isinstance(x, VirtualTensor):
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    if values is None and x.gpu.machine.rendezvous is None:
+        raise no_values(f"copying from {x.device} to the CPU")
+    return unknown_tensor(x.shape, x.dtype) if values is None else values
 
 
 def pinned(tensor: Tensor, pin: bool | None = True) -> Tensor:

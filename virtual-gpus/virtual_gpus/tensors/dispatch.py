@@ -17,10 +17,12 @@ from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.nondeterministic import NONDETERMINISTIC, check_deterministic
 from virtual_gpus.ops.table import PACK, Base, Op, is_composite_implicit, named, register_handler, with_generator
 from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
+from virtual_gpus.state import current
 from virtual_gpus.tensors.arguments import Arguments
 from virtual_gpus.tensors.copies import copy_into, transfer
 from virtual_gpus.tensors.tensor import VirtualTensor, enable_dispatch_keys, wrap
 from virtual_gpus.tree import tensors_in
+from virtual_gpus.unknown import decide, kind_of
 
 
 @register_handler(lambda func: True)
@@ -93,6 +95,16 @@ def with_value(op, args, kwargs):
     return run(op, args, kwargs)
 
 
+@register_handler(named("index"))
+def index(op, args, kwargs):
+    """In a dry run a mask is no index, but the positions that it names are, if it is known."""
+    x, indices = args
+    if current().rendezvous is not None:
+        parts = [i.nonzero().unbind(1) if i is not None and i.dtype is torch.bool else [i] for i in indices]
+        indices = [i for part in parts for i in part]
+    return run(op, (x, indices), kwargs)
+
+
 @register_handler(named("masked_fill", "masked_fill_"))
 def masked_fill(op, args, kwargs):
     check_mask(*args)
@@ -102,9 +114,13 @@ def masked_fill(op, args, kwargs):
 @register_handler(named("_local_scalar_dense"))
 def item(op, args, kwargs):
     """The operation under x.item(): a number travels to the host."""
-    value = constant_of(args[0].inner) if args[0].inner.is_meta else None
-    number = run(op, args, kwargs) if value is None else value.item()
-    record_copy(args[0].element_size(), args[0].gpu, None)
+    [x] = args
+    known = constant_of(x.inner)
+    if x.gpu.machine.rendezvous is None:
+        number = run(op, args, kwargs)
+    else:
+        number = decide(kind_of(x.dtype)) if known is None else known.item()
+    record_copy(x.element_size(), x.gpu, None)
     return number
 
 

@@ -29,7 +29,7 @@ from virtual_gpus.compat import (
     tensor_str,
     torch_utils,
 )
-from virtual_gpus.constants import constant_of, unknown_scalars
+from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_gradient, no_addresses, no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
@@ -42,6 +42,7 @@ from virtual_gpus.tensors.identity import (
     move_in_place,
 )
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
+from virtual_gpus.unknown import unknown_scalars
 
 DisableTorchDispatch = DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
@@ -119,7 +120,7 @@ class VirtualTensor(Tensor):
         if self.gpu.machine.rendezvous is None or self.numel() != 1 or constant_of(self.inner) is not None:
             return Base.item(self)
         record_copy(self.element_size(), self.gpu, None)
-        return unknown_scalars(())
+        return unknown_scalars((), self.dtype)
 
     def __format__(self, spec):
         number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.rendezvous is not None)
@@ -131,7 +132,7 @@ class VirtualTensor(Tensor):
         if self.gpu.machine.rendezvous is None or constant_of(self.inner) is not None:
             return self.detach().cpu().tolist()
         record_copy(self.nbytes, self.gpu, None)
-        return unknown_scalars(self.shape)
+        return unknown_scalars(self.shape, self.dtype)
 
     def numpy(self, *, force=False):
         if force:

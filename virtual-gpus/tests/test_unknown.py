@@ -1,0 +1,190 @@
+"""What a dry run doesn't know, what it takes for granted, and what it is told."""
+
+import json
+import math
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from virtual_gpus import dry_run
+
+
+def dry(function, n_gpus=2, **options):
+    """The Prediction of a step in which function() is called."""
+
+    def program():
+        net = nn.Linear(4, 4).cuda()
+
+        def step():
+            net(torch.zeros(2, 4, device="cuda")).sum().backward()
+            function()
+
+        return step
+
+    return dry_run(program, n_gpus, **options)
+
+
+def drawn(*shape, dtype=torch.float32):
+    """A tensor on the GPU of which nothing is known."""
+    return torch.empty(shape, dtype=dtype, device="cuda").random_()
+
+
+def in_a_tensor(write):
+    """What print shows of a tensor on the CPU, and of its mean, after write(tensor, unknown number)."""
+    tensor = torch.zeros(4)
+    write(tensor, drawn().item())
+    return f"{tensor} {tensor.mean():.3f} {tensor.tolist()[0]}"
+
+
+PUT = "tensor(?, size=(4,)) ? ?"
+SHOWN = {
+    "a quotient in a text": (lambda u: f"{2 * u / 3:.3f} {round(u, 2)} {-u}", "? ? ?"),
+    "a text of the old form": (lambda u: "loss %.3f" % u, "loss nan"),  # noqa: UP031
+    "a comparison": (lambda u: f"{u > 3} {u == u}", "? ?"),
+    "a perplexity": (lambda u: f"{math.exp(u):.2f}", "?"),
+    "JSON": (lambda u: json.dumps({"loss": u}), '{"loss": "?"}'),
+    "a mean by NumPy": (lambda u: str(numpy.mean([u, u])), "?"),
+    "a sum": (lambda u: str(sum([u, 1.0])), "?"),
+    "a list on the CPU": (lambda u: str(torch.tensor([u, 1.0])), "tensor(?, size=(2,))"),
+    "one number of a tensor on the CPU": (lambda u: in_a_tensor(lambda x, u: x.__setitem__(0, u)), PUT),
+    "one that is on the GPU": (lambda u: in_a_tensor(lambda x, u: x.__setitem__(0, drawn())), PUT),
+    "a tensor that is multiplied": (lambda u: in_a_tensor(lambda x, u: x.mul_(u)), PUT),
+    "a tensor that is filled through a view": (lambda u: in_a_tensor(lambda x, u: x[:2].fill_(u)), PUT),
+    "a copy from the GPU": (lambda u: in_a_tensor(lambda x, u: x.copy_(drawn(4))), PUT),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_unknown_number_may_be_reckoned_with_and_shown(name):
+    said = set()
+    function, expected = SHOWN[name]
+    dry(lambda: said.add(function(drawn().item())))
+    assert said == {expected}
+
+
+USES = {
+    "x[0] = u": lambda x, u: x.__setitem__(0, u),
+    "x / u": lambda x, u: x / u,
+    "u - x": lambda x, u: u - x,
+    "x.mul_(u)": lambda x, u: x.mul_(u),
+    "_foreach_mul_": lambda x, u: torch._foreach_mul_([x], u),
+    "full": lambda x, u: torch.full((4,), u, device="cuda"),
+    "tensor": lambda x, u: torch.tensor([u, 1.0], device="cuda"),
+    "a tensor on the CPU": lambda x, u: x + torch.tensor(u),
+    "there and back": lambda x, u: (x + u).cpu().cuda(),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_tensor_on_a_gpu_takes_an_unknown_number_and_has_a_gradient(name):
+    kinds = set()
+
+    def function():
+        w = torch.ones(4, device="cuda", requires_grad=True)
+        x = w * 1
+        y = USES[name](x, drawn().item())
+        y = x if y is None or isinstance(y, (list, tuple)) else y
+        kinds.add((y.device.type, y.dtype, str(y.sum().item())))
+        if y.requires_grad:
+            y.sum().backward()
+            assert w.grad.shape == w.shape
+
+    dry(function)
+    assert kinds == {("cuda", torch.float32, "?")}
+
+
+def test_what_is_unknown_in_a_whole_number_is_not_taken_for_known():
+    seen = []
+    dry(lambda: seen.extend((torch.tensor([1, 2], device="cuda") * drawn(dtype=torch.int64).item()).tolist()))
+    assert {str(number) for number in seen} == {"?"}
+
+
+def test_masks_positions_and_lengths_are_known_whatever_their_size():
+    seen = {}
+
+    def function():
+        ones = torch.ones(64, 65_536, dtype=torch.int64, device="cuda")  # more than are tracked one by one
+        loaded = torch.ones(3_000_000, dtype=torch.int64).cuda()
+        positions = torch.arange(5000, device="cuda").repeat(2, 1)
+        seen["ones"] = bool((ones == 1).all()), bool((loaded == 0).any())
+        seen["starts"] = (positions == 0).nonzero().tolist()
+        seen["tokens"] = positions[positions > 4997].tolist(), drawn(2, 5000)[positions > 4997].shape
+        seen["count"] = f"{(positions != 3).sum().float().item() / 2:.1f}"
+        ones[0, 0] = 0
+        seen["changed"] = str(ones[0, 0].item())
+
+    dry(function)
+    assert seen == {
+        "ones": (True, False),
+        "starts": [[0, 0], [1, 0]],
+        "tokens": ([4998, 4999, 4998, 4999], (4,)),
+        "count": "4999.0",
+        "changed": "?",  # only what all of so many numbers are is kept
+    }
+
+
+FINITE = {
+    "isnan": lambda loss: bool(torch.isnan(loss).any()),
+    "isfinite": lambda loss: not torch.isfinite(loss).all(),
+    "inf": lambda loss: bool((loss == float("inf")).any()),
+    "x != x": lambda loss: bool((loss != loss).any()),
+    "math": lambda loss: math.isnan(loss.sum().item()),
+    "counted": lambda loss: bool(sum(torch.zeros(1, device="cuda") + torch.isinf(loss).any() for _ in range(3))),
+}
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_numbers_are_taken_for_finite_and_the_prediction_says_where(name):
+    made = dry(lambda: FINITE[name](drawn(2_000_000)) and pytest.fail("not finite"))
+    [words] = made.assumed
+    assert words.startswith("no number is infinite or NaN: tested at test_unknown.py, line ")
+
+
+def test_what_the_program_decides_by_is_told():
+    decisions = []
+
+    def function():
+        decisions.append("more" if drawn() > 3 else "less")
+
+    line = function.__code__.co_firstlineno + 1
+    for value, words in ((True, "more"), (False, "less")):
+        decisions.clear()
+        made = dry(function, assume={f"tests/test_unknown.py:{line}": value})
+        assert set(decisions) == {words}
+        assert made.assumed == [f"tests/test_unknown.py:{line} = {str(value).lower()}"]
+    with pytest.raises(RuntimeError, match=f"--assume test_unknown.py:{line}=true"):
+        dry(function, assume={f"other/test_unknown.py:{line}": True})
+    with pytest.raises(ValueError, match="write it as 'train"):
+        dry(function, assume={"test_unknown.py": True})
+
+
+def test_truncated_normal_numbers_are_drawn_once():
+    dry(lambda: nn.init.trunc_normal_(torch.empty(64, 64, device="cuda"), std=0.02))
+
+
+def test_a_backward_pass_takes_as_long_when_the_engine_is_called_as_such():
+    """As pipelines of Megatron-LM do."""
+
+    def by_hand(loss):
+        Variable._execution_engine.run_backward(
+            tensors=(loss,),
+            grad_tensors=(torch.ones_like(loss),),
+            keep_graph=False,
+            create_graph=False,
+            inputs=(),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+
+    def program(backward):
+        net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]).cuda()
+        return lambda: backward(net(torch.zeros(2, 64, device="cuda")).sum())
+
+    times = [
+        dry_run(lambda backward=backward: program(backward), 2).seconds
+        for backward in (by_hand, lambda loss: loss.backward(torch.ones_like(loss)))
+    ]
+    assert times[0] == pytest.approx(times[1], rel=0.01)
