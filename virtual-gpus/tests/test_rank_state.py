@@ -107,3 +107,43 @@ def test_each_rank_has_a_process_s_state_of_its_own(program, capsys):
     assert re.search(r"^memory when a step holds most +rank 0 +rank 1$", said, re.M)
     small, large = (line for line in said.splitlines() if "at most" in line)
     assert "KiB" in small and "MiB" in large
+
+
+KEEPER = """
+import torch.distributed as dist
+GROUP = None
+
+def start():
+    global GROUP
+    assert GROUP is None, "already initialized"
+    GROUP = dist.group.WORLD
+"""
+STAGES = """
+import os, torch, torch.distributed as dist
+import keeper
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+keeper.start()
+net = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(4):
+    y = net(torch.zeros(8, 8, device="cuda"))
+    y.sum().backward()
+    rank = dist.get_rank(keeper.GROUP)
+    (dist.send if rank == 0 else dist.recv)(y.detach(), 1 - rank)
+    optimizer.step()
+"""
+
+
+def test_an_installed_package_that_keeps_process_groups_is_each_rank_s_own(tmp_path, monkeypatch, capsys):
+    """As Megatron-core does. It is installed where pip puts it with --target."""
+    library = tmp_path / "library"
+    (library / "keeper").mkdir(parents=True)
+    (library / "keeper-1.0.dist-info").mkdir()
+    (library / "keeper" / "__init__.py").write_text(KEEPER)
+    (tmp_path / "script.py").write_text(STAGES)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "path", ["", str(library), *sys.path])
+    assert main(["plan", "--sweep", "n=2,4", "--gpu", "H100", str(tmp_path / "script.py")]) == 0
+    assert "keeper" not in sys.modules
+    assert capsys.readouterr().out.count("fits") == 2

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 LIBRARIES = (  # folders of what is installed
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -20,19 +21,27 @@ LIBRARIES = (  # folders of what is installed
 )
 
 
+KEEP_GROUPS: set[str] = set()  # installed packages that have been seen to keep process groups in their modules
+
+
 class ProcessState:
     """The modules that a program imports, the environment, the arguments, random numbers and the default dtype. On
     leaving, all is as it was on entering.
 
-    Only the program's own modules count. Those that are installed are imported once, whatever rank asks for them first.
+    Only the program's own modules count. Those that are installed are imported once, whatever rank asks for them first;
+    but a package whose modules keep process groups, as Megatron-LM's do, is a rank's own from the next run on.
     """
 
     def __enter__(self) -> "ProcessState":
-        self.shared = set(sys.modules) - {"__main__"}  # names of modules that all ranks have in common
+        self.there = set(sys.modules) - {"__main__"}
+        self.shared = set(self.there)  # names of modules that all ranks have in common
         self.before = self.read()
         return self
 
     def __exit__(self, *exc) -> None:
+        new = sys.modules.keys() - self.there
+        KEEP_GROUPS.update(name.partition(".")[0] for name in new if keeps_group(sys.modules[name]))
+        self.shared = set(self.there)
         self.write(self.before)
 
     def read(self) -> dict[str, Any]:
@@ -77,14 +86,22 @@ def holds_packages(folder: str) -> bool:
     return next(Path(folder).glob("*.dist-info"), None) is not None
 
 
+def keeps_group(module: ModuleType) -> bool:
+    """Whether a process group is among a module's variables."""
+    return any(isinstance(value, dist.ProcessGroup) for value in list(vars(module).values()))
+
+
 def is_installed(module: ModuleType) -> bool:
     """Whether a module is a library's, or of a kind that a process can have only once."""
-    if getattr(module, "__name__", "") == "__main__":
+    name = getattr(module, "__name__", "")
+    if name == "__main__":
         return False
     folders = {*LIBRARIES, *filter(holds_packages, sys.path)}
     compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
     file = getattr(module, "__file__", None)
     paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders
+    if name.partition(".")[0] in KEEP_GROUPS and not compiled:
+        return False
     return (
         compiled
         or not paths
