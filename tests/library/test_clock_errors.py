@@ -45,6 +45,18 @@ def test_each_regime_has_the_errors_of_its_own_measurements():
     assert min(link["slowdown of DDP between nodes"]) == pytest.approx(1 / slowest, abs=1e-3)
 
 
+def test_dots_of_collectives_are_times():
+    tables = [table for table in study("collective_validation")["tables"] if table["half"] == "held out"]
+    dots = clock_errors.by_regime()["a link"]
+    for where, found in (("node or InfiniBand", tables), ("other networks", tables)):
+        other = where == "other networks"
+        rows = [row for t in found if (t["category"] in ("RoCE", "EFA", "Slingshot")) is other for row in t["rows"]]
+        too_fast = sum(bandwidth_error > 0 for *_, bandwidth_error in rows)
+        assert sum(dot < 1 for dot in dots[f"collectives, {where}"]) == too_fast != len(rows) / 2
+    slowest = max((row for t in tables for row in t["rows"]), key=lambda row: row[1] / row[2])
+    assert min(dots["collectives, other networks"]) == pytest.approx(slowest[2] / slowest[1])
+
+
 def test_a_kernel_beside_a_copy_takes_longer_the_more_of_the_gpu_the_copy_keeps():
     few, many = clock_errors.beside_a_copy(4), clock_errors.beside_a_copy(32)
     assert all(many[kernel] >= 1 and few[kernel] < many[kernel] for kernel in few if "1536" not in kernel)
