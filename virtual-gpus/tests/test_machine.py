@@ -164,6 +164,17 @@ def test_what_cannot_be_imitated_is_refused(gpus, name):
         REFUSED[name]()
 
 
+def test_kernels_written_in_triton_are_refused_by_name(gpus):
+    triton = pytest.importorskip("triton")
+
+    def double(x, y):
+        pass
+
+    for kernel in (triton.jit(double), triton.autotune([triton.Config({})], key=[])(triton.jit(double))):
+        with pytest.raises(NotImplementedError, match="double is a Triton kernel"):
+            kernel[(1,)](torch.ones(8, device="cuda"), torch.ones(8, device="cuda"))
+
+
 def test_a_call_around_the_gpus_says_so(gpus):
     kept = [torch._C._VariableFunctions.zeros]  # the original, in a place where nobody looks for it
     with pytest.raises(RuntimeError, match="went around the virtual GPUs"):

@@ -54,9 +54,10 @@ get_current_function_mode_stack = torch.overrides._get_current_function_mode_sta
 DeviceContext = torch.utils._device.DeviceContext
 device_constructors = torch.utils._device._device_constructors  # the functions that torch.device("cuda") is for
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # for operations on tensors inside
 FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode  # would start CUDA
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operations, for types
-HigherOrderOperator = torch._ops.HigherOrderOperator  # flex_attention
+HigherOrderOperator = torch._ops.HigherOrderOperator  # torch.cond, flex_attention
 tree_map_only = torch.utils._pytree.tree_map_only
 canonicalize_dim = torch._prims_common.canonicalize_dim  # PyTorch's words for a dimension that there isn't
 alert_not_deterministic = torch._prims_common.alert_not_deterministic
@@ -146,6 +147,13 @@ def unbox_reduce_op(script_object: torch.ScriptObject) -> Any:
             "torch.distributed's functions, not for operations of torch.ops.c10d"
         )
     return SimpleNamespace(op=op, factor=factor)
+
+
+def vmap_for_bhqkv(mask_mod: Any) -> Any:
+    """flex_attention's mask of (batch, head, query, key), which takes many of each at once. Imports much."""
+    from torch.nn.attention import flex_attention
+
+    return flex_attention._vmap_for_bhqkv(mask_mod, prefix=())
 
 
 # Who makes a process group's backends. From 2.14 on plugins do; before, a chain of ifs in distributed_c10d.

@@ -66,8 +66,8 @@ def no_cpu_kernel(func: OpOverload) -> NotImplementedError:
 
 def not_compiled(name: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors "
-        "(for attention, F.scaled_dot_product_attention with a mask), or a real GPU."
+        f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors, "
+        "or a real GPU."
     )
 
 

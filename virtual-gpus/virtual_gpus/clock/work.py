@@ -169,6 +169,8 @@ def flops(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any) -> in
     found = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
     if found is None:
         return 2 * max(t.numel() for t in tensors_in(args))
+    if hasattr(func, "share"):  # flex_attention, which leaves out blocks
+        return round(found * func.share)
     return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
 
 

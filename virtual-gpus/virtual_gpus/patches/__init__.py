@@ -20,6 +20,7 @@ from virtual_gpus.patches import (  # noqa: F401  (each enters its own in PATCHE
     distributed,
     dtensor,
     factories,
+    flex,
     functions,
     gradients,
     legacy,

@@ -22,19 +22,20 @@ from virtual_gpus.tensors.tensor import VirtualTensor
 # What can't be imitated
 
 
-def not_imitated(what):
+def not_imitated(what, instead=""):
     def refuse(*args, **kwargs):
-        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones")
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones{instead}")
 
     return refuse
 
 
-for (
-    name
-) in "make_graphed_callables caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split():
+for name in "caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split():
     patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
+EAGERLY = ". Switch CUDA graphs off: they replay the same operations, which give the same values"
+patch(torch.cuda, {"make_graphed_callables": not_imitated("torch.cuda.make_graphed_callables", EAGERLY)})
 for name in "CUDAGraph graph MemPool ExternalStream".split():  # they stay classes, for annotations and isinstance
-    patch(torch.cuda, {name: type(name, (), {"__new__": not_imitated(f"torch.cuda.{name}")})})
+    refuse = not_imitated(f"torch.cuda.{name}", EAGERLY if "raph" in name else "")
+    patch(torch.cuda, {name: type(name, (), {"__new__": refuse})})
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
     patch(torch.cuda.nccl, {name: not_imitated(f"NCCL (torch.cuda.nccl.{name})")})
 
@@ -68,13 +69,25 @@ def run_eagerly(module):
 
 @replaces(HigherOrderOperator)
 def dispatch(original, self, key, /, *args, **kwargs):
-    """Operators that take a function, as flex_attention does, are made by compiling it."""
+    """Operators that take a function, as torch.cond does, are made by compiling it. (flex_attention: see `flex`.)"""
     try:
         return original(self, key, *args, **kwargs)
     except NotImplementedError as error:
         if "no rule registered" in str(error) and VirtualTensor.__name__ in str(error):
             raise not_compiled(self._name) from None
         raise
+
+
+def run_kernel(self, *args, **kwargs):
+    """A Triton kernel, tuned or not; it would look for a driver."""
+    raise NotImplementedError(
+        f"{getattr(self, 'base_fn', self.fn).__name__} is a Triton kernel, and virtual GPUs run PyTorch's own "
+        "operations. Libraries that bring such kernels can mostly do without: choose that, or a real GPU"
+    )
+
+
+after_import("triton.runtime.jit")(lambda module: [(module.JITFunction, "run", run_kernel)])
+after_import("triton.runtime.autotuner")(lambda module: [(module.Autotuner, "run", run_kernel)])
 
 
 @replaces(torch.autograd.profiler.profile, "__init__")

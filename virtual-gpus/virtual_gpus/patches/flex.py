@@ -1,0 +1,150 @@
+"""flex_attention, whose score and mask are functions of the program.
+
+CUDA compiles them into one kernel; here PyTorch's own reference computes the same, of the tensors inside of virtual
+ones. On the clock it is one kernel, as FlashAttention is, for the share of blocks that the mask leaves.
+"""
+
+import functools
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtual_gpus.compat import disable_current_modes, vmap_for_bhqkv
+from virtual_gpus.constants import constant_of
+from virtual_gpus.frames import program_line
+from virtual_gpus.patches.autocast import cast
+from virtual_gpus.patches.patch import after_import
+from virtual_gpus.state import current
+from virtual_gpus.tensors.tensor import VirtualTensor, inner_of, wrap
+
+aten = torch.ops.aten
+BLOCKS = 64  # along queries and keys, of which the mask is asked for one number
+
+
+class Kernel:
+    """A function of tensors inside of virtual ones, which takes as long as `packet` for a share of its work."""
+
+    def __init__(self, function: Callable, packet: Any, share: float):
+        self.function, self.overloadpacket, self.share = function, packet, share
+
+    def __call__(self, *args: Tensor) -> Any:
+        with disable_current_modes():
+            return self.function(*args)
+
+
+@after_import("torch._higher_order_ops.flex_attention")
+def patch_flex_attention(module):
+    hop = module.flex_attention
+
+    def call(original, self, query, key, value, *options, **others):
+        if not isinstance(query, VirtualTensor):
+            return original(self, query, key, value, *options, **others)
+        if torch.is_autocast_enabled("cuda"):
+            query, key, value = (cast(t, torch.get_autocast_dtype("cuda")) for t in (query, key, value))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+            return FlexAttention.apply(module.math_attention, self, query, key, value, *options)
+        return original(self, query, key, value, *options, **others)
+
+    if VirtualTensor not in hop.python_key_table:
+        hop.py_impl(VirtualTensor)(functools.partial(attend, module.math_attention))
+    yield module.FlexAttentionHOP, "__call__", call
+
+
+def attend(math_attention, query, key, value, score_mod, block_mask, scale, kernel_options, *buffers):
+    """(what attention returns, logarithms of the sums of exponentials, largest scores), the last two in base 2."""
+    function = functools.partial(computed, math_attention, score_mod, block_mask, scale)
+    share = share_of(block_mask[-1], query, key)
+    kernel = Kernel(function, aten._scaled_dot_product_flash_attention, share)
+    return run(kernel, query, key, value)
+
+
+class FlexAttention(torch.autograd.Function):
+    """Its backward pass computes the scores once more, as the compiled kernel does."""
+
+    @staticmethod
+    def forward(ctx, math_attention, hop, query, key, value, score_mod, block_mask, scale, *options):
+        out, *statistics = hop(query, key, value, score_mod, block_mask, scale, *options)
+        ctx.save_for_backward(query, key, value, out, statistics[0])
+        ctx.function = functools.partial(computed, math_attention, score_mod, block_mask, scale)
+        ctx.share = share_of(block_mask[-1], query, key)
+        ctx.mark_non_differentiable(statistics[1])
+        return out, *statistics
+
+    @staticmethod
+    def backward(ctx, grad, grad_of_sums, _):
+        def gradients(grad, query, key, value, out, sums, grad_of_sums):
+            inputs = [t.detach().requires_grad_() for t in (query, key, value)]
+            with torch.enable_grad():
+                outputs = ctx.function(*inputs)[:2]
+            return torch.autograd.grad(outputs, inputs, (grad, grad_of_sums))
+
+        kernel = Kernel(gradients, aten._scaled_dot_product_flash_attention_backward, ctx.share)
+        return None, None, *run(kernel, grad, *ctx.saved_tensors, grad_of_sums), *[None] * 5
+
+
+def run(kernel, *tensors):
+    """The outputs of the kernel, on the GPU of the first tensor."""
+    gpu, inner = tensors[0].gpu, [inner_of(tensor) for tensor in tensors]
+    key = id(kernel.overloadpacket), kernel.share, *((t.shape, t.stride(), t.dtype) for t in inner)
+    return tuple(wrap(out, gpu) for out in gpu.run(kernel, inner, {}, key))
+
+
+def computed(math_attention, score_mod, block_mask, scale, query, key, value):
+    functions = with_tensors(score_mod, inside), (*block_mask[:-1], with_tensors(block_mask[-1], inside))
+    return math_attention(query, key, value, *functions, scale, {})
+
+
+def inside(tensor):
+    """What a score or a mask reads, on the inner tensors' device."""
+    if tensor.requires_grad:
+        raise NotImplementedError(
+            "virtual GPUs have no gradients for tensors that a score_mod of flex_attention reads: use a real GPU, or "
+            "F.scaled_dot_product_attention with a bias"
+        )
+    return tensor.inner
+
+
+def with_tensors(value: Any, replace: Callable[[VirtualTensor], Any]) -> Any:
+    """A function with replace(tensor) for each virtual tensor among its variables, as in functions that it calls."""
+    again = functools.partial(with_tensors, replace=replace)
+    if isinstance(value, VirtualTensor):
+        return replace(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(again, value))
+    if isinstance(value, functools.partial):
+        return functools.partial(again(value.func), *map(again, value.args), **value.keywords)
+    if not isinstance(value, FunctionType):
+        return value
+    names, cells = value.__code__.co_names, value.__closure__ or ()
+    variables = {name: value.__globals__[name] for name in names if name in value.__globals__}
+    variables = {name: replace(found) for name, found in variables.items() if isinstance(found, VirtualTensor)}
+    cells = tuple(CellType(again(cell.cell_contents)) for cell in cells)
+    defaults = again(value.__defaults__)
+    return FunctionType(value.__code__, {**value.__globals__, **variables}, value.__name__, defaults, cells)
+
+
+def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
+    """The share of blocks that the mask leaves, by one number of each; 1 where a plan doesn't know the mask."""
+    rows, columns = (centers(t.shape[2]) for t in (query, key))
+    known = []
+
+    def known_values(tensor):
+        known.append(constant_of(tensor.inner) if tensor.inner.is_meta else tensor.inner)
+        return known[-1]
+
+    function = with_tensors(mask_mod, known_values)
+    if any(value is None for value in known):
+        current().rendezvous.assumptions.used[f"flex_attention computes all blocks at {program_line()}"] = None
+        return 1.0
+    batch, heads = (torch.arange(n) for n in query.shape[:2])
+    with disable_current_modes():
+        return vmap_for_bhqkv(function)(batch, heads, rows, columns).double().mean().item()
+
+
+def centers(length: int) -> Tensor:
+    """Numbers in the middle of blocks of 128, or of so many that there are BLOCKS of them."""
+    size = max(128, -(-length // BLOCKS))
+    return (torch.arange(-(-length // size)) * size + size // 2).clamp(max=length - 1)
