@@ -33,6 +33,8 @@ ARITHMETIC = {
 # Where libraries decide by numbers of every step: (file, a part of the line): what is usual
 USUAL = {
     ("deepspeed/runtime/utils.py", "(norm < 0)"): False,  # a norm of gradients
+    ("torchtitan/distributed/utils.py", "float(_dist_reduce_tensor("): 1.0,  # a loss that is logged
+    ("torchtitan/trainer.py", "float(grad_norm.item())"): 1.0,  # and a norm
     ("megatron/core/timers.py", "x > 0.0"): False,  # times, which are then not printed
     ("megatron/training/training.py", "if avg >= 0.0"): True,  # a loss
     ("megatron/core/optimizer/clip_grads.py", "if clip_coeff < 1.0"): False,
