@@ -27,7 +27,6 @@ FILLED = {  # operations that fill a tensor, and with what; None: with their las
     **dict.fromkeys(("full", "full_like", "new_full", "fill_")),
 }
 COUNTED = {"arange", "eye", "tril_indices", "triu_indices", "scalar_tensor"}
-OF_ALL = {"any", "all", "max", "min"}  # of numbers that are all the same: that one
 FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}  # what tests give
 OF_ALL = {"any", "all", "max", "min"}  # of numbers that are all the same: that one
 

@@ -222,8 +222,9 @@ def unknown_tensor(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def forget(tensor: Tensor) -> Tensor:
     """`tensor`, of whose values nothing is known any more."""
-    if hasattr(tensor, "gpu"):
-        invalidate_constants([tensor.inner])
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    if hasattr(local, "gpu"):
+        invalidate_constants([local.inner])
     with DisableTorchFunctionSubclass():
         for each in (tensor, tensor._base):  # and what it is a view of
             if type(each) is Tensor and each.device.type == "cpu":
