@@ -84,7 +84,8 @@ def traffic_table(networks, most_gpus=8):
     networks   {name: what Transformer takes}, such as LLAMA
     Of the entries, pipeline and tensor hold bytes per text of TEXT tokens, data bytes per step; entry k-1
     is for k GPUs. None: more GPUs than layers, or key-value heads that k GPUs can't share; `limits` says of what there
-    are too few. Summed over all links: an all-reduce of n numbers between k GPUs moves 2(k-1)n, whatever its pattern.
+    are too few. Summed over all links: an all-reduce of n numbers between k GPUs moves 2(k-1)n, around a ring or along
+    a tree.
     """
     table, gpus = [], range(1, most_gpus + 1)
     for name, sizes in networks.items():

@@ -523,7 +523,7 @@ WRONG = {
             "return min(dumps, key=lambda rank: len(dumps[rank])), 43 + 2 * (len(dumps) == 3)",
             "A short list may only mean",
         ),
-        ("max(min(record)", "max(max(record)", "(1, 48) instead of (0, 45)"),
+        ("max(min(record)", "max(max(record)", "(1, 47) instead of (2, 45)"),
         (
             "return rank, number",
             "return rank, number - 1",
@@ -542,6 +542,11 @@ WRONG = {
             "return rank, number",
             "return rank, number + (number == 44)",
             "rank 1 it is, but the first collective at which it is missing is 44",
+        ),
+        (
+            "if max(records[first]) < number:",
+            "if False:",
+            "rank 1 has left, others keep few: rank 1 it is, but the first collective at which it is missing is 42",
         ),
     ],
     # Splitting a network
