@@ -116,6 +116,15 @@ class VirtualGenerator(Generator):
 
     device = property(lambda self: self.gpu.device)
 
+    def get_offset(self):
+        raise RuntimeError(
+            f"the offset of a generator can't be imitated by virtual GPUs: {self.device} draws as a CPU does. get_state() "
+            "and set_state() bring it back to where it was"
+        )
+
+    def set_offset(self, offset):
+        self.get_offset()
+
     def clone_state(self):
         return generator_on(self.device, self.get_state())
 

@@ -265,6 +265,9 @@ class Runtime:
     def cudaMemGetInfo(self, index=None):
         return _accelerator_getMemoryInfo(current_index() if index is None else index)
 
+    def __getattr__(self, name):
+        return not_imitated(f"{name} of the CUDA runtime")
+
 
 @replaces(C, "_cuda_emptyCache _accelerator_emptyCache")
 def empty_cache():
