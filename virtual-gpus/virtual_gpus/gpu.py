@@ -118,8 +118,8 @@ class VirtualGenerator(Generator):
 
     def get_offset(self):
         raise RuntimeError(
-            f"the offset of a generator can't be imitated by virtual GPUs: {self.device} draws as a CPU does. get_state() "
-            "and set_state() bring it back to where it was"
+            f"the offset of a generator can't be imitated by virtual GPUs: {self.device} draws as a CPU does. "
+            "get_state() and set_state() bring it back to where it was"
         )
 
     def set_offset(self, offset):
