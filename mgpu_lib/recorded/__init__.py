@@ -1,8 +1,8 @@
 """What experiments recorded, as it stands in the files of this folder: the only module that reads them.
 
 `python -m experiments.NAME` writes NAME.json. Those about the clock are links to what the programs in
-virtual-gpus/calibration wrote; d2l_lenet.json and d2l_resnet18.json hold what the history of two published notebooks
-says, trace_resnet50.json and trace_cut.json two published traces of PyTorch's profiler. What they
+virtual-gpus/calibration wrote; d2l_lenet.json, d2l_resnet18.json and d2l_loader.json hold what the history of
+published notebooks says, trace_resnet50.json and trace_cut.json two published traces of PyTorch's profiler. What they
 say, in the terms of the chapters: `mgpu_lib.evidence`.
 """
 
