@@ -50,12 +50,11 @@ def train_step(net, X, y, optimizer, loss, dtype):
 
 
 def size_on(device, tensors):
-    """Bytes that copies of those `tensors` that lie on `device` take there, read one by one."""
-    total = 0
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.device == device:
-            before = torch.cuda.memory_allocated(device)
-            copy = tensor.detach().clone()
-            total += torch.cuda.memory_allocated(device) - before
-            del copy
-    return total
+    """Bytes that copies of those `tensors` that lie on `device` take there, read from a copy of one of each size."""
+    there = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device == device]
+    before, taken = torch.cuda.memory_allocated(device), {}
+    for n_bytes, tensor in {tensor.nbytes: tensor for tensor in there}.items():
+        copy = tensor.detach().clone()
+        taken[n_bytes] = torch.cuda.memory_allocated(device) - before
+        del copy
+    return sum(taken[tensor.nbytes] for tensor in there)
