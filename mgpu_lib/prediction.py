@@ -33,7 +33,7 @@ def predict(
 
     model          an nn.Module; its values are neither needed nor changed (on the meta device it takes no memory)
     example_batch  the inputs of a step, for all GPUs together; only shape and type count (a meta tensor will do)
-    gpu, link, network, host  as `virtual_gpus` takes them: a fast processor of today needs a third of the host's time
+    gpu, link, network, host  as `virtual_gpus` takes them: a fast processor may need a third of the host's time
     strategy       "manual" (`train_batch`) or "data_parallel", both in one process; "ddp": `dry_run`, as rank 0 sees it
     precision      "fp32" (no TF32 in convolutions either), "tf32" (there and in products), "default" (PyTorch's: TF32
                    in convolutions, where the GPU has it), "amp" (autocast to FP16), or "bf16" (to BF16)
