@@ -7,7 +7,7 @@ from checking import check, network, raises
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mgpu_lib.tuning import NoiseMeter, gradient_noise, noise_scale
+from mgpu_lib.tuning import NoiseMeter, gradient_noise
 
 F = nn.functional
 
@@ -37,20 +37,21 @@ def the_estimates_of_gradient_noise(rank, n):
 
 
 @check
-def uneven_shards_of_a_quadratic_with_known_noise(rank, n):
-    """Rows x ~ N(0, diag(sigma²)), loss |w - x|²/2 at w: |G|² is |w|²."""
-    net = nn.Linear(1, 3, bias=False).double().cuda()
-    net.weight.data = torch.tensor([[2.0], [0.0], [1.0]], dtype=torch.double).cuda()
-    sigma = torch.tensor([1.0, 2.0, 3.0], dtype=torch.double).cuda()
-    wrapped, rows = DistributedDataParallel(net), (1, 5, 2, 2)[rank]
-    meter, estimates = NoiseMeter(wrapped), []
-    torch.manual_seed(rank)
-    for _ in range(2000):
-        x = sigma * torch.randn(rows, 3, dtype=torch.double).cuda()
-        ((wrapped(torch.ones(rows, 1, dtype=torch.double).cuda()) - x).square().sum() / 2 / rows).backward()
-        net.zero_grad()
-        estimates.append(meter.estimate(rows))
-    assert noise_scale(estimates) == pytest.approx(14 / 5, rel=0.1)
+def uneven_shards(rank, n):
+    """The mean of n means of r rows each has the squared length |G|² + tr Σ · mean(1/r) / n, a single one of them
+    |G|² + tr Σ / r."""
+    sizes, net = (1, 5, 2, 2), network().cuda()
+    wrapped = DistributedDataParallel(net)
+    meter = NoiseMeter(wrapped)
+    torch.manual_seed(0)
+    X, y = torch.randn(sum(sizes), 5, dtype=torch.double).cuda(), torch.randint(3, (sum(sizes),)).cuda()
+    shards = [*zip(X.split(sizes), y.split(sizes))]
+    each = torch.stack([torch.cat([g.flatten() for g in gradient(net, *shard)]) for shard in shards])
+    F.cross_entropy(wrapped(shards[rank][0]), shards[rank][1]).backward()
+    signal, noise = meter.estimate(sizes[rank])
+    inverse = sum(1 / rows for rows in sizes) / n
+    assert signal + noise * inverse == pytest.approx(each.square().sum(dim=1).mean().item(), rel=1e-9)
+    assert signal + noise * inverse / n == pytest.approx(each.mean(dim=0).square().sum().item(), rel=1e-9)
 
 
 @check
