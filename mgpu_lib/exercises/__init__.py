@@ -24,7 +24,7 @@ from mgpu_lib.exercises.distributeddataparallel import (
     check_missing_rank,
 )
 from mgpu_lib.exercises.how_large_a_batch_pays import (
-    check_batch_ramp,
+    check_best_batch,
     check_critical_batch,
     check_rescale,
     check_two_batch_noise,
@@ -93,7 +93,7 @@ __all__ = [
     "check_accuracy_of_each",
     "check_aliases",
     "check_balanced",
-    "check_batch_ramp",
+    "check_best_batch",
     "check_best_cap",
     "check_best_cut",
     "check_best_pair",

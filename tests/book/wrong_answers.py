@@ -461,19 +461,23 @@ WRONG = {
         ("noise / signal", "(small - large) / signal", "small - large is tr Σ"),
         (RATIOS, "Take the means of the lengths first"),
     ],
-    "batch_ramp": [
-        ("max(1, critical(seen) // unit)", "(critical(seen) // unit)", "Can your batch become 0?"),
-        ("max(1, critical(seen) // unit)", "max(1, critical(len(batches)) // unit)", "has room for another"),
-        ("max(1, critical(seen) // unit)", "max(1, critical(total) // unit)", "ask for the tokens read so far"),
-        ("max(1, critical(seen) // unit)", "max(1, critical(seen) // unit + 1)", "Round down"),
+    "best_batch": [
+        ("c * B / k", "c * B", "an image costs c / k"),
+        ("B_crit * t0 * k / c", "B_crit * t0 / c", "grows with the root of k"),
+        ("math.sqrt(B_crit * t0 * k / c)", "k * math.sqrt(B_crit * t0 / c)", "grows with the root of k"),
         (
-            "int(unit * max(1, critical(seen) // unit))",
-            "max(unit, int(critical(seen)))",
-            "which is no multiple of 16,384",
+            "max(1, math.floor(math.sqrt(B_crit * t0 * k / c) / k))",
+            "math.sqrt(B_crit * t0 * k / c) / k",
+            "whole images",
         ),
-        ("while seen < total", "while seen < total / 2", "your steps read"),
-        ("return batches", "return [*batches, batches[-1]]", "all tokens are read before your last step"),
-        ("return batches", "return [*batches, 0]", "each step needs some tokens"),
+        ("min(below * k, (below + 1) * k, key=seconds)", "below * k", "need not be the faster one"),
+        ("max(1, math.floor(", "(math.floor(", "division by zero"),
+        (
+            "min(below * k, (below + 1) * k, key=seconds)",
+            "k * max(1, round(math.sqrt(B_crit * t0 * k / c) / k))",
+            "need not be the faster one",
+        ),
+        ("return batch, seconds(batch)", "return batch, seconds(batch) / S_min", "s, not"),
     ],
     "rescale": [
         ('["lr"] *= math.sqrt(k)', '["lr"] *= k', "That is SGD's rule"),
@@ -896,15 +900,11 @@ RIGHT = {
     from mgpu_lib.tuning import noise_from_norms, noise_scale
     return noise_scale(noise_from_norms(s, l, b, B) for s, l in zip(small, large))"""
     ],
-    "batch_ramp": [
+    "best_batch": [
         """
-    batches = []
-    while (seen := sum(batches)) < total:
-        units = 1
-        while (units + 1) * unit <= critical(seen):
-            units += 1
-        batches.append(units * unit)
-    return batches"""
+    batches = range(k, 1000 * k, k)
+    times = [S_min * (1 + B_crit / B) * (t0 + c * B / k) for B in batches]
+    return batches[times.index(min(times))], min(times)"""
     ],
     "epoch_loss": [
         """
