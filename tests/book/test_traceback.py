@@ -42,7 +42,7 @@ def printed():
 def test_the_traceback_is_what_the_script_prints():
     """Line numbers and one sentence are of this PyTorch and this GPU."""
     [page] = [cell.source for cell in cells("03-what-fills-the-memory") if cell.id == "out-of-memory-why"]
-    [shown] = re.findall(r"```text\n(Traceback.*?)\n```", page, re.S)
+    [shown] = re.findall(r"```pytb\n(Traceback.*?)\n```", page, re.S)
     assert without_numbers(shown) == without_numbers(printed())
 
 
