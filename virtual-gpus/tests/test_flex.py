@@ -140,6 +140,15 @@ def test_a_plan_knows_documents_that_the_program_makes_and_says_where_it_does_no
     assert flops[False] < 0.25 * flops[True]
 
 
+def test_without_values_a_mask_that_is_unknown_is_refused():
+    with virtual_gpus(1, backing="meta"):
+        mask = document_causal(documents.cuda() * 1)
+        blocks = create_block_mask(causal, None, None, 200, 200, device="cuda")
+        blocks.mask_mod = mask
+        with pytest.raises(RuntimeError, match="the mask of flex_attention: there are no values here"):
+            flex_attention(*[x.cuda() for x in inputs()], block_mask=blocks)
+
+
 def test_checkpointing_by_operation_sees_flex_attention_and_keeps_it():
     seen = []
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from virtual_gpus import dry_run
+from virtual_gpus import dry_run, virtual_gpus
 
 
 def dry(function, n_gpus=2, **options):
@@ -141,6 +141,14 @@ def test_numbers_are_taken_for_finite_and_the_prediction_says_where(name):
     made = dry(lambda: FINITE[name](drawn(2_000_000)) and pytest.fail("not finite"))
     [words] = made.assumed
     assert words.startswith("no number is infinite or NaN: tested at test_unknown.py, line ")
+
+
+def test_without_a_dry_run_no_values_are_kept_that_nobody_follows():
+    with virtual_gpus(1, backing="meta"):
+        x = torch.tensor([1, 2]).cuda()
+        x += 1
+        with pytest.raises(RuntimeError, match="there are no values here"):
+            x.cpu()
 
 
 def test_what_the_program_decides_by_is_told():

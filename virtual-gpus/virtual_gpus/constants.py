@@ -50,6 +50,8 @@ def set_constant(tensor: Tensor, values: Tensor, follows: bool = False) -> None:
 
     follows: they follow from others that are tracked, and are tracked, too, if they aren't whole numbers.
     """
+    if current().rendezvous is None:  # virtual_gpus(backing="meta"), where nobody follows what becomes of them
+        return
     storage, whole = tensor.untyped_storage(), tensor.untyped_storage().nbytes() == tensor.nbytes
     n, known = storage.nbytes() // tensor.element_size(), constant_of(tensor) is not None
     if not known and not (whole and (follows or is_whole(values))):  # a part of what is unknown, for one

@@ -65,6 +65,9 @@ class Assumptions:
         finite = [f"no number is infinite or NaN: tested at {'; '.join(self.tests)}"] if self.tests else []
         return [*self.used, *finite]
 
+    def note(self, words: str) -> None:
+        self.used[words] = None
+
     def finite(self) -> None:
         """The program asks, at the line where it is, whether unknown numbers are finite: they are."""
         self.tests[program_line()] = None
@@ -77,7 +80,7 @@ class Assumptions:
         usual = {file: value for (file, words), value in USUAL.items() if words in text}
         for file, value in {**usual, **told}.items():
             if path.endswith(f"/{file}"):
-                self.used[f"{file}:{line} = {str(value).lower()}"] = None
+                self.note(f"{file}:{line} = {str(value).lower()}")
                 return value
         return None
 
@@ -187,16 +190,11 @@ class UnknownTensor(Tensor):
         self.reshape(())  # or PyTorch's error
         return UnknownScalar(kind_of(self.dtype), program_line())
 
-    def __bool__(self) -> bool:
-        return bool(self.item())
+    def decide(self) -> Number:
+        return self.item().decide()
 
-    def __float__(self) -> float:
-        return math.nan if called_by_formatting() else float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    __index__ = __int__
+    __bool__, __float__ = UnknownScalar.__bool__, UnknownScalar.__float__
+    __int__ = __index__ = UnknownScalar.__int__
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"tensor(?, size={tuple(self.shape)})"

@@ -96,7 +96,7 @@ def is_installed(module: ModuleType) -> bool:
     name = getattr(module, "__name__", "")
     if name == "__main__":
         return False
-    folders = {*LIBRARIES, *filter(holds_packages, sys.path)}
+    folders = {*LIBRARIES, *(os.path.abspath(folder) for folder in sys.path if folder and holds_packages(folder))}
     compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
     file = getattr(module, "__file__", None)
     paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from virtual_gpus.compat import disable_current_modes, vmap_for_bhqkv
 from virtual_gpus.constants import constant_of
+from virtual_gpus.errors import no_values
 from virtual_gpus.frames import program_line
 from virtual_gpus.patches.autocast import cast
 from virtual_gpus.patches.patch import after_import
@@ -137,9 +138,12 @@ def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
 
     function = with_tensors(mask_mod, known_values)
     if any(value is None for value in known):
-        current().rendezvous.assumptions.used[f"flex_attention computes all blocks at {program_line()}"] = None
+        if current().rendezvous is None:  # backing="meta"
+            raise no_values("the mask of flex_attention")
+        current().rendezvous.assumptions.note(f"flex_attention computes all blocks at {program_line()}")
         return 1.0
-    batch, heads = (torch.arange(n) for n in query.shape[:2])
+    place = "cpu" if query.inner.is_meta else query.inner.device
+    batch, heads, rows, columns = (i.to(place) for i in (*map(torch.arange, query.shape[:2]), rows, columns))
     with disable_current_modes():
         return vmap_for_bhqkv(function)(batch, heads, rows, columns).double().mean().item()
 

@@ -99,7 +99,7 @@ def with_value(op, args, kwargs):
 def index(op, args, kwargs):
     """In a dry run a mask is no index, but the positions that it names are, if it is known."""
     x, indices = args
-    if current().rendezvous is not None:
+    if current() is not None and current().rendezvous is not None:
         parts = [i.nonzero().unbind(1) if i is not None and i.dtype is torch.bool else [i] for i in indices]
         indices = [i for part in parts for i in part]
     return run(op, (x, indices), kwargs)
