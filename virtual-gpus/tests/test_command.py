@@ -222,6 +222,36 @@ def test_ctrl_c_of_a_program_in_one_process_is_a_line(folder, capsys):
     assert capsys.readouterr().err.splitlines()[1:] == ["virtual-gpus: interrupted in small.py, line 3"]
 
 
+LOST = """
+import time
+class Lost:
+    def __del__(self):
+        raise KeyboardInterrupt
+Lost()
+for _ in range(5000):
+    time.sleep(0.001)
+"""
+IN_A_FUTURE = """
+import torch
+import torch.distributed as dist
+def interrupted(value):
+    raise KeyboardInterrupt
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda())
+torch._jit_internal.is_rref_instance = interrupted
+net(torch.ones(2, 4, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("program", [LOST, IN_A_FUTURE])
+def test_ctrl_c_ends_a_program_wherever_it_comes(folder, program):
+    (folder / "small.py").write_text(program)
+    process = started("small.py")
+    (said,) = process.communicate(timeout=600)[1].splitlines()[1:]
+    assert process.returncode == INTERRUPTED
+    assert re.fullmatch(r"virtual-gpus: interrupted in small.py, line \d+", said)
+
+
 # plan
 
 

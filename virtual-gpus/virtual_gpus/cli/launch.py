@@ -4,11 +4,15 @@ The program is the same as on a machine with that many GPUs: its arguments, its 
 Processes that it starts have virtual GPUs like it: see `children`.
 """
 
+import _thread
 import argparse
+import contextlib
 import os
 import runpy
 import sys
+import threading
 import uuid
+from collections.abc import Iterator
 
 from virtual_gpus.children import Setup, handed_down
 from virtual_gpus.cli.main import FAILED, INTERRUPTED
@@ -32,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         if alone:
             print(f"{machine_in_words(machine)}: values are real, times are modelled", file=sys.stderr, flush=True)
         try:
-            with reporting(machine, setup):
+            with reporting(machine, setup), no_interrupt_lost():
                 run_program(options)
         except KeyboardInterrupt as error:
             if alone:
@@ -82,3 +86,26 @@ def run_program(options: argparse.Namespace) -> None:
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
+
+
+@contextlib.contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Ctrl-C is a KeyboardInterrupt also where Python prints and drops it, or C++ makes a RuntimeError of it.
+
+    The first happens in a `__del__`, as each block of memory has one, the second where PyTorch's futures call Python.
+    """
+
+    def again(lost: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            return before(lost)
+        threading.Timer(0.01, _thread.interrupt_main).start()  # once this is left
+
+    before, sys.unraisablehook = sys.unraisablehook, again
+    try:
+        yield
+    except RuntimeError as error:
+        if KeyboardInterrupt.__name__ not in str(error):
+            raise
+        raise KeyboardInterrupt().with_traceback(error.__traceback__) from None
+    finally:
+        sys.unraisablehook = before
