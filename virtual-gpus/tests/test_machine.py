@@ -146,7 +146,7 @@ REFUSED = {
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
     "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),
-    "streams of the runtime": lambda: torch.cuda.cudart().cudaStreamCreate(0),
+    "the runtime": lambda: torch.cuda.cudart().cudaHostRegister(0, 8, 0),
     "an offset": lambda: torch.cuda.default_generators[0].set_offset(8),
     "looking blocks up": lambda: torch.cuda.memory._allocation_traceback(torch.ones(1, device="cuda").data_ptr()),
     "metadata of memory": lambda: torch.cuda.memory._set_memory_metadata("step 1"),

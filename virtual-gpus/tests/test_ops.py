@@ -18,7 +18,7 @@ pytest.importorskip("numpy")  # which PyTorch's own list of operations and sampl
 pytest.importorskip("expecttest")
 DTYPES = (torch.float32, torch.int64, torch.complex64)
 NOT_IMITATED = {
-    "to_sparse": "dense tensors only",
+    "to_sparse": "makes what test_sparse compares",
     "to": "takes its device from the test's own inputs",
     "combinations": "raises on PyTorch 2.11",
     "istft": "raises without a window",

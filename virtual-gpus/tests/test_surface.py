@@ -2,6 +2,7 @@
 and code of the CPU that must not suffer."""
 
 import copy
+import ctypes
 import io
 import pickle
 from functools import partial
@@ -194,6 +195,21 @@ def test_events_of_two_gpus_are_not_compared(gpus):
         events[0].elapsed_time(events[1])
 
 
+def test_streams_of_other_libraries_are_known_by_their_handles(gpus):
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(1):
+        assert torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle)) == 0
+    stream = torch.cuda.ExternalStream(handle.value, device="cuda:1")
+    assert (stream.cuda_stream, stream.device) == (handle.value, GPU1)
+    assert stream == torch.cuda.get_stream_from_external(handle.value, "cuda:1") != torch.cuda.default_stream(1)
+    with torch.cuda.stream(stream):
+        torch.ones(8, device="cuda:1")
+    assert stream.done_at > torch.cuda.default_stream(1).done_at
+    assert torch.cuda.cudart().cudaStreamDestroy(handle.value) == 0
+    with pytest.raises(RuntimeError, match="cuda:0 has no stream 7"):
+        torch.cuda.ExternalStream(7)
+
+
 def test_a_stream_has_numbers_and_can_sleep(gpus):
     torch.cuda.set_device(1)
     stream = torch.cuda.Stream()
@@ -306,6 +322,19 @@ def test_attention_of_nothing(gpus, is_causal):
     out = F.scaled_dot_product_attention(Q, Q, Q, is_causal=is_causal)
     out.sum().backward()
     assert out.shape == Q.shape and out.device == GPU1 and Q.grad.shape == Q.shape
+
+
+def test_typed_storages_count_elements(gpus):
+    x = torch.arange(6.0, device=GPU1).view(2, 3)
+    storage = x[1:].storage()
+    assert (storage.size(), len(storage), storage.nbytes()) == (6, 6, 24)
+    assert (storage.dtype, storage.device, storage.get_device(), storage.is_cuda) == (x.dtype, GPU1, 1, True)
+    assert storage.data_ptr() == x.data_ptr() and storage.tolist() == list(range(6))
+    made = storage.clone()
+    assert (made.data_ptr() != x.data_ptr(), made.get_device(), made.tolist()) == (True, 1, storage.tolist())
+    assert (storage.int().dtype, storage.half().size(), storage.cpu().device) == (torch.int32, 6, torch.device("cpu"))
+    x.storage().resize_(0)
+    assert x.untyped_storage().nbytes() == 0
 
 
 def test_storages_are_identities(gpus):

@@ -105,13 +105,13 @@ register_comm_hook = dist._register_comm_hook  # of DDP
 
 ATTRIBUTES = {
     torch.ops.aten.add.Tensor: "_schema _op_dk _overloadname",
-    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks _base _version",
+    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks _base _version _indices _values _nnz",
     torch.autograd.Variable: "_execution_engine",
     torch.UntypedStorage: "_cdata",
     Generator: "_cdata",
     C.ScriptObject: "_type",
     torch.library.Library: "_destroy",
-    torch_utils: "_rebuild_parameter _rebuild_tensor_v2 _rebuild_tensor_v3",
+    torch_utils: "_rebuild_parameter _rebuild_sparse_tensor _rebuild_tensor_v2 _rebuild_tensor_v3",
     torch.utils._foreach_utils: "_foreach_supported_types",
     distributed_c10d: "_world _new_process_group_helper",
     dist.Backend: "_plugins _BackendPlugin",

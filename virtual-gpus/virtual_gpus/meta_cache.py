@@ -85,8 +85,8 @@ def make_empty(metas: list, kind: type) -> Replay:
 
 
 def tensor_meta_of(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
-    """(shape, stride, dtype), as in DTensor's TensorMeta."""
-    return tensor.shape, tensor.stride(), tensor.dtype
+    """(shape, stride, dtype), as in DTensor's TensorMeta; a sparse tensor has a number of entries and no strides."""
+    return tensor.shape, tensor._nnz() if tensor.is_sparse else tensor.stride(), tensor.dtype
 
 
 def key_of(func: Callable, args: Sequence, kwargs: dict) -> tuple:

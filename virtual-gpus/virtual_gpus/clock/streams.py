@@ -124,6 +124,24 @@ class Stream:
         select(index)
 
 
+def external_stream(stream_ptr: int, device: Any = None) -> Stream:
+    """The stream of `device` that a library knows by its `cudaStream_t`, here Stream.cuda_stream."""
+    streams = gpu_of(device).streams
+    if not 0 <= stream_ptr < len(streams):
+        raise RuntimeError(
+            f"{gpu_of(device).device} has no stream {stream_ptr}: virtual GPUs know those of torch.cuda.Stream and of "
+            "torch.cuda.cudart().cudaStreamCreate"
+        )
+    return streams[stream_ptr]
+
+
+class ExternalStream(Stream):
+    """torch.cuda.ExternalStream: the stream itself, as it has no other owner here."""
+
+    def __new__(cls, stream_ptr, device=None):
+        return external_stream(stream_ptr, device)
+
+
 class CudaEvent:
     """torch.cuda.Event: it is complete when its stream has done what was enqueued before it."""
 

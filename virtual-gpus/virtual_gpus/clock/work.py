@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 NOTHING_RUNS = set(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh "
-    "_local_scalar_dense".split()
+    "_local_scalar_dense _sparse_coo_tensor_with_dims_and_tensors".split()
 )
 READS_VALUES = {"equal", "allclose", "_assert_async", "check_for_nan"}  # and returns no tensor
 _KINDS = {
@@ -46,7 +46,8 @@ _KINDS = {
     "_fused_rms_norm _fused_rms_norm_backward",
     "softmax": "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
     "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward",
-    "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any",
+    "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any "
+    "_coalesce",
     "gather": "embedding embedding_dense_backward index index_put_ index_select gather scatter_ scatter_add_ "
     "index_add_",
 }
@@ -213,6 +214,9 @@ def is_causal(func: OpOverload, args: Sequence, kwargs: dict | None) -> bool:
 def bytes_moved(name: str, args: Sequence, inputs: list[Tensor], outputs: list[Tensor]) -> int:
     """Bytes read and written."""
     written = sum(map(stored, outputs))
+    sparse = [stored(t) for t in (*inputs, *outputs) if t.is_sparse]
+    if sparse and name != "_to_dense":  # of a dense tensor beside it only the rows that it names
+        return sum(stored(t) if t.is_sparse else min(stored(t), max(sparse)) for t in (*inputs, *outputs))
     if name in WRITES_ONLY:
         return written
     if name == "all_gather_copy_in":  # of FSDP: this rank's parts, to their place in what will be the whole
@@ -244,7 +248,9 @@ def layout_copies(name: str, args: Sequence, inputs: list[Tensor], outputs: list
 
 
 def stored(tensor: Tensor) -> int:
-    """Bytes of different numbers in a tensor: an expanded one repeats the same."""
+    """Bytes of different numbers in a tensor: an expanded one repeats the same. A sparse one has indices, too."""
+    if tensor.layout is not torch.strided:  # other sparse ones are refused when they are wrapped
+        return stored(tensor._indices()) + stored(tensor._values()) if tensor.is_sparse else 0
     numbers = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers *= size if stride else 1

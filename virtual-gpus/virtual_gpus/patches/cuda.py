@@ -4,6 +4,7 @@ Most of `torch.cuda` is Python on top of some functions of `C`. Only those are r
 checks and its error messages included, is PyTorch's own.
 """
 
+import ctypes
 import functools
 import sys
 import types
@@ -33,7 +34,7 @@ for name in "caching_allocator_alloc ipc_collect utilization temperature power_d
     patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
 EAGERLY = ". Switch CUDA graphs off: they replay the same operations, which give the same values"
 patch(torch.cuda, {"make_graphed_callables": not_imitated("torch.cuda.make_graphed_callables", EAGERLY)})
-for name in "CUDAGraph graph MemPool ExternalStream".split():  # they stay classes, for annotations and isinstance
+for name in "CUDAGraph graph MemPool".split():  # they stay classes, for annotations and isinstance
     refuse = not_imitated(f"torch.cuda.{name}", EAGERLY if "raph" in name else "")
     patch(torch.cuda, {name: type(name, (), {"__new__": refuse})})
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
@@ -226,6 +227,8 @@ patch(
     torch.cuda,
     {
         "Stream": streams.Stream,
+        "ExternalStream": streams.ExternalStream,
+        "get_stream_from_external": streams.external_stream,
         "Event": streams.CudaEvent,
         "stream": streams.stream_context,
         "current_stream": streams.current_stream,
@@ -260,10 +263,19 @@ def _accelerator_getMemoryInfo(index):
 
 @replaces(torch.cuda, "cudart")
 class Runtime:
-    """torch.cuda.cudart(): what mem_get_info asks for, nothing else."""
+    """torch.cuda.cudart(): what mem_get_info asks for, and streams as other libraries make them; nothing else."""
 
     def cudaMemGetInfo(self, index=None):
         return _accelerator_getMemoryInfo(current_index() if index is None else index)
+
+    def cudaStreamCreate(self, address):
+        """Writes the handle of a new stream to `address`; 0 is success."""
+        ctypes.c_void_p.from_address(address).value = streams.Stream().cuda_stream
+        return 0
+
+    def cudaStreamDestroy(self, stream):
+        """What it did stays on the clock."""
+        return 0
 
     def __getattr__(self, name):
         return not_imitated(f"{name} of the CUDA runtime")

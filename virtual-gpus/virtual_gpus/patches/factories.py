@@ -26,13 +26,13 @@ from virtual_gpus.gpu import VirtualGenerator
 from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import host_memory, move, pinned
+from virtual_gpus.tensors.sparse import check_values
 from virtual_gpus.tensors.tensor import Base, DisableTorchDispatch, VirtualTensor, inner_of, wrap
 from virtual_gpus.unknown import UnknownScalar, UnknownTensor, call_with_unknown, forget, stand_in
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
-FROM_DATA = {"tensor", "as_tensor", "asarray"}
 NOT_DENSE = set(
-    "sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
+    "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
     "sparse_bsc_tensor nested_tensor empty_quantized".split()
 )
 WRAPPERS = {}  # {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
@@ -75,7 +75,7 @@ def make(original, *args, **kwargs):
     if gpu is None and (device is None or like is None):
         return pinned(original(*args, **kwargs), pin)
     if original.__name__ in NOT_DENSE:
-        raise RuntimeError(f"torch.{original.__name__}: virtual GPUs hold dense tensors only")
+        raise RuntimeError(f"torch.{original.__name__}: virtual GPUs hold dense and sparse COO tensors only")
     check_pin(pin, gpu)
     requires_grad = kwargs.pop("requires_grad", False)
     kwargs = {k: inner_of(v) for k, v in kwargs.items()}
@@ -119,6 +119,33 @@ def from_data(original, data, *args, **kwargs):
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
+def sparse_coo_tensor(original, indices=None, values=None, size=None, *, dtype=None, device=None, **kwargs):
+    """torch.sparse_coo_tensor. Its checks read entries, so they are done on inner tensors; always, since the CPU would
+    write where an index outside of the tensor says."""
+    device = default_device() if device is None else device
+    gpu = getattr(values, "gpu", None) if device is None else find(device)
+    given = [a for a in (indices, values, size) if a is not None]
+    if gpu is None:
+        given = [a.to(device) if isinstance(a, VirtualTensor) else a for a in given]
+        return original(*given, dtype=dtype, device=device, **kwargs)
+    check_values(gpu)
+    requires_grad, checks = kwargs.pop("requires_grad", False), {"check_invariants": True, "device": "cpu"}
+    with DisableTorchDispatch():
+        checked = original(*map(inner_of, given), **{**kwargs, **checks}, dtype=dtype)
+    if isinstance(values, Tensor):
+        indices, values = torch.as_tensor(indices, device=gpu.device), values.to(gpu.device, checked.dtype)
+        made = original(indices, values, checked.shape, **{**kwargs, "check_invariants": False})
+    else:
+        made = move(checked, gpu)
+    return made.requires_grad_() if requires_grad else made
+
+
+@replaces(torch)
+def _validate_sparse_coo_tensor_args(original, *args, **kwargs):
+    """Of a tensor that comes from a file."""
+    original(*map(inner_of, args), **kwargs)
+
+
 def public_name(function):
     """The module that PyTorch's users import `function` from, and its name there."""
     for owner in (torch, torch.fft, torch.nested):
@@ -128,8 +155,9 @@ def public_name(function):
     raise AssertionError(f"{function} is not where virtual GPUs look for it; this PyTorch is newer than they are")
 
 
+CONSTRUCT = {**dict.fromkeys(("tensor", "as_tensor", "asarray"), from_data), "sparse_coo_tensor": sparse_coo_tensor}
 for owner, name in map(public_name, device_constructors()):
-    patch(owner, {name: from_data if name in FROM_DATA else construct})
+    patch(owner, {name: CONSTRUCT.get(name, construct)})
 
 
 def on_cpu(original, data, *args, **kwargs):

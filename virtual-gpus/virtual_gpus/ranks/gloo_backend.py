@@ -83,6 +83,8 @@ def check(name: str, tensors: Sequence[Tensor]) -> VirtualGPU:
     for tensor in tensors:
         if not isinstance(tensor, VirtualTensor) or tensor.gpu is not tensors[0].gpu:
             raise ValueError("ProcessGroupGloo: tensors need to be on the same device")
+        if tensor.is_sparse:
+            raise ValueError("virtual GPUs give gloo dense tensors, not sparse ones: to_dense()")
     return tensors[0].gpu
 
 

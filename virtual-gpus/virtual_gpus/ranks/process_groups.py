@@ -153,6 +153,8 @@ def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
 def flat(tensor: Tensor) -> Tensor:
     """A view of all elements of the inner tensor, in the order of memory."""
     inner = tensor.inner
+    if inner.is_sparse:
+        raise ValueError("Tensors must be CUDA and dense")
     formats = torch.contiguous_format, *CHANNELS_LAST.get(inner.dim(), [])
     if not any(inner.is_contiguous(memory_format=f) for f in formats):
         raise ValueError("Tensors must be contiguous")

@@ -12,6 +12,7 @@ from virtual_gpus.frames import called_from_cpp_autograd
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.meta_cache import key_part, tensor_meta_of
 from virtual_gpus.ops.table import MixedDevices, Op
+from virtual_gpus.tensors.sparse import VirtualSparseTensor
 from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
 
 DEVICE = torch.device  # what a program sees of it is replaced in a PyTorch built without CUDA
@@ -80,6 +81,10 @@ class Arguments:
         if type(value) in SUBCLASSES:
             [value], [part] = self.unwrap([wrap(value.inner, value.gpu)])  # without its class, if it is misplaced
             return value, part
+        if isinstance(value, VirtualSparseTensor):
+            self.gpu = self.gpu or value.gpu
+            self.misplaced += () if value.gpu is self.gpu else (value,)
+            return value.inner, value.tensor_meta
         part = key_part(value)
         if isinstance(value, Tensor):
             self.misplaced += (value,)

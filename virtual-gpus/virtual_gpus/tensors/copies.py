@@ -8,6 +8,7 @@ from virtual_gpus.errors import no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.table import Base
+from virtual_gpus.tensors.sparse import nbytes_of
 from virtual_gpus.tensors.tensor import VirtualTensor, check_dense, inner_of, wrap
 from virtual_gpus.unknown import UnknownTensor, forget, unknown_tensor
 
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """target.copy_(source), on one device or across two."""
     from_gpu, to_gpu = (getattr(t, "gpu", None) for t in (source, target))
-    record_copy(source.nbytes, from_gpu, to_gpu, host_memory(source, target), non_blocking)
+    record_copy(nbytes_of(source), from_gpu, to_gpu, host_memory(source, target), non_blocking)
     inner = inner_of(target), values_for(source, getattr(to_gpu, "backing", CPU))
     if from_gpu is to_gpu:
         to_gpu.run(torch.ops.aten.copy_.default, inner, {})
@@ -65,9 +66,9 @@ def transfer(x: Tensor, gpu: VirtualGPU | None, non_blocking: bool = False, memo
     values = values_for(x, backing)
     if gpu is not None:
         check_dense(inner)
-        gpu.ledger.check(inner.nbytes)
+        gpu.ledger.check(nbytes_of(inner))
     pin = non_blocking and gpu is None and memory is None
-    record_copy(inner.nbytes, source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
+    record_copy(nbytes_of(inner), source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
     data = values if isinstance(values, UnknownTensor) and gpu is None else Base.to(values, backing, copy=True)
     if data.is_meta and not inner.is_meta and not isinstance(x, UnknownTensor):
         set_constant(data, inner)
@@ -97,7 +98,8 @@ def pinned(tensor: Tensor, pin: bool | None = True) -> Tensor:
 
 def host_memory(*ends: Tensor) -> str:
     """The kind of host memory at one of these ends of a copy: "pinned", "shared" or "pageable"."""
-    storages = [x.untyped_storage() for x in ends if not isinstance(x, VirtualTensor) and not x.is_meta]
+    on_cpu = (x for x in ends if not isinstance(x, VirtualTensor) and not x.is_meta and not x.is_sparse)
+    storages = [x.untyped_storage() for x in on_cpu]
     if any(getattr(storage, "pinned", False) for storage in storages):
         return "pinned"
     return "shared" if any(storage.is_shared() for storage in storages) else "pageable"

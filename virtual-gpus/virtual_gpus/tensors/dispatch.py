@@ -20,6 +20,7 @@ from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
 from virtual_gpus.state import current
 from virtual_gpus.tensors.arguments import Arguments
 from virtual_gpus.tensors.copies import copy_into, transfer
+from virtual_gpus.tensors.sparse import check_values
 from virtual_gpus.tensors.tensor import VirtualTensor, enable_dispatch_keys, wrap
 from virtual_gpus.tree import tensors_in
 from virtual_gpus.unknown import decide, kind_of
@@ -42,7 +43,7 @@ def run(op: Op, args: tuple, kwargs: dict, given: Arguments | None = None) -> An
     if not op.is_mutable:
         return wrap(out, gpu) if type(out) is Tensor else wrap_all(out, gpu)
     if args and out is inner[0]:  # the most frequent case, and the only tensor that was written to
-        if op.may_resize:
+        if op.may_resize or out.is_sparse:
             update_meta(args[0])
         return args[0]
     wrappers = {id(t.inner): t for t in tensors_in((args, kwargs)) if isinstance(t, VirtualTensor)}
@@ -124,6 +125,13 @@ def item(op, args, kwargs):
     return number
 
 
+@register_handler(named("_sparse_coo_tensor_with_dims_and_tensors", "_to_sparse"))
+def make_sparse(op, args, kwargs):
+    given = Arguments(op, args, kwargs)
+    check_values(given.gpu)
+    return run(op, args, kwargs, given)
+
+
 @register_handler(named(PACK))
 def pack_padded_sequence(op, args, kwargs):
     """The second result, the sizes of the batches, stays on the CPU."""
@@ -194,6 +202,9 @@ def wrap_all(out: Any, gpu: VirtualGPU, wrappers: dict[int, VirtualTensor] | Non
 
 def update_meta(tensor: VirtualTensor) -> None:
     """The wrapper's sizes and strides follow the inner tensor's, after resize_, t_, out= and the like."""
+    if tensor.inner.is_sparse:  # its entries may be others now
+        tensor.tensor_meta = wrap(tensor.inner, tensor.gpu).tensor_meta
+        return
     if tensor.inner.shape == tensor.shape and tensor.inner.stride() == tensor.stride():
         return
     storage = tensor.inner.untyped_storage()

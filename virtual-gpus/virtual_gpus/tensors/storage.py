@@ -1,8 +1,10 @@
-"""Storages of tensors on a virtual GPU: they can be compared, measured and resized, and not read."""
+"""Storages of tensors on a virtual GPU, to be compared, measured and resized; what they hold is read as a tensor."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from virtual_gpus.gpu import VirtualGPU
@@ -44,17 +46,45 @@ class VirtualStorage:
         return self
 
 
+def storage_of(name: str) -> Callable:
+    """The method of a typed storage that gives the storage of what the tensor's method `name` makes."""
+    return lambda self, *args: getattr(self.elements(), name)(*args).storage()
+
+
 class VirtualTypedStorage:
-    """x._typed_storage(), by which FSDP frees and reallocates memory: sizes are counted in elements."""
+    """x.storage(), and x._typed_storage(), by which FSDP frees and reallocates memory: sizes are in elements."""
 
-    def __init__(self, untyped: VirtualStorage, itemsize: int):
-        self.untyped, self.itemsize = untyped, itemsize
+    is_cuda, is_sparse = True, False
 
-    def _size(self):
-        return self.untyped.nbytes() // self.itemsize
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.inner = tensor, tensor.untyped_storage()
+        self.dtype, self.device, self.get_device = tensor.dtype, tensor.device, tensor.get_device
+        self.nbytes, self.element_size = self.inner.nbytes, tensor.element_size
 
-    def _resize_(self, size):
-        self.untyped.resize_(size * self.itemsize)
+    def untyped(self):
+        return self.inner
 
-    def _data_ptr(self):
-        return self.untyped.data_ptr()
+    def size(self):
+        return self.nbytes() // self.element_size()
+
+    __len__ = _size = size
+
+    def resize_(self, size):
+        self.inner.resize_(size * self.element_size())
+
+    _resize_ = resize_
+
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
+    _data_ptr = data_ptr
+
+    def elements(self) -> Tensor:
+        return self.tensor.detach().as_strided((self.size(),), (1,), 0)
+
+    def tolist(self):
+        return self.elements().tolist()
+
+    clone, cpu, cuda = map(storage_of, ("clone", "cpu", "cuda"))
+    bool, byte, char, short, int, long = map(storage_of, ("bool", "byte", "char", "short", "int", "long"))
+    half, bfloat16, float, double = map(storage_of, ("half", "bfloat16", "float", "double"))

@@ -46,6 +46,7 @@ from virtual_gpus.unknown import unknown_scalars
 
 DisableTorchDispatch = DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
+WRAP: dict[torch.layout, Callable] = {}  # {layout: what wraps an inner tensor that has it}, beside dense ones
 STRIDED, CPU = torch.strided, torch.device("cpu")
 
 
@@ -175,10 +176,9 @@ class VirtualTensor(Tensor):
         return VirtualStorage(self.inner.untyped_storage(), self.gpu)
 
     def _typed_storage(self):
-        return VirtualTypedStorage(self.untyped_storage(), self.element_size())
+        return VirtualTypedStorage(self)
 
-    def storage(self):
-        raise RuntimeError("virtual GPUs have no typed storages: use untyped_storage()")
+    storage = _typed_storage
 
     def apply_(self, function):
         raise TypeError("apply_ is only implemented on CPU tensors")
@@ -297,11 +297,11 @@ def inner_of(value: Any) -> Any:
 
 
 def check_dense(x: Tensor) -> None:
-    """RuntimeError for sparse, nested and quantized tensors."""
-    if x.layout is not STRIDED or x.is_nested or x.is_quantized:
+    """RuntimeError for nested and quantized tensors, and for sparse ones but for COO."""
+    if x.layout not in (STRIDED, torch.sparse_coo) or x.is_nested or x.is_quantized:
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
         raise RuntimeError(
-            f"virtual GPUs hold dense tensors only, and this one is {kind}. Make it dense first: to_dense(), "
+            f"virtual GPUs hold dense and sparse COO tensors, and this one is {kind}. Make it dense first: to_dense(), "
             "to_padded_tensor() or dequantize()."
         )
 
@@ -310,6 +310,7 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
     """`inner` as a tensor on `gpu`; its storage is entered in the GPU's ledger unless it is there already."""
     if inner.layout is not STRIDED or inner.is_nested or inner.is_quantized:
         check_dense(inner)
+        return WRAP[inner.layout](inner, gpu)
     dtype = inner.dtype
     if dtype.is_complex:
         inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
