@@ -140,9 +140,6 @@ def test_torch_accelerator(gpus):
 
 
 REFUSED = {
-    "CUDA graphs": lambda: torch.cuda.CUDAGraph(),
-    "graph": lambda: torch.cuda.graph(None),
-    "graphed callables": lambda: torch.cuda.make_graphed_callables(None, None),
     "NCCL": lambda: torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")]),
     "utilization": lambda: torch.cuda.utilization(),
     "allocator": lambda: torch.cuda.caching_allocator_alloc(512),

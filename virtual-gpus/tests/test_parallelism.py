@@ -34,6 +34,8 @@ def test_operations(name, passed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", checks("grouped.py", "placed.py", "replicated.py", "sharded.py", "staged.py"))
+@pytest.mark.parametrize(
+    "name", checks("graphed.py", "grouped.py", "placed.py", "replicated.py", "sharded.py", "staged.py")
+)
 def test_as_on_one_device(name, passed):
     assert name in passed

@@ -71,6 +71,24 @@ def not_compiled(name: str) -> NotImplementedError:
     )
 
 
+CAPTURE_ERRORS = {  # {number: (its name, what cudaGetErrorString says)}
+    900: ("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
+    901: ("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"),
+    904: ("cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"),
+    905: ("cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"),
+    907: ("cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"),
+}
+
+
+def capture_error(number: int) -> torch.AcceleratorError:
+    """What CUDA says of something that a capture of a graph doesn't allow."""
+    name, words = CAPTURE_ERRORS[number]
+    return torch.AcceleratorError(
+        f"CUDA error: {words}\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
+        "group__CUDART__TYPES.html for more information.\n"
+    )
+
+
 def check_waiting(machine: "Machine") -> None:
     """What torch.cuda.set_sync_debug_mode asked for, where the host waits. (c10/cuda/CUDAFunctions.cpp)"""
     if machine.sync_debug == 2:

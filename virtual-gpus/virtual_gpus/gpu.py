@@ -65,6 +65,8 @@ class VirtualGPU:
         if machine.refuses is not None and not (machine.asserted and getattr(func, "is_view", False)):
             raise machine.refuses()
         key = key or key_of(func, args, kwargs)
+        if machine.capture is not None and (capture := self.capturing()) is not None:
+            return capture.run(self, func, args, kwargs, key)
         try:
             if machine.is_meta:
                 out = cached_call(func, args, kwargs, key)
@@ -83,6 +85,18 @@ class VirtualGPU:
         if machine.rendezvous is not None:
             propagate_constants(func, args, kwargs, out)
         return out
+
+    def capturing(self) -> Any:
+        """The graphs.Capture that this thread's current stream takes part in, or None."""
+        return None if self.machine.capture is None else current_stream_of(self).capture
+
+    def call(self, function: Callable, *args: Any) -> None:
+        """function(*args), with inner tensors, beside the clock: it is part of an operation. Replays call it again."""
+        capture = self.capturing()
+        if capture is None:
+            function(*args)
+        else:
+            capture.call(function, *args)
 
     def explained(self, error: Exception, func: Callable) -> Exception | None:
         """An error that says more than `error` about a virtual GPU, or None."""
@@ -116,6 +130,16 @@ class VirtualGenerator(Generator):
 
     device = property(lambda self: self.gpu.device)
 
+    def get_state(self):
+        check_not_capturing(self.gpu, "Cannot call CUDAGeneratorImpl::current_seed")
+        return super().get_state()
+
+    def set_state(self, state):
+        check_not_capturing(
+            self.gpu, "Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing."
+        )
+        return super().set_state(state)
+
     def get_offset(self):
         raise RuntimeError(
             f"the offset of a generator can't be imitated by virtual GPUs: {self.device} draws as a CPU does. "
@@ -136,6 +160,31 @@ def generator_on(device: torch.device, state: torch.Tensor) -> torch.Generator:
     return torch.Generator(device).set_state(state)
 
 
+def check_not_capturing(gpu: VirtualGPU, attempt: str) -> None:
+    """As aten/src/ATen/cuda/CUDAGraphsUtils.cuh."""
+    if gpu.capturing() is not None:
+        raise RuntimeError(
+            f"{attempt} during CUDA graph capture. If you need this call to be captured, please file an issue. "
+            "Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+        )
+
+
+def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> None:
+    """An error if one of the GPUs captures, and CUDA, or we, can't do this copy then."""
+    capture = next((c for c in (gpu.capturing() for gpu in (source, target) if gpu is not None) if c is not None), None)
+    if capture is None:
+        return
+    if source is not None and target is not None:
+        raise RuntimeError("virtual GPUs capture what one GPU does, without copies to another")
+    if memory != "pinned":  # aten/src/ATen/native/cuda/Copy.cu
+        raise RuntimeError(
+            "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+            "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+        )
+    if not non_blocking:
+        raise capture.refusal()
+
+
 def record_copy(
     nbytes: int,
     source: VirtualGPU | None,
@@ -146,6 +195,8 @@ def record_copy(
     """Record a copy between two virtual GPUs, or one and the CPU (None), in the machine's traffic and on its clock."""
     if source is not target:
         machine = (target or source).machine
+        if machine.capture is not None:
+            check_copy(source, target, memory, non_blocking)
         if machine.refuses is not None:
             raise machine.refuses()
         machine.report()

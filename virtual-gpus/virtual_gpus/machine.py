@@ -106,6 +106,7 @@ class Machine:
         self.communicator_class: Callable[..., Communicator] = Communicator if self.is_meta else RealCommunicator
         self.rendezvous: Any = None  # in a dry run, where its ranks meet: see `dry_runs.rendezvous`
         self.step_memory: Any = None  # in a dry run, its StepMemory
+        self.capture: Any = None  # the graphs.Capture that goes on
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False

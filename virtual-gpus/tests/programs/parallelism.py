@@ -6,6 +6,7 @@ Run by torchrun; with names of checks as arguments, only those.
 import sys
 
 import collectives  # noqa: F401, their checks enter themselves
+import graphed  # noqa: F401
 import grouped  # noqa: F401
 import placed  # noqa: F401
 import replicated  # noqa: F401

@@ -87,7 +87,7 @@ class Clock:
         if tf32 is not None and tf32 != (self.tf32 or tf32_allowed()):  # a switch was turned
             cost, waits, tf32 = self.cost_of(gpu, func, args, kwargs, out, key)
         called, launched = host.advance(cost.from_cpp if host.in_cpp else cost.from_python, gpu.index)
-        if cost.seconds:
+        if cost.seconds and (gpu.machine.capture is None or gpu.capturing() is None):  # what is captured runs later
             streams, work = gpu.streams, cost.work
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, cost.seconds)
@@ -120,6 +120,8 @@ class Clock:
 
     def synchronize(self, gpu: "VirtualGPU", streams: Iterable[Stream], latency: float = 0.0) -> None:
         """The host waits until these `streams` of `gpu` are done, and `latency` seconds more."""
+        if gpu.machine.capture is not None:
+            gpu.machine.capture.check_waiting(streams)
         gpu.machine.report()
         until = max((stream.done_at for stream in streams), default=0.0)
         self.wait(gpu, max(until, self.host().time(gpu.index)) + latency)

@@ -49,6 +49,7 @@ class Stream:
         self.gpu.streams.append(self)
         self.done_at = 0.0  # when all that was enqueued is done
         self.recent: deque[tuple[float, float]] = deque(maxlen=256)  # (start, end) of its last kernels
+        self.capture: Any = None  # the graphs.Capture that it takes part in
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
     @staticmethod
@@ -92,20 +93,29 @@ class Stream:
         return end
 
     def query(self) -> bool:
+        if self.capture is not None:
+            raise self.capture.refusal()
         return done(self.gpu, self.done_at)
 
     def is_capturing(self) -> bool:
-        return False
+        return self.capture is not None
 
     def synchronize(self) -> None:
         check_waiting(self.gpu.machine)
         self.gpu.clock.synchronize(self.gpu, [self])
 
     def wait_event(self, event: "CudaEvent") -> None:
+        capture = self.capture or event.capture
+        if capture is not None and event.stream is not None:
+            capture.wait(self, event.mark)
         self.done_at = max(self.done_at, event.time or 0.0)
 
     def wait_stream(self, stream: "Stream | None") -> None:
-        if stream is not None:  # nn.parallel's scatter has no stream of its own here
+        if stream is None:  # nn.parallel's scatter has no stream of its own here
+            return
+        if self.capture is not None or stream.capture is not None:
+            self.wait_event(stream.record_event())
+        else:
             self.done_at = max(self.done_at, stream.done_at)
 
     def record_event(self, event: "CudaEvent | None" = None) -> "CudaEvent":
@@ -153,6 +163,12 @@ class CudaEvent:
         self.enable_timing = enable_timing
         self.stream: Stream | None = None  # where it was recorded last
         self.time: float | None = None  # when it is complete
+        self.mark: Any = None  # the graphs.Mark of its place in a capture, if it was recorded in one
+
+    @property
+    def capture(self) -> Any:
+        """The capture that goes on, if it was recorded there."""
+        return None if self.mark is None else self.mark.stream.capture
 
     @property
     def device(self) -> torch.device | None:
@@ -161,16 +177,23 @@ class CudaEvent:
 
     def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or current_stream()
-        gpu = self.stream.gpu
+        gpu, capture = self.stream.gpu, self.stream.capture
+        self.mark = None if capture is None else capture.mark(self.stream)
         self.time = max(self.stream.done_at, gpu.clock.host().time(gpu.index))
 
     def query(self) -> bool:
+        self.check_capture()
         return self.stream is None or done(self.stream.gpu, self.time)
+
+    def check_capture(self) -> None:
+        if self.capture is not None:
+            raise self.capture.refusal(907)
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
+        self.check_capture()
         if self.stream is not None:
             self.stream.gpu.machine.report()
             self.stream.gpu.clock.wait(self.stream.gpu, self.time)
@@ -193,6 +216,8 @@ class CudaEvent:
 
 def done(gpu: "VirtualGPU", time: float) -> bool:
     """Whether `time` is over for the host; asking takes a moment of its own."""
+    if gpu.machine.capture is not None:
+        gpu.machine.capture.check_asking()
     gpu.machine.report()
     host = gpu.clock.host()
     host.advance(QUERY, gpu.index)

@@ -8,6 +8,8 @@ out twice, so they don't say how full memory is.
 """
 
 import threading
+import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -68,6 +70,7 @@ class Pool:
     def __init__(self, address: int):
         self.next = address
         self.allocated = self.blocks = self.reserved = 0
+        self.held = 0  # bytes that GraphPools have free, for nobody else
         self.reset_peak()
         self.reset_accumulated()
 
@@ -89,6 +92,32 @@ class Pool:
         )
 
 
+class GraphPool:
+    """Memory of captured graphs: what their blocks have taken stays theirs until the last of the `graphs` is gone.
+
+    free  {Pool: bytes of it that no block has now}
+    """
+
+    def __init__(self, ledger: "Ledger"):
+        self.ledger, self.graphs = ledger, 0
+        self.free: Counter[Pool] = Counter()
+
+    def put(self, pool: Pool, nbytes: int) -> None:
+        """A block of so many bytes is free again; if they are negative, one is made of what is free."""
+        if self.graphs:
+            self.free[pool] += nbytes
+            pool.held += nbytes
+
+    def leave(self) -> None:
+        """One graph fewer."""
+        with self.ledger.lock:
+            self.graphs -= 1
+            if not self.graphs:
+                for pool, nbytes in self.free.items():
+                    pool.held -= nbytes
+                self.free.clear()
+
+
 class Ledger:
     """The allocator's statistics of one GPU.
 
@@ -97,6 +126,8 @@ class Ledger:
     capacity         bytes that the GPU has, of which this process may take a `fraction`
     requested        {address of a block: the bytes that were asked for}
     contexts         {address: (stack, stream)} of the blocks that were allocated while a history was recorded
+    graph_pool       where blocks come from during a capture, or None; `graph_pools` has those that have a name
+    graph_blocks     {address: its GraphPool} of blocks that were allocated there
     history          the History that the program records (torch.cuda.memory._record_memory_history), or None
     observer         in a dry run its StepMemory, or None
     """
@@ -107,6 +138,7 @@ class Ledger:
     allocated = property(lambda self: self.small.allocated + self.large.allocated)
     blocks = property(lambda self: self.small.blocks + self.large.blocks)
     reserved = property(lambda self: self.small.reserved + self.large.reserved)
+    held = property(lambda self: self.small.held + self.large.held)
 
     def __init__(self, index: int, capacity: int):
         self.index, self.capacity, self.fraction = index, capacity, 1.0
@@ -114,6 +146,9 @@ class Ledger:
         self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
         self.requested: dict[int, int] = {}
         self.contexts: dict[int, tuple[tuple | None, int]] = {}
+        self.graph_pool: GraphPool | None = None
+        self.graph_pools: weakref.WeakValueDictionary[tuple[int, int], GraphPool] = weakref.WeakValueDictionary()
+        self.graph_blocks: dict[int, GraphPool] = {}
         self.history: History | None = None
         self.observer: Observer | None = None
         self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
@@ -133,8 +168,9 @@ class Ledger:
         pool = small if size <= SMALL_SIZE else large
         with self.lock:
             now = small.allocated + large.allocated + size
-            if now > self.capacity or self.fraction < 1:
-                self.check(size)
+            spare = 0 if self.graph_pool is None else min(size, self.graph_pool.free[pool])
+            if now + small.held + large.held - spare > self.capacity or self.fraction < 1:
+                self.check(size - spare)
             pool.allocated += size
             pool.total_allocated += size
             pool.blocks += 1
@@ -147,11 +183,14 @@ class Ledger:
                 self.peak_blocks = small.blocks + large.blocks
             if now > self.peak:
                 self.peak = now
-            if pool.allocated > pool.reserved:
-                self.reserve(pool)
             address = pool.next
             pool.next = address + size
             self.requested[address] = nbytes
+            if self.graph_pool is not None:
+                self.graph_pool.put(pool, -spare)
+                self.graph_blocks[address] = self.graph_pool
+            if pool.allocated + pool.held > pool.reserved:
+                self.reserve(pool)
             if self.history is not None:
                 self.history.record_alloc(address, nbytes)
             if self.observer is not None:
@@ -167,6 +206,8 @@ class Ledger:
                 pool = self.small if size <= SMALL_SIZE else self.large
                 pool.allocated -= size
                 pool.blocks -= 1
+                if self.graph_blocks and (owner := self.graph_blocks.pop(address, None)) is not None:
+                    owner.put(pool, size)
                 if self.contexts or self.history is not None:
                     context = self.contexts.pop(address, (None, 0))
                     if self.history is not None:
@@ -176,7 +217,7 @@ class Ledger:
 
     def reserve(self, pool: Pool) -> None:
         """Get from the driver what `pool` needs; if that is too much, unused segments are given back first."""
-        wanted = round_up(pool.allocated, SEGMENT_SIZE)
+        wanted = round_up(pool.allocated + pool.held, SEGMENT_SIZE)
         if self.reserved - pool.reserved + wanted > self.capacity:
             self.retries += 1
             self.empty_cache()
@@ -189,20 +230,22 @@ class Ledger:
 
     def check(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError, in PyTorch's words, unless `nbytes` more fit."""
-        if self.allocated + nbytes > self.fraction * self.capacity:
+        if self.allocated + self.held + nbytes > self.fraction * self.capacity:
             self.out_of_memory += 1
             if self.history is not None:
-                self.history.record_oom(nbytes, self.capacity - self.allocated)
+                self.history.record_oom(nbytes, self.capacity - self.allocated - self.held)
             raise torch.OutOfMemoryError(self.oom_message(nbytes))
 
     def oom_message(self, nbytes: int) -> str:
-        free = self.capacity - self.allocated
+        free = self.capacity - self.allocated - self.held
         whose = ": the capacity is a data sheet's" if self.capacity == self.spec_capacity else ""
         allowed = "" if self.fraction == 1 else f"{readable(int(self.fraction * self.capacity))} allowed; "
+        private = f"with {readable(self.held)} held by private pools of CUDA graphs, " if self.held else ""
         return (
             f"CUDA out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
             f"{readable(self.capacity)} of which {readable(free)} is free. {allowed}Of the allocated memory "
-            f"{readable(self.allocated)} is allocated by PyTorch, and {readable(self.reserved - self.allocated)} "
+            f"{readable(self.allocated)} is allocated by PyTorch, {private}and "
+            f"{readable(self.reserved - self.allocated)} "
             f"is reserved by PyTorch but unallocated. (virtual GPU{whose})"
         )
 
@@ -211,7 +254,7 @@ class Ledger:
         with self.lock:
             self.syncs += 1  # with all streams, whose work might still need what is given back
             for pool in (self.small, self.large):
-                needed = round_up(pool.allocated, SEGMENT_SIZE)
+                needed = round_up(pool.allocated + pool.held, SEGMENT_SIZE)
                 if needed < pool.reserved:
                     self.driver_frees += 1
                     pool.reserved = needed

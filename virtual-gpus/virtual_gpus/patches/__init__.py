@@ -23,6 +23,7 @@ from virtual_gpus.patches import (  # noqa: F401  (each enters its own in PATCHE
     flex,
     functions,
     gradients,
+    graphs,
     legacy,
     memory,
     modules,

@@ -23,20 +23,16 @@ from virtual_gpus.tensors.tensor import VirtualTensor
 # What can't be imitated
 
 
-def not_imitated(what, instead=""):
+def not_imitated(what):
     def refuse(*args, **kwargs):
-        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones{instead}")
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones")
 
     return refuse
 
 
 for name in "caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split():
     patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
-EAGERLY = ". Switch CUDA graphs off: they replay the same operations, which give the same values"
-patch(torch.cuda, {"make_graphed_callables": not_imitated("torch.cuda.make_graphed_callables", EAGERLY)})
-for name in "CUDAGraph graph MemPool".split():  # they stay classes, for annotations and isinstance
-    refuse = not_imitated(f"torch.cuda.{name}", EAGERLY if "raph" in name else "")
-    patch(torch.cuda, {name: type(name, (), {"__new__": refuse})})
+patch(torch.cuda, {"MemPool": type("MemPool", (), {"__new__": not_imitated("torch.cuda.MemPool")})})  # stays a class
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
     patch(torch.cuda.nccl, {name: not_imitated(f"NCCL (torch.cuda.nccl.{name})")})
 
@@ -234,7 +230,6 @@ patch(
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
         "set_stream": streams.set_stream,
-        "is_current_stream_capturing": lambda: False,
     },
 )
 patch(

@@ -274,12 +274,12 @@ def cpu(self, memory_format=torch.preserve_format):
 @replaces(Tensor)
 def copy_(self, source, non_blocking=False):
     """Across devices the source moves first where its gradient has to come back, or where it goes to the CPU. (On a
-    GPU the second copy would take room.)"""
+    GPU the second copy would take room, and a CUDA graph captures copies only.)"""
     virtual = isinstance(self, VirtualTensor)
     if not isinstance(source, Tensor):
         return self.fill_(source) if virtual else Base.copy_(self, source, non_blocking)
     across = source.device != self.device and (virtual or isinstance(source, VirtualTensor))
-    if across and (source.requires_grad or self.is_cpu):
+    if across and (source.requires_grad or self.is_cpu) and (virtual or source.gpu.capturing() is None):
         source = move(source, getattr(self, "gpu", None), non_blocking, host_memory(self, source))
     return Base.copy_(self, source, non_blocking)
 

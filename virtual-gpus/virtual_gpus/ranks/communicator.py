@@ -20,7 +20,7 @@ from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.handshake import Connection, Record, check_gpus
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import Call, NcclWork
+from virtual_gpus.ranks.work import Call, CapturedWork, NcclWork
 from virtual_gpus.tree import tensors_in
 
 STATUS_AFTER = 0.25  # part of the time limit after which a rank that waits tells the others where
@@ -63,6 +63,8 @@ class Communicator:
     def issue(self, call: Call, transfer: Transfer) -> NcclWork:
         """An operation begins when the streams of all ranks have come to it."""
         self.check(call)
+        if self.gpu.capturing() is not None:
+            return CapturedWork(self, call, transfer)
         gpu, host = self.gpu, self.gpu.clock.host_in_use()
         launch = None if host.paused else host.launch(HOST_COPY, gpu.index)
         ready = max(launch.launched if launch else host.now, current_stream_of(gpu).done_at)

@@ -32,7 +32,9 @@ class GPUAllocations(TorchDispatchMode):
         kwargs = kwargs or {}
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         if func is torch.ops.aten.empty.memory_format and (self.dtypes is None or dtype in self.dtypes):
-            return wrap(func(*args, **kwargs | {"device": self.gpu.backing}), self.gpu)
+            kwargs = kwargs | {"device": self.gpu.backing}
+            captured = self.gpu.capturing() is not None
+            return wrap(self.gpu.run(func, args, kwargs) if captured else func(*args, **kwargs), self.gpu)
         if func.namespace == "c10d":
             args = tree_map_only(Tensor, lambda x: x if is_virtual(x) else wrap(x, self.gpu), args)
         out = func(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from virtual_gpus.clock.streams import Stream
+from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.compat import functionalize_unsafe_set, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.tensors.tensor import VirtualTensor, wrap
@@ -58,7 +58,10 @@ class Future(torch.futures.Future):
         return tree_map_only(AsyncTensor, AsyncTensor.wait, super().wait())
 
     def then(self, callback: Callable) -> "Future":
-        self.gpu.callbacks = stream = self.gpu.callbacks or Stream(gpu=self.gpu)
+        if self.gpu.capturing() is None:
+            self.gpu.callbacks = stream = self.gpu.callbacks or Stream(gpu=self.gpu)
+        else:
+            stream = current_stream_of(self.gpu)
         with stream:
             self.source.wait()
             outputs = tree_map_only(AsyncTensor, AsyncTensor.wait, callback(self))

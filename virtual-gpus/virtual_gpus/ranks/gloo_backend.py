@@ -15,7 +15,7 @@ from torch import Tensor
 from virtual_gpus.clock.costs import link_seconds
 from virtual_gpus.clock.topology import Topology
 from virtual_gpus.compat import OpOverload, c10d, tree_map_only
-from virtual_gpus.gpu import VirtualGPU
+from virtual_gpus.gpu import VirtualGPU, check_copy
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
 from virtual_gpus.ranks.work import Call, NcclWork
@@ -49,6 +49,7 @@ def issue(group: "GlooGroup", func: OpOverload, args: tuple) -> Any:
     """An operation `func` of c10d on tensors of which some are on virtual GPUs."""
     name, tensors, outputs = func.overloadpacket.__name__, list(tensors_in(args)), list(tensors_in([args[0]]))
     gpu = check(name, tensors)
+    check_copy(gpu, None, "pageable", False)
     place = [argument.name for argument in func._schema.arguments].index("process_group")
 
     def fn(gloo, inputs):

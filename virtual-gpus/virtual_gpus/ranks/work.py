@@ -1,13 +1,17 @@
 """An operation that a rank has called: what torch.distributed returns for async_op=True."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
 
 from virtual_gpus.clock.host import Launch
 from virtual_gpus.clock.streams import current_stream_of
 from virtual_gpus.compat import c10d
+from virtual_gpus.constants import invalidate_constants
+from virtual_gpus.errors import capture_error
 from virtual_gpus.ranks.futures import Future
 from virtual_gpus.ranks.handshake import Record
 from virtual_gpus.ranks.transfer import Transfer
@@ -112,3 +116,29 @@ class NcclWork(c10d.Work):
 
     def get_future(self) -> Future:
         return Future(self, self.call.result, self.communicator.gpu)
+
+
+class CapturedWork(NcclWork):
+    """An operation in the capture of a graph: each replay calls it, and waits where the program did."""
+
+    def __init__(self, communicator: "Communicator", call: Call, transfer: Transfer):
+        super().__init__(communicator, 0, call, Record(0.0, call.fingerprint), None, None)
+        self.fn, self.last = transfer.fn, None  # the Work of the replay that goes on
+        communicator.gpu.call(self.issue, transfer.inputs, transfer.outputs)
+
+    def issue(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        if self.communicator.gpu.machine.is_meta:
+            invalidate_constants(outputs)
+        self.last = self.communicator.issue(self.call._replace(result=()), Transfer(self.fn, inputs, outputs))
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.communicator.gpu.call(self.wait_for_last)
+        return True
+
+    def wait_for_last(self) -> None:
+        if self.last is None:
+            raise RuntimeError("an operation of a captured graph can be waited for in that capture only")
+        self.last.wait()
+
+    def is_completed(self) -> bool:
+        raise capture_error(907)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import no_values
-from virtual_gpus.gpu import VirtualGPU, record_copy
+from virtual_gpus.gpu import VirtualGPU, check_copy, record_copy
 from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tensors.sparse import nbytes_of
@@ -18,11 +18,16 @@ CPU = torch.device("cpu")
 def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """target.copy_(source), on one device or across two."""
     from_gpu, to_gpu = (getattr(t, "gpu", None) for t in (source, target))
-    record_copy(nbytes_of(source), from_gpu, to_gpu, host_memory(source, target), non_blocking)
+    memory = host_memory(source, target)
+    if from_gpu is not to_gpu and (from_gpu or to_gpu).capturing() is not None:
+        check_copy(from_gpu, to_gpu, memory, non_blocking)
+        (from_gpu or to_gpu).call(copy_pinned, inner_of(target), inner_of(source), from_gpu, to_gpu)
+        return target
+    record_copy(nbytes_of(source), from_gpu, to_gpu, memory, non_blocking)
     inner = inner_of(target), values_for(source, getattr(to_gpu, "backing", CPU))
     if from_gpu is to_gpu:
         to_gpu.run(torch.ops.aten.copy_.default, inner, {})
-        saturate(*inner)
+        to_gpu.call(saturate, *inner)
     elif not inner[0].is_meta:
         Base.copy_(*inner)
         if isinstance(inner[1], UnknownTensor):
@@ -32,6 +37,16 @@ def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     else:
         set_constant(*inner)  # also x[1] = 7, which is a copy before PyTorch 2.14
     return target
+
+
+def copy_pinned(target: Tensor, source: Tensor, from_gpu: VirtualGPU | None, to_gpu: VirtualGPU | None) -> None:
+    """What a replay does of target.copy_(source, non_blocking=True), with the tensors inside."""
+    if source.is_meta and not target.is_meta:
+        raise no_values(f"copying from {from_gpu.device} to the CPU in a CUDA graph")
+    record_copy(source.nbytes, from_gpu, to_gpu, "pinned", non_blocking=True)
+    Base.copy_(target, source)
+    if target.is_meta:
+        invalidate_constants([target])
 
 
 class Move(torch.autograd.Function):
@@ -67,6 +82,11 @@ def transfer(x: Tensor, gpu: VirtualGPU | None, non_blocking: bool = False, memo
     if gpu is not None:
         check_dense(inner)
         gpu.ledger.check(nbytes_of(inner))
+    if any(end is not None and end.capturing() is not None for end in (source, gpu)):
+        check_copy(source, gpu, host_memory(x), non_blocking)
+        raise RuntimeError(
+            "virtual GPUs can't capture a tensor that moves: make one where it goes, and copy it into that"
+        )
     pin = non_blocking and gpu is None and memory is None
     record_copy(nbytes_of(inner), source, gpu, "pinned" if pin else memory or host_memory(x), non_blocking)
     data = values if isinstance(values, UnknownTensor) and gpu is None else Base.to(values, backing, copy=True)

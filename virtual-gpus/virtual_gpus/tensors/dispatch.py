@@ -3,6 +3,7 @@
 A handler is called as handler(op, args, kwargs). Most unwrap the arguments, do something, and `run` the operation.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def copy(op, args, kwargs):
 @register_handler(named("_to_copy"))
 def to_copy(op, args, kwargs):
     out = run(op, args, kwargs)
-    saturate(out.inner, args[0].inner)
+    out.gpu.call(saturate, out.inner, args[0].inner)
     return out
 
 
@@ -163,7 +164,7 @@ def attention_forward(op, args, kwargs):
     """One of CUDA's attention kernels. Its dropout is a function of a seed, which the GPU's generator gives."""
     given, seed = Arguments(op, args, kwargs), torch.empty((), dtype=torch.int64, device="cpu")
     if attention.arguments(op.func, args, kwargs)["dropout_p"] > 0:
-        seed = Base.random_(seed, generator=given.gpu.generator)
+        given.gpu.call(functools.partial(Base.random_, generator=given.gpu.generator), seed)
         given.inner_kwargs = given.inner_kwargs | {"seed": seed}
     return attention.completed(run(op, args, kwargs, given), *args[:2], op.func, seed)
 

@@ -41,6 +41,8 @@ class VirtualStorage:
         """Also in the GPU's ledger; torch.OutOfMemoryError if there is no room."""
         self.inner.block.resize(nbytes)
         self.inner.resize_(nbytes)
+        if (capture := self.gpu.capturing()) is not None:
+            capture.append(self.inner.resize_, [nbytes])
         if self.gpu.machine.step_memory is not None:
             self.gpu.machine.step_memory.owned["in transit"].add(self.inner.block.address)
         return self

@@ -317,6 +317,8 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
     if block is None:
+        if gpu.machine.capture is not None:
+            gpu.machine.capture.check_made(gpu, storage)
         storage.block = Block(gpu.ledger, gpu.ledger.allocate(storage.nbytes()))
     elif block.ledger is not gpu.ledger:
         raise AssertionError("a storage belongs to one GPU")
@@ -331,7 +333,10 @@ def gradient_on(grad: Any, gpu: VirtualGPU | None) -> Any:
     """A gradient for a tensor on `gpu` (None: on the CPU). C++ makes zero gradients on the CPU."""
     if gpu is None or isinstance(grad, VirtualTensor) or not isinstance(grad, Tensor):
         return grad
-    return wrap(Base.to(Base.clone(grad), gpu.backing), gpu)
+    inner = Base.to(Base.clone(grad), gpu.backing)
+    if gpu.capturing() is not None:
+        gpu.call(Base.copy_, inner, grad)
+    return wrap(inner, gpu)
 
 
 def set_data(tensor: Tensor, value: Tensor) -> None:
