@@ -21,7 +21,7 @@ def generation(spec: GPU) -> str:
 
 
 PATH = Path(__file__).parent / "rates.json"
-TRANSFORMERS_PATH = PATH.with_name("transformers.json")
+TRANSFORMERS_PATH, ATTENTION_PATH = (PATH.with_name(f"{name}.json") for name in ("transformers", "attention"))
 FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH))
 AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
 
