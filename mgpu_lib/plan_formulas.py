@@ -309,10 +309,16 @@ def layer_products(mine):
     ]
 
 
-def attention_time(run, mine, rates, kind):
-    """Causal attention: for each token and number 2 · seq_len FLOPs forward, and 2.5 times that backward."""
-    flops = 2 * mine.tokens * run.seq_len * mine.heads * (2.5 if kind == "attention backward" else 1)
-    return rates["fixed product"] + flops / rates[kind]
+def attention_time(run, mine, rates, products):
+    """Causal attention: for each token and number seq_len FLOPs a product, of which there are 2 forward, 5 backward."""
+    flops = products * mine.tokens * run.seq_len * mine.heads
+    return rates["fixed product"] + flops / rates["attention"] * (1 + rates["attention half"] / run.seq_len)
+
+
+def beyond(rates, talking, computing):
+    """Seconds that a collective adds to what is computed beside it: those that stay uncovered, or that it takes from
+    the kernels."""
+    return max(talking - computing, rates["beside"] * min(talking, computing))
 
 
 def layer_forward(run, mine, rates):
@@ -320,7 +326,7 @@ def layer_forward(run, mine, rates):
     t = 2 * mine.tokens  # bytes of a number for each token
     numbers = 10 * (mine.heads + mine.kv) + 5 * mine.inner + 6 * mine.part
     computing = sum(product_time(rates, mine.tokens, *sizes) for sizes in layer_products(mine))
-    computing += attention_time(run, mine, rates, "attention")
+    computing += attention_time(run, mine, rates, 2)
     computing += memory_time(rates, t * numbers, 25) + memory_time(rates, t * 4 * mine.part, 2, "norm")
     return computing, 4 * collective_time(rates, run, "gather", t * mine.width, run.tensor, 1)
 
@@ -331,12 +337,12 @@ def layer_backward(run, mine, rates):
     to_input = [product_time(rates, mine.tokens, columns, inner) for inner, columns in sizes]
     to_matrix = [product_time(rates, inner, mine.tokens, columns) for inner, columns in sizes]
     numbers = 12 * (mine.heads + mine.kv) + 2 * mine.kv + 13 * mine.inner + 6 * mine.part
-    computing = sum(to_input) + sum(to_matrix) + attention_time(run, mine, rates, "attention backward")
-    computing += memory_time(rates, t * numbers, 17) + memory_time(rates, t * 6 * mine.part, 2, "norm")
+    computing = sum(to_input) + sum(to_matrix) + attention_time(run, mine, rates, 5)
+    computing += memory_time(rates, t * numbers, 17) + memory_time(rates, t * 10 * mine.part, 2, "norm")
     computing += memory_time(rates, 10 * mine.layer, 6) if run.zero < 2 else 0.0
     gather = collective_time(rates, run, "gather", t * mine.width, run.tensor, 1)
     behind = (to_input[0], to_matrix[0], to_input[2], to_matrix[2])
-    return computing, 2 * gather + sum(max(0.0, gather - each) for each in behind)
+    return computing, 2 * gather + sum(beyond(rates, gather, each) for each in behind)
 
 
 def both_ends(run, mine, rates, first, last):
@@ -344,16 +350,18 @@ def both_ends(run, mine, rates, first, last):
     t, computing, talking = 2 * mine.tokens, 0.0, 0.0
     gather = collective_time(rates, run, "gather", t * mine.width, run.tensor, 1)
     if first:
-        computing += memory_time(rates, 2 * t * mine.width + 4 * mine.table, 2, "gather")
+        computing += memory_time(rates, 2 * t * mine.width, 1, "gather") + memory_time(
+            rates, 4 * mine.table, 1, "scatter"
+        )
         talking += 2 * gather
     if last:
         to_input = product_time(rates, mine.tokens, mine.vocab, mine.width)
         to_matrix = product_time(rates, mine.width, mine.tokens, mine.vocab)
         computing += product_time(rates, mine.tokens, mine.width, mine.vocab) + to_input + to_matrix
-        computing += memory_time(rates, t * 10 * mine.part, 2, "norm") + memory_time(
+        computing += memory_time(rates, t * 12 * mine.part, 2, "norm") + memory_time(
             rates, 52 * mine.tokens * mine.vocab, 8
         )
-        talking += gather + max(0.0, gather - to_input) + max(0.0, gather - to_matrix)
+        talking += gather + beyond(rates, gather, to_input) + beyond(rates, gather, to_matrix)
     if run.zero < 2:
         computing += memory_time(rates, 10 * (first + last) * mine.table, 1)
     return computing, talking
@@ -396,9 +404,9 @@ def sharded_time(run, mine, rates, forward, backward, again):
     whole = run.micro_batches * (copy(layer) * mine.layers + copy(tables))  # gradients, into one buffer
     times = run.micro_batches if run.zero == 3 else 1  # that parameters are gathered for the forward pass
     whole += times * (gather(tables) + copy(tables) + gather(layer) + mine.layers * copy(layer))
-    whole += times * (mine.layers - 1) * max(0.0, gather(layer) - there - copy(layer))
+    whole += times * (mine.layers - 1) * beyond(rates, gather(layer), there + copy(layer))
     behind = gather(layer) * (2 if run.zero == 3 else 1)  # parameters for a layer, and gradients of another
     if run.zero == 3:
         whole += run.micro_batches * mine.layers * copy(layer)
-    whole += run.micro_batches * (mine.layers - 1) * max(0.0, behind - back - copy(layer))
+    whole += run.micro_batches * (mine.layers - 1) * beyond(rates, behind, back + copy(layer))
     return whole + run.micro_batches * (gather(layer) + gather(tables))

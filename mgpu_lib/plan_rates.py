@@ -3,10 +3,11 @@
 import functools
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from mgpu_lib.plan_formulas import LARGEST, PER_NODE
-from virtual_gpus import collective_seconds, find_gpu, virtual_gpus
+from virtual_gpus import collective_seconds, dry_run, find_gpu, virtual_gpus
 
 NODES = {"A100-80": "DGX A100", "H100": "DGX H100", "H200": "DGX H100"}  # the machine with eight of each GPU
 SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take
@@ -16,12 +17,14 @@ SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take
 def constants(gpu, network):
     """What the formulas know of a GPU and of a network: plain numbers, measured on virtual GPUs.
 
-    Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "collectives": for so many GPUs of each node
+    Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "beside": how much longer kernels take beside
+    a collective, as a part of their time. "collectives": for so many GPUs of each node
     times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce; "send":
     the same of a message, within a node and between nodes.
     """
     spec = find_gpu(gpu)
-    return {"peak": spec.bf16, "memory": spec.memory, **kernel_rates(gpu), "collectives": groups(gpu, network)}
+    plain = {"peak": spec.bf16, "memory": spec.memory, "beside": lost_beside(gpu)}
+    return {**plain, **kernel_rates(gpu), "collectives": groups(gpu, network)}
 
 
 @functools.cache
@@ -53,15 +56,16 @@ def of_products(numbers, timed):
 
 
 def of_attention(numbers, timed):
-    """FLOP per second of causal attention, forward and backward."""
-    q = numbers(1, 64, 8192, 128).requires_grad_()
-    forward = timed(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
-    out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
-    grad = numbers(1, 64, 8192, 128)
-    with_sums = timed(lambda: out.backward(grad))
-    plain = timed(torch.add, grad, grad)
-    flops = 2 * 64 * 8192**2 * 128
-    return {"attention": flops / forward, "attention backward": 2.5 * flops / (with_sums - 2 * plain)}
+    """Causal attention of sequences of n tokens takes flops / rate · (1 + half / n) seconds, forward as backward."""
+
+    def each(length):
+        q = numbers(2**16 // length, 64, length, 128)
+        return timed(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)) / (2 * 64 * 2**16 * length * 128)
+
+    few, many = 1024, 8192
+    slow, fast = each(few), each(many)
+    half = (slow - fast) / (fast / few - slow / many)
+    return {"attention": (1 + half / many) / fast, "attention half": half}
 
 
 def of_memory(numbers, timed):
@@ -69,13 +73,34 @@ def of_memory(numbers, timed):
     X, small, n = numbers(2**14, 2**14), numbers(1), 2**29
     fixed, table = timed(torch.neg, small), numbers(2**14, 2**14)
     rows = torch.empty(2**14, dtype=torch.long, device="cuda")
+    to_table = torch.ops.aten.embedding_dense_backward
     return {
         "fixed": fixed,
         "pointwise": 2 * n / (timed(torch.neg, X) - fixed),
         "norm": 2 * n / (timed(F.rms_norm, X, (2**14,)) - fixed),
         "gather": 2 * n / (timed(F.embedding, rows, table) - fixed),
+        "scatter": 2 * n / (timed(to_table, X, rows, 2**14, -1, False) - fixed),
         "lists": 2 * n / (timed(torch._foreach_mul_, [X], 2.0) - fixed),
     }
+
+
+def lost_beside(gpu):
+    """How much longer a large product takes beside an all-reduce, as a part of its time."""
+
+    def program():
+        gradients = torch.empty(SHORT * 32, device="cuda")
+        X = torch.empty(2**13, 2**13, dtype=torch.bfloat16, device="cuda")
+
+        def step():
+            work = dist.all_reduce(gradients, async_op=True)
+            X @ X
+            work.wait()
+
+        return step
+
+    events = dry_run(program, PER_NODE, gpu, link=NODES[gpu]).timeline.on(0)
+    lost, product = (sum(e.end - e.start for e in events if e.kind == kind) for kind in ("contention", "matmul"))
+    return lost / product
 
 
 def groups(gpu, network):

@@ -94,7 +94,7 @@ class Log(NamedTuple):
     """The operations of one step, as arrays over the operations."""
 
     kind: np.ndarray  # index into KINDS
-    deep: np.ndarray  # whether it is the backward of a convolution, or of an attention
+    deep: np.ndarray  # whether it is the backward of a convolution, or of an attention on ordinary cores
     flops: np.ndarray
     results: np.ndarray
     nbytes: np.ndarray
@@ -104,6 +104,7 @@ class Log(NamedTuple):
     tensors: np.ndarray
     engine: np.ndarray  # whether autograd's engine called it
     fast: np.ndarray  # FLOP per second of the tensor cores at this precision, 0: not on them
+    attention: np.ndarray  # the part of it that attention reaches, 0: no attention on tensor cores
     copied: int  # bytes of the batch that are copied to the GPU first
 
 
@@ -119,7 +120,7 @@ def record(row):
         return log_of(row["sheet"], published.tf32(row), lambda device: published.step_on(device, row), copied)
 
 
-def log_of(sheet, tf32, step_on, copied=0):
+def log_of(sheet, tf32, step_on, copied=0, software=rates.NEWEST):
     """The Log of the step that `step_on` makes for a device, on a GPU with the data sheet named `sheet`."""
     spec, found = sheets.find(sheet), []
     with sheets.added(), virtual_gpus(1, gpu=sheet, backing="meta") as machine:
@@ -137,6 +138,9 @@ def log_of(sheet, tf32, step_on, copied=0):
         step()
     work, engine = zip(*found, strict=True)
     fast = [getattr(spec, w.precision) if costs.on_tensor_cores(w, spec) else 0.0 for w in work]
+    attends = [w.kind == "attention" and costs.on_tensor_cores(w, spec) for w in work]
+    group = rates.generation(spec)
+    parts = [costs.attention_part(w, group, software) if a else 0.0 for w, a in zip(work, attends, strict=True)]
     columns = (
         [KINDS.index(w.kind) for w in work],
         [w.kind in costs.SLOWER_BACKWARD and w.name.endswith("backward") for w in work],
@@ -149,6 +153,7 @@ def log_of(sheet, tf32, step_on, copied=0):
         [w.tensors for w in work],
         engine,
         fast,
+        parts,
     )
     return Log(*(np.array(c, dtype=float if i else int) for i, c in enumerate(columns)), copied)
 
@@ -164,10 +169,11 @@ def replay(log, spec, table):
 
     group = rates.generation(spec)
     better = {units: table["factor"][units].get(group, 1.0) for units in ("cores", "tensor cores", "products")}
-    product = np.isin(log.kind, [KINDS.index(kind) for kind in costs.PRODUCTS])
+    product = log.kind == KINDS.index("matmul")
+    reached = np.minimum(1.0, part("tensor") * np.where(product, better["products"], better["tensor cores"]))
     rate = np.where(
         log.fast > 0,
-        log.fast * np.minimum(1.0, part("tensor") * np.where(product, better["products"], better["tensor cores"])),
+        log.fast * np.where(log.attention > 0, log.attention, reached),
         spec.fp32 * part("cores") * better["cores"],
     )
     rate *= np.where(log.results > 0, log.results / (log.results + table["half"] * spec.sm_count), 1.0)

@@ -3,7 +3,8 @@
     python -m calibration.contention FILE   # needs a GPU and Triton
 
 That is what a collective operation does beside the computation. recorded/measured_h100.json holds what one H100 said,
-in "contention"; nothing has been fitted to it yet. A real collective copies over links, too, and waits for other GPUs.
+in "contention"; rates.WAITING and its neighbors were read from it. A real collective copies over links, too, and waits
+for other GPUs.
 """
 
 import functools

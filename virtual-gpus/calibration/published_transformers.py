@@ -65,6 +65,11 @@ RULES = {
 }
 
 
+def software(row):
+    """The year whose attention kernels a row's program runs, as virtual_gpus takes it."""
+    return "2023" if "v1" in row["attention"] else "2024"
+
+
 def rows():
     """All rows, with the keys "id", "program", "sheet", "machine", "curve", "half" and "excluded" (a key of RULES)."""
     found, names = json.loads(PATH.read_text())["rows"], Counter()

@@ -2,9 +2,9 @@
 
     python -m calibration.transformer_fit
 
-writes virtual-gpus/virtual_gpus/clock/transformers.json. It comes after `clock_fit` and leaves alone all else that was
-fitted there: images say little about large matrix products in half precision, attention, layer norm, large losses and
-Adam. As there, each setting is drawn toward a plain starting value, by as much as it is known beforehand.
+writes virtual-gpus/virtual_gpus/clock/transformers.json. It comes after `clock_fit` and `attention_fit` and leaves
+alone all else that was fitted there: images say little about large matrix products in half precision, layer norm, large
+losses and Adam. As there, each setting is drawn toward a plain starting value, by as much as it is known beforehand.
 """
 
 import math
@@ -18,12 +18,8 @@ from virtual_gpus.clock import rates
 OUT = rates.TRANSFORMERS_PATH
 # (table, key) in transformers.json: (starting value, its uncertainty as a factor e**s). Products reach 74 % of the peak
 # on an A100 and 76 % on a V100 (github.com/mli/transformers-benchmarks), 73 % being that of the clock's first fit.
-# FlashAttention 2 reaches 50 to 73 % forward and 63 % at most backward on an A100 (arxiv.org/abs/2307.08691), the
-# first one 30 to 50 %, forward, and 25 to 35 % backward.
 START = {
     **{("products", generation): (1.0, 0.15) for generation in ("Volta", "Ampere", "Hopper")},
-    ("tensor", "attention"): (0.5, 0.3),
-    ("tensor", "attention backward"): (0.4, 0.3),
     **{("memory", kind): (0.79, 0.3) for kind in ("layer_norm", "softmax", "gather", "foreach")},
 }
 PARTS = {key for key in START if key[0] != "products"}  # parts of a peak, which stay below it
@@ -44,7 +40,9 @@ def logs_of(row):
             step = transformers.step_on(device, row)
             return lambda: step(micro_batches)
 
-        return log_of(row["sheet"], published_transformers.tf32(row), step_on)
+        return log_of(
+            row["sheet"], published_transformers.tf32(row), step_on, software=published_transformers.software(row)
+        )
 
     return [(1 - more, log(1)), (more, log(2))] if more else [(1, log(1))]
 

@@ -43,6 +43,7 @@ def cases():
 def seconds(row):
     """What the clock says of a row's step: its first micro-batch, and for each more as much as for a second one."""
     where = {"n_gpus": row["n_gpus"], "gpu": row["sheet"], "link": row["machine"]}
+    where["software"] = published_transformers.software(row)
     return of_micro_batches(row, replicated if row["n_gpus"] > 1 else alone, where)
 
 

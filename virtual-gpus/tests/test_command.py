@@ -145,7 +145,10 @@ def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
     (folder / "pyproject.toml").write_text('[tool.virtual-gpus]\ncolour = "red"\n')
     with pytest.raises(SystemExit):
         main.main(["plan", "small.py"])
-    assert "[tool.virtual-gpus] has 'colour'. Known: n, gpu, link, network, host, per-node" in capsys.readouterr().err
+    assert (
+        "[tool.virtual-gpus] has 'colour'. Known: n, gpu, link, network, host, software, per-node"
+        in capsys.readouterr().err
+    )
 
 
 # run
@@ -302,12 +305,13 @@ def test_what_a_program_decides_by_is_told_and_listed(folder, capsys):
 
 
 def test_json_of_a_plan_and_a_page_that_draws_it(folder, capsys):
-    options = "--json", "--fits", "--host", "0.5", "--html", "page.html"
+    options = "--json", "--fits", "--host", "0.5", "--software", "2024", "--html", "page.html"
     assert main.main(["plan", "-n", "4", *options, "train.py", "</script><b>"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["schema"] == 1 and made["fits"] is True and made["program"] == ["train.py", "</script><b>"]
     assert made["assumed"] == {
-        **{"n": 4, "gpu": "H100", "per_node": 8, "host": 0.5, "nodes": "DGX H100 (NVLink 4, 18 links)", "rank": 0}
+        **{"n": 4, "gpu": "H100", "per_node": 8, "host": 0.5, "software": "2024", "rank": 0},
+        "nodes": "DGX H100 (NVLink 4, 18 links)",
     }
     [rank] = made["ranks"]
     assert sum(rank["memory"].values()) == rank["peak"] < made["capacity"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from virtual_gpus import virtual_gpus
 from virtual_gpus.clock import costs
@@ -176,12 +177,16 @@ def test_a_kernel_that_keeps_the_logsumexp_is_not_taken_for_a_causal_one():
     assert work_named("_scaled_dot_product_efficient_attention", call).flops == 4 * 2 * 3 * 64 * 64 * 16
 
 
-def test_layer_norm_s_backward_reads_twice_for_its_parameters():
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [(torch.nn.LayerNorm, "native_layer_norm_backward"), (torch.nn.RMSNorm, "_fused_rms_norm_backward")],
+)
+def test_a_norm_s_backward_reads_twice_for_its_parameters(norm, name):
     def run(device):
         X = torch.ones(1000, 256, device=device, requires_grad=True)
-        torch.nn.LayerNorm(256, device=device)(X).backward(torch.ones_like(X))
+        norm(256, device=device)(X).backward(torch.ones_like(X))
 
-    work, X = work_named("native_layer_norm_backward", run), 4 * 256_000
+    work, X = work_named(name, run), 4 * 256_000
     assert work.kind == "layer_norm" and 5 * X <= work.nbytes < 5.1 * X  # X and its gradient twice, writes one
 
 
@@ -192,3 +197,66 @@ def test_collectives():
     assert costs.ring_seconds(2**30, 8, link) == pytest.approx(8.2e-3, rel=0.1)
     assert costs.ring_seconds(2**20, 1, link) == costs.pipeline_seconds(2**20, 1, link) == 0
     assert costs.pipeline_seconds(2**30, 8, link) < costs.ring_seconds(2**30, 8, link)
+
+
+def attention_seconds(gpu, length, causal=True, backend="flash", software="2026", tokens=2**14):
+    """Of the kernels of attention among so many tokens, in sequences of this length: forward, and backward."""
+    with virtual_gpus(1, gpu, backing="meta", software=software) as machine:
+        shape = tokens // length, 16, length, 128
+        q, k, v = (torch.ones(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
+        with sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        out.backward(torch.ones_like(out))
+        return [event.end - event.start for event in machine.timeline.events if event.kind == "attention"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "software", "length", "tflops"),
+    [  # what FlashAttention's authors printed, forward and backward
+        ("A100-80", "2024", 2048, 155),
+        ("A100-80", "2024", 16384, 189),
+        ("A100-80", "2023", 2048, 69),
+        ("H100", "2024", 2048, 265),
+        ("H100", "2024", 16384, 328),
+        ("H100", "2023", 2048, 108),
+    ],
+)
+def test_attention_is_as_fast_as_its_authors_say(gpu, software, length, tflops):
+    flops = 3.5 * 4 * 2**14 * length * 2048 / 2
+    assert flops / sum(attention_seconds(gpu, length, software=software)) == pytest.approx(tflops * 1e12, rel=0.25)
+
+
+def test_short_sequences_use_less_of_the_gpu_and_half_of_a_causal_mask_does_too():
+    (short, *_), (long, *_) = (attention_seconds("H100", length) for length in (512, 8192))
+    assert long < 16 * short < 2 * long  # as many numbers are compared sixteen times as often
+    whole, half = (sum(attention_seconds("H100", 1024, causal)) for causal in (False, True))
+    assert half < whole < 2 * half
+
+
+def test_hopper_s_cudnn_is_faster_and_software_of_before_has_no_such_kernel():
+    flash, cudnn = (sum(attention_seconds("H100", 4096, backend=name)) for name in ("flash", "cudnn"))
+    assert cudnn < flash
+    assert sum(attention_seconds("H100", 4096, backend="cudnn", software="2024")) == pytest.approx(flash)
+    with pytest.raises(ValueError, match="software='2001': use one of 2023, 2024, 2026"):
+        virtual_gpus(1, software="2001")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "least", "most"),
+    [  # a tensor, or rows, inner size and columns of a product: what recorded/measured_h100.json has beside 24 blocks
+        ("H100", (8192, 32768, 8192), 0.13, 0.24),
+        ("H100", (8192, 6144, 1536), 0.55, 0.8),
+        ("H100", (1536, 8192, 6144), 0.8, 0.9),
+        ("H100", (2**26,), 0.05, 0.1),
+        ("A100-80", (8192, 6144, 1536), 0.25, 0.3),  # its products aren't known to wait
+        ("V100", (8192, 6144, 1536), 0.0, 0.0),  # not known
+        ("L4", (8192, 6144, 1536), 0.0, 0.0),
+    ],
+)
+def test_what_a_collective_takes_from_the_kernels_beside_it(gpu, shape, least, most):
+    def call(device):
+        if len(shape) == 1:
+            return torch.ones(shape, device=device) + 1
+        return torch.ones(shape[:2], device=device).half() @ torch.ones(shape[1:], device=device).half()
+
+    assert least <= costs.cost(works(call)[-1], find_gpu(gpu)).beside <= most

@@ -249,6 +249,49 @@ def test_the_stages_of_one_pipeline_have_the_card_to_themselves():
     assert 0.5 < one_card / each_its_card < 2  # other protocols, but as many bytes per second at their best
 
 
+def beside(communicate, network=None, n=8):
+    """(seconds that the matrix products of a step lost, and those in which communication ran beside them)"""
+
+    def program():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        X, Y = torch.zeros(2**28, device="cuda"), torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+        def step():
+            work = communicate(X)
+            for _ in range(50):
+                Y @ Y
+            if work is not None:
+                work.wait()
+            Y + 1
+
+        return step
+
+    events = dry_run(program, n, "H100", network=network).timeline.on(0)
+    lost = [event for event in events if event.kind == "contention"]
+    runs = [event for event in events if event.kind == "collective"]
+    products = [event for event in events if event.kind == "matmul"]
+    assert all(product.end <= event.start for product in products for event in lost)  # made up for at the end
+    both = sum(max(0.0, min(r.end, p.end) - max(r.start, p.start)) for r in runs for p in products)
+    return sum(event.end - event.start for event in lost), both
+
+
+def test_kernels_are_slowed_beside_a_collective():
+    for n in (8, 16):
+        lost, both = beside(lambda X: dist.all_reduce(X, async_op=True), n=n)
+        assert both > 1e-3 and lost == pytest.approx(24 / (132 - 24) * both)
+    assert beside(lambda X: None) == (0, 0)  # alone
+    assert beside(lambda X: dist.all_reduce(X)) == (0, 0)  # the stream waits for the collective
+
+
+def test_what_messages_take_from_kernels_is_not_known():
+    lost, both = beside(
+        lambda X: dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, X, (dist.get_rank() + 1) % 8), dist.P2POp(dist.irecv, X, (dist.get_rank() - 1) % 8)]
+        )[0]
+    )
+    assert lost == 0 < both
+
+
 # What a program may do
 
 

@@ -14,6 +14,7 @@ import torch
 from virtual_gpus import patches
 from virtual_gpus.clock.clock import Clock
 from virtual_gpus.clock.events import Totals
+from virtual_gpus.clock.rates import NEWEST, SOFTWARE
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.clock.topology import find_topology
@@ -58,6 +59,8 @@ class Machine:
     network  what joins machines of a type, such as "InfiniBand HDR"; None: there is one machine
     host     how long the host takes for a call, 1 being the servers of 2018 to 2022 that the clock was fitted to; a
              fast processor of today may need a third
+    software the year of the software whose attention kernels run: "2023" (FlashAttention 1), "2024" (FlashAttention 2)
+             or "2026" (on an H100, if the program leaves PyTorch the choice, cuDNN's)
     ValueError for anything else.
 
     >>> with Machine(4) as machine:
@@ -88,18 +91,22 @@ class Machine:
         backing: str | torch.device = "cpu",
         network: str | None = None,
         host: float = 1.0,
+        software: str = NEWEST,
     ):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"virtual_gpus({n!r}): the number of GPUs must be a whole number, at least 1")
         if not isinstance(host, (int, float)) or not 0 < host < float("inf"):
             raise ValueError(f"host={host!r}: how long a call takes must be a number above 0; 1 for a server of 2020")
+        if software not in SOFTWARE:
+            raise ValueError(f"software={software!r}: use one of {', '.join(SOFTWARE)}")
         self.options = {"gpu": gpu, "link": link, "backing": str(backing), "network": network, "host": host}
+        self.options["software"] = software
         self.spec = find_gpu(gpu)
         self.topology = find_topology(link, self.spec, network)
         self.link, self.pcie = self.topology.link, self.topology.pcie
         self.backing = find_backing(backing)
         self.is_meta = self.backing.type == "meta"
-        self.clock, self.started = Clock(host), 0.0
+        self.clock, self.started = Clock(host, software), 0.0
         self.traffic = Traffic()
         self.selected = threading.local()  # each thread has its own current GPU, as in CUDA
         self.rank, self.ranks = None, 1

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def setup_of(options: argparse.Namespace) -> Setup:
-    names = ("gpu", "link", "network", "host")
+    names = ("gpu", "link", "network", "host", "software")
     machine = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return Setup(options.gpus, machine, options.trace, options.account, run_id())
 

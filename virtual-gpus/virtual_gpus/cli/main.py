@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
+from virtual_gpus.clock.rates import NEWEST, SOFTWARE
 from virtual_gpus.clock.specs import GPUS, LINKS, find_gpu, unknown
 from virtual_gpus.clock.topology import find_topology
 
@@ -37,7 +38,8 @@ the options; [tool.virtual-gpus] in pyproject.toml sets them for a project, such
 """
 COMMANDS = {"run": "processes", "plan": "plan", "gpus": "tables", "topo": "tables", "": "launch"}
 LINK_NAMES = ["nvlink", "pcie", *LINKS, *MACHINES]
-IN_A_PROJECT = "n", "gpu", "link", "network", "host", "per_node", "assume"  # options that pyproject.toml may set
+# Options that pyproject.toml may set
+IN_A_PROJECT = "n", "gpu", "link", "network", "host", "software", "per_node", "assume"
 API = {"n_gpus=": "-n ", "per_node=": "--per-node ", "link=": "--link ", "network=": "--network ", "rank=": "--rank "}
 # What argparse calls a usage error; Unix says 1 for any failure, 128 + 2 for Ctrl-C.
 FAILED, USAGE, TOO_SMALL, NO_STEP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -173,6 +175,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--network", type=one_of("network", NETWORKS), metavar="NAME", help=about)
     about = "how long a call takes the host: 1 as on a server of 2020 (default), 0.33 on one three times as fast"
     add("--host", type=positive, metavar="FACTOR", help=about)
+    about = "the year of the software whose attention kernels run (default: %(default)s)"
+    add("--software", choices=SOFTWARE, default=NEWEST, help=about)
     add("--trace", type=file, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
 
 

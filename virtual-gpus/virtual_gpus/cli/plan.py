@@ -3,7 +3,7 @@
 `--json` prints one object. Times are modelled, in seconds, memory is in bytes, shares are parts of 1.
 
     schema     1; it changes when a field gets another meaning or goes, not when one is added
-    assumed    n, gpu, per_node, nodes (what they are and what joins them, in words), host, rank
+    assumed    n, gpu, per_node, nodes (what they are and what joins them, in words), host, software, rank
     values     what unknown numbers were taken for, in words: by --assume, and that numbers are finite
     fits       whether a tenth of the GPU's memory stays free, for what is not counted; null if that is unknown
     error      why there is no plan; then what follows is missing
@@ -94,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
-    cluster = Cluster(options.n, options.gpu, options.per_node, options.link, options.network, options.host or 1.0)
+    o = options
+    cluster = Cluster(o.n, o.gpu, o.per_node, o.link, o.network, o.host or 1.0, o.software)
     try:
         cluster.node()
     except ValueError as error:
@@ -149,11 +150,11 @@ def progress() -> Iterator[None]:
 def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     """The fields of --json."""
     cluster, made = plan.cluster, plan.made
-    assumed = {"n": cluster.n_gpus, "gpu": cluster.gpu, "per_node": cluster.per_node, "host": cluster.host}
+    assumed = {name: getattr(cluster, name) for name in ("gpu", "per_node", "host", "software")}
     fields = {
         "schema": SCHEMA,
         "program": [options.program, *options.arguments],
-        "assumed": {**assumed, "nodes": cluster.node().topology.name, "rank": options.rank},
+        "assumed": {"n": cluster.n_gpus, **assumed, "nodes": cluster.node().topology.name, "rank": options.rank},
         "fits": plan.fits,
     }
     if made is None:

@@ -70,7 +70,8 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     here, _ = os.pipe()  # nothing is written: a rank that reads sees its end when this process has ended, however
     store = socket.create_server(("127.0.0.1", 0), backlog=max(128, options.n))
     ours, run = [here, store.fileno()], uuid.uuid4().hex
-    flags = [option for name in ("gpu", "link", "network", "host", "trace") for option in option_of(options, name)]
+    named = "gpu", "link", "network", "host", "software", "trace"
+    flags = [option for name in named for option in option_of(options, name)]
     flags += ["--gpus", str(options.n)] + ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):

@@ -18,7 +18,7 @@ from torch import Tensor
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.events import EventLog
 from virtual_gpus.clock.host import Host, Launch, temporarily, this_thread
-from virtual_gpus.clock.rates import HOST, HOST_COPY
+from virtual_gpus.clock.rates import HOST, HOST_COPY, NEWEST
 from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.clock.work import tf32_allowed, work_of
 from virtual_gpus.compat import OpOverload
@@ -39,12 +39,14 @@ class Clock:
     """The times of one machine's hosts and streams, and what happened when.
 
     tf32          (convolutions, matrix products): whether they use TF32; None: as PyTorch's switches say
+    software      the year of the software whose kernels run, a key of rates.SOFTWARE
     shared        the Host of all threads but ReplicaThreads
     log           the EventLog since the last `reset`
     reproducible  False once something depends on what only real time decides
     """
 
-    def __init__(self, factor: float = 1.0):
+    def __init__(self, factor: float = 1.0, software: str = NEWEST):
+        self.software = software
         self.tf32: tuple[bool, bool] | None = None
         self.costs: dict[Hashable, tuple[costs.Cost, bool, tuple[bool, bool] | None]] = {}  # see `cost_of`
         self.ports: dict[tuple, float] = {}  # what a copy occupies at an end, see Topology.path: until when
@@ -90,7 +92,7 @@ class Clock:
         if cost.seconds and (gpu.machine.capture is None or gpu.capturing() is None):  # what is captured runs later
             streams, work = gpu.streams, cost.work
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
-            start, end = stream.enqueue(launched, cost.seconds)
+            start, end = stream.enqueue(launched, cost.seconds, cost.beside)
             self.log.record(
                 (called, launched, host.thread, host.phase),
                 name=work.name,
@@ -111,7 +113,7 @@ class Clock:
         or None if they don't matter; kept under `key`."""
         spec = gpu.machine.spec
         tf32 = NO_TF32 if spec.tf32 is None else self.tf32 or tf32_allowed()
-        cost = costs.cost(work_of(func, args, kwargs, out, tf32), spec)
+        cost = costs.cost(work_of(func, args, kwargs, out, tf32), spec, self.software)
         if len(self.costs) > MAX_COSTS:  # a program with ever new shapes
             self.costs.clear()
         switched = spec.tf32 is not None and cost.work.kind in costs.TENSOR
@@ -177,6 +179,23 @@ class Clock:
         self.log.record(
             call, name=name, kind="pointwise", gpu=gpu.index, row=stream.name, start=start, end=end, bound="fixed"
         )
+
+    def slow_kernels(self, gpu: "VirtualGPU", call: Launch, name: str, start: float, end: float) -> None:
+        """A collective ran on `gpu` from `start` to `end`. What the kernels beside it have lost by that is known only
+        now, since other ranks decide when it runs: their streams make up for it here."""
+        for stream in gpu.streams:
+            if lost := stream.lost_beside(start, end):
+                begin, stream.done_at = stream.done_at, stream.done_at + lost
+                self.log.record(
+                    call,
+                    name=f"beside {name}",
+                    kind="contention",
+                    gpu=gpu.index,
+                    row=stream.name,
+                    start=begin,
+                    end=stream.done_at,
+                    bound="compute",
+                )
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""

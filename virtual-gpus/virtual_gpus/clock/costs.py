@@ -7,6 +7,7 @@ and a fixed time beside. The rates that a GPU reaches stand in `rates`.
 from typing import NamedTuple
 
 from virtual_gpus.clock.rates import (
+    ATTENTION,
     COPY,
     CORES,
     FACTOR,
@@ -16,15 +17,22 @@ from virtual_gpus.clock.rates import (
     HOST_MEMORY,
     LOW_POWER,
     MEMORY,
+    MOST,
+    NCCL_BLOCKS,
+    NEWEST,
+    POINTWISE_BESIDE,
     ROUND,
+    SOFTWARE,
     TENSOR,
+    TILE,
+    WAITING,
     generation,
 )
 from virtual_gpus.clock.specs import GPU, Link
 from virtual_gpus.clock.topology import Connection
 from virtual_gpus.clock.work import Work
 
-PRODUCTS = ("matmul", "attention")  # kinds that are matrix products
+SHARING = ("nvlink3", "nvlink4", "nvlink5")  # links on which NCCL is known to take multiprocessors
 SLOWER_BACKWARD = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise", "attention")
 
 
@@ -36,14 +44,15 @@ class Cost(NamedTuple):
     bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
     from_python: float  # of the host's time, called by Python
     from_cpp: float  # the same, called by autograd's engine, or by other C++
+    beside: float = 0.0  # how much longer its kernels take beside a collective operation, as a part of their time
 
 
-def cost(work: Work, spec: GPU) -> Cost:
-    """What `work` costs on a GPU with the data sheet `spec`."""
+def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
+    """What `work` costs on a GPU with the data sheet `spec`, with the `software` of a year, a key of rates.SOFTWARE."""
     from_python, from_cpp = (HOST[work.kind][i] + work.tensors * HOST["tensor"][i] for i in (0, 1))
     if not work.kernels:
         return Cost(work, 0.0, "fixed", from_python, from_cpp)
-    arithmetic = work.flops / rate(work, spec) if work.flops else 0.0
+    arithmetic = work.flops / rate(work, spec, software) if work.flops else 0.0
     traffic = work.nbytes / bandwidth(work.kind, spec)
     fixed, layout = work.kernels * FIXED[work.kind], 0.0
     if on_tensor_cores(work, spec):
@@ -51,7 +60,18 @@ def cost(work: Work, spec: GPU) -> Cost:
         layout = work.layout_nbytes / bandwidth("layout", spec)
     longest = max(arithmetic, traffic)
     bound = "fixed" if fixed > longest + layout else "compute" if arithmetic > traffic + layout else "memory"
-    return Cost(work, fixed + longest + layout, bound, from_python, from_cpp)
+    return Cost(work, fixed + longest + layout, bound, from_python, from_cpp, slowed_beside(work, spec))
+
+
+def slowed_beside(work: Work, spec: GPU) -> float:
+    """How much longer kernels take beside a collective operation over NVLink 3 or later, as a part of their time."""
+    slowed = NCCL_BLOCKS / (spec.sm_count - NCCL_BLOCKS) if spec.nvlink in SHARING else 0.0
+    if slowed and work.kind in ("pointwise", "foreach"):
+        return POINTWISE_BESIDE
+    if slowed and work.kind == "matmul" and spec.capability[0] >= 9 and on_tensor_cores(work, spec):
+        each = work.outputs / (TILE * spec.sm_count)
+        return max(slowed, min(MOST, WAITING / each))
+    return slowed
 
 
 def bandwidth(kind: str, spec: GPU) -> float:
@@ -63,16 +83,28 @@ def on_tensor_cores(work: Work, spec: GPU) -> bool:
     return work.precision != "fp32" and getattr(spec, work.precision) is not None and work.kind in TENSOR
 
 
-def rate(work: Work, spec: GPU) -> float:
+def rate(work: Work, spec: GPU, software: str = NEWEST) -> float:
     """FLOP per second that a GPU reaches. Few outputs don't fill its multiprocessors."""
     kind = f"{work.kind} backward" if work.kind in SLOWER_BACKWARD and work.name.endswith("backward") else work.kind
     group, throttled = generation(spec), FACTOR["low power"] if spec.power <= LOW_POWER else 1.0
-    if on_tensor_cores(work, spec):
-        factor = FACTOR["products" if work.kind in PRODUCTS else "tensor cores"]
+    if on_tensor_cores(work, spec) and work.kind == "attention":
+        reached = getattr(spec, work.precision) * attention_part(work, group, software)
+    elif on_tensor_cores(work, spec):
+        factor = FACTOR["products" if work.kind == "matmul" else "tensor cores"]
         reached = getattr(spec, work.precision) * min(1.0, TENSOR[kind] * factor.get(group, 1.0))
     else:
         reached = spec.fp32 * CORES[kind] * FACTOR["cores"].get(group, 1.0)
     return throttled * reached * work.outputs / (work.outputs + HALF * spec.sm_count)
+
+
+def attention_part(work: Work, group: str, software: str) -> float:
+    """The part of the tensor cores' peak that attention reaches on a generation of GPUs: less for short sequences."""
+    kernels = [kernel for name, kernel in SOFTWARE[software].items() if name in work.name]
+    parts = ATTENTION[kernels[0] if kernels else "FlashAttention 1"]  # assumed of the memory-efficient kernel
+    part, half = parts["Hopper" if group in ("Hopper", "Blackwell") else "Ampere"]  # assumed of other generations
+    # numbers that a query is compared with: it takes two products forward, and five backward
+    length = work.flops / work.outputs / (5 if work.name.endswith("backward") else 2)
+    return part * length / (length + half)
 
 
 def link_seconds(nbytes: float, link: Link | Connection, kind: str) -> float:

@@ -16,7 +16,7 @@ class Event(NamedTuple):
     """One kernel, copy or collective operation on one GPU, or work of the host. Times in seconds."""
 
     name: str
-    kind: str  # a key of rates.HOST, or "copy", "collective", "host"
+    kind: str  # a key of rates.HOST, or "copy", "collective", "contention", "host"
     gpu: int | None  # None: the host
     row: str  # "default", "stream 1", ..., "copy in", "copy out", "collective", or the host's thread
     start: float

@@ -1,8 +1,10 @@
 """What part of a data sheet's rates GPUs reach, and what the host spends on an operation.
 
 What stands in rates.json was fitted by `python -m calibration.clock_fit` to one half of the published measurements in
-calibration/published.json, and what stands in transformers.json by `python -m calibration.transformer_fit` to one half
-of those in calibration/published_transformers.json. The rest stands here, each with its source.
+calibration/published.json, what stands in transformers.json by `python -m calibration.transformer_fit` to one half of
+those in calibration/published_transformers.json, and what stands in attention.json by `python -m
+calibration.attention_fit` to one half of those in calibration/published_attention.json. The rest stands here, each with
+its source.
 """
 
 import json
@@ -22,18 +24,19 @@ def generation(spec: GPU) -> str:
 
 PATH = Path(__file__).parent / "rates.json"
 TRANSFORMERS_PATH, ATTENTION_PATH = (PATH.with_name(f"{name}.json") for name in ("transformers", "attention"))
-FITTED, TRANSFORMERS = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH))
-AS_REDUCE = {"layer_norm": "reduce", "softmax": "reduce"}  # kinds whose kernels and calls take as long beside
+FITTED, TRANSFORMERS, ATTENTION = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH, ATTENTION_PATH))
+# Kinds whose kernels and calls take as long beside as another's
+AS_OTHERS = {"layer_norm": "reduce", "softmax": "reduce", "scatter": "gather"}
+SCATTER = 0.22  # part of the memory's bandwidth: gradients of four embeddings in recorded/measured_h100.json
 
 
 def merged(fitted: dict, transformers: dict) -> dict:
     """All tables, from what stands in the two files."""
     found = {**fitted, "factor": {**fitted["factor"]}}
     found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
-    for name in ("tensor", "memory"):
-        found[name] = {**fitted[name], **transformers[name]}
+    found["memory"] = {**fitted["memory"], **transformers["memory"], "scatter": SCATTER}
     for name in ("fixed", "host"):
-        found[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_REDUCE.items()}}
+        found[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_OTHERS.items()}}
     products = {**fitted["factor"]["tensor cores"], **transformers["products"]}
     found["factor"]["products"] = {**products, "Blackwell": products["Hopper"]}  # assumed: no figures of it were found
     return found
@@ -49,6 +52,15 @@ MEMORY = TABLES["memory"]  # kind: part of the memory's peak bandwidth
 FIXED = TABLES["fixed"]  # kind: seconds that a kernel takes beside
 HOST = TABLES["host"]  # kind: seconds of the host's time, called by Python, and by autograd's engine
 
+# year: which kernel PyTorch's attention runs, of those in attention.json. FlashAttention 2 came with PyTorch 2.2
+# (https://github.com/pytorch/pytorch/releases/tag/v2.2.0), and with 2.11 cuDNN's came first on Hopper
+# (https://github.com/huggingface/transformers/pull/48163).
+SOFTWARE = {
+    "2023": {"flash": "FlashAttention 1", "cudnn": "FlashAttention 1"},
+    "2024": {"flash": "FlashAttention 2", "cudnn": "FlashAttention 2"},
+    "2026": {"flash": "FlashAttention 2", "cudnn": "cuDNN"},
+}
+NEWEST = "2026"
 # Part of a link's peak rate that a copy reaches: from and to pinned memory of the host, between two GPUs, and in a
 # collective operation (NCCL). Measured: 12.4 of 15.8 GB/s from pinned memory to a T4 (bandwidthTest); 270 to 276 of
 # 300 GB/s between A100s, 376 of 450 between H100s (p2pBandwidthLatencyTest); 229 of 300 GB/s in an all-reduce of 1 GiB
@@ -63,6 +75,16 @@ COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76}
 # their batches: fitted to steps that contain such a copy, while eight workers are busy.
 HOST_MEMORY = {"pageable": 8.5e9, **FITTED["copy"]}
 ROUND = 5e-6  # seconds of each round of a collective operation: 61 µs for 14 rounds of 256 KiB on those A100s
+# Multiprocessors that a collective keeps from the kernels beside it: 24 over NVLink on an A100
+# (https://github.com/NVIDIA/nccl/issues/1225) and on an H100 (https://forums.developer.nvidia.com/t/337991); between
+# nodes 16 have been seen. Without them a kernel takes a fifth longer on an H100, which is what
+# recorded/measured_h100.json has beside a copy by as many thread blocks, and a pointwise kernel 7 %. Many of Hopper's
+# matrix products count on all multiprocessors, and what would run on those that are taken waits until the rest is done
+# (by a factor of 1.7 in that forum, where each had one block): WAITING over the number of blocks that each
+# multiprocessor gets, blocks of TILE numbers, and at most MOST.
+NCCL_BLOCKS = 24
+POINTWISE_BESIDE = 0.07
+WAITING, TILE, MOST = 1.85, 128 * 256, 0.85
 QUERY = 1e-6  # seconds of the host's time to ask whether something is done
 # Seconds of the host's time to launch a CUDA graph, and for each of its nodes: 2.5 µs and about 1 ns in CUDA 12.6, for
 # graphs without branches (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs", 2024; a Xeon Silver 4208)

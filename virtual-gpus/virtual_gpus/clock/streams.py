@@ -48,7 +48,8 @@ class Stream:
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)
         self.done_at = 0.0  # when all that was enqueued is done
-        self.recent: deque[tuple[float, float]] = deque(maxlen=256)  # (start, end) of its last kernels
+        # (start, end, Cost.beside) of its last kernels, as many as may run beside a collective before a wait for it
+        self.recent: deque[tuple[float, float, float]] = deque(maxlen=8192)
         self.capture: Any = None  # the graphs.Capture that it takes part in
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -66,15 +67,20 @@ class Stream:
     def __hash__(self):
         return hash((self.gpu, self.stream_id))
 
-    def enqueue(self, launched: float, seconds: float) -> tuple[float, float]:
-        """A kernel that takes `seconds` is launched: when it starts and ends."""
+    def enqueue(self, launched: float, seconds: float, beside: float = 0.0) -> tuple[float, float]:
+        """A kernel that takes `seconds` is launched: when it starts and ends; `beside`: see costs.Cost."""
         start = self.done_at if self.done_at > launched else launched
         end = start + seconds
         if len(self.gpu.streams) > 1:
             end = self.shared_end(start, end)
         self.done_at = end
-        self.recent.append((start, end))
+        self.recent.append((start, end, beside))
         return start, end
+
+    def lost_beside(self, start: float, end: float) -> float:
+        """How many seconds its last kernels were slowed by a collective that ran from `start` to `end`."""
+        kernels = takewhile(lambda kernel: kernel[1] > start, reversed(self.recent))
+        return sum(max(0.0, min(until, end) - max(busy, start)) * beside for busy, until, beside in kernels)
 
     def shared_end(self, start: float, end: float) -> float:
         """When a kernel that alone would run from `start` to `end` ends beside those of the GPU's other streams.
@@ -82,11 +88,11 @@ class Stream:
         Those were launched before and keep their times, so that the work of all together takes as long as it
         would one after the other.
         """
-        others: list[tuple[float, float]] = []
+        others: list[tuple[float, float, float]] = []
         for stream in self.gpu.streams:
             if stream is not self:  # from the last one, which ends last, back to the first that counts
                 others += takewhile(lambda interval: interval[1] > start, reversed(stream.recent))
-        for busy, until in sorted(others):
+        for busy, until, _ in sorted(others):
             if busy >= end:
                 break
             end += min(until, end) - max(busy, start)

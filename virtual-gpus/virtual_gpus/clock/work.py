@@ -48,8 +48,8 @@ _KINDS = {
     "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward",
     "reduce": "sum mean amax amin argmax argmin max min norm linalg_vector_norm var std cumsum sort topk all any "
     "_coalesce",
-    "gather": "embedding embedding_dense_backward index index_put_ index_select gather scatter_ scatter_add_ "
-    "index_add_",
+    "scatter": "embedding_dense_backward",
+    "gather": "embedding index index_put_ index_select gather scatter_ scatter_add_ index_add_",
 }
 OP_KINDS = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 WRITES_ONLY = set(
@@ -221,7 +221,7 @@ def bytes_moved(name: str, args: Sequence, inputs: list[Tensor], outputs: list[T
         return written
     if name == "all_gather_copy_in":  # of FSDP: this rank's parts, to their place in what will be the whole
         return 2 * sum(map(stored, args[0]))
-    if OP_KINDS.get(name) == "gather":  # the rows that are asked for, not the whole table
+    if OP_KINDS.get(name) in ("gather", "scatter"):  # the rows that are asked for, not the whole table
         return 2 * min(written, min(stored(t) for t in inputs if t.numel())) if name.endswith("_") else 2 * written
     return sum(map(stored, inputs)) + written + read_again(name, args)
 
@@ -232,7 +232,8 @@ def read_again(name: str, args: Sequence) -> int:
         return stored(args[0]) if args[5] else 0  # in training
     if name == "native_batch_norm_backward":
         return stored(args[0]) + stored(args[1])
-    if name == "native_layer_norm_backward":  # a kernel for the input's gradient, one for those of weight and bias
+    if name in ("native_layer_norm_backward", "_fused_rms_norm_backward"):
+        # a kernel for the input's gradient, one for those of weight and bias
         return stored(args[0]) + stored(args[1]) if any(args[-1][1:]) else 0
     if name == "convolution_backward":  # a kernel for each gradient
         return stored(args[0]) if all(args[-1][:2]) else 0

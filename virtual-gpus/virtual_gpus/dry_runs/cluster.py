@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS
+from virtual_gpus.clock.rates import NEWEST
 from virtual_gpus.clock.specs import GPU, find_gpu
 from virtual_gpus.machine import Machine
 
@@ -16,6 +17,7 @@ class Cluster(NamedTuple):
     link: str | None = None
     network: str | None = None
     host: float = 1.0
+    software: str = NEWEST
 
     def node(self) -> Machine:
         """A Machine that stands for one of its nodes; it is off. ValueError if there can't be such a cluster."""
@@ -32,7 +34,7 @@ class Cluster(NamedTuple):
         if link in MACHINES and per_node > MACHINES[link].gpus:
             raise ValueError(f"per_node={per_node}: a {link} has {MACHINES[link].gpus} GPUs")
         network = self.network if nodes <= 1 else self.network or usual_network(link)
-        return Machine(min(self.n_gpus, per_node), self.gpu, link, "meta", network, self.host)
+        return Machine(min(self.n_gpus, per_node), self.gpu, link, "meta", network, self.host, self.software)
 
 
 def usual_type(spec: GPU, per_node: int, nodes: float) -> str | None:

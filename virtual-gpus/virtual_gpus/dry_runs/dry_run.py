@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from virtual_gpus.clock.rates import NEWEST
 from virtual_gpus.dry_runs.cluster import Cluster
 from virtual_gpus.dry_runs.prediction import Prediction, prediction_of
 from virtual_gpus.dry_runs.progress import Progress
@@ -29,13 +30,14 @@ def dry_run(
     host: float = 1.0,
     rank: int = 0,
     assume: Mapping[str, bool | float] | None = None,
+    software: str = NEWEST,
 ) -> Prediction:
     """A step of `program` in `n_gpus` processes with a GPU each, without any of them: a Prediction.
 
     program        what each process runs: it sets up network, sharding and optimizer, all anew, and returns a function
                    without arguments that takes a step. RANK, LOCAL_RANK and WORLD_SIZE are as torchrun sets them. There
                    is a process group for "nccl"; it may also make its own. Where it prints a number it prints "?"
-    gpu, host      as `virtual_gpus` takes them
+    gpu, host, software  as `virtual_gpus` takes them
     per_node       how many GPUs a node has; None: as many as its machine type, or all of them
     link, network  a machine type and a network, as `virtual_gpus` takes them; None: the first type in
                    `machine_types.MACHINES` that has such GPUs, and the network that it comes with
@@ -51,7 +53,7 @@ def dry_run(
     """
     if not callable(program):
         raise TypeError(f"program is a {type(program).__name__}: pass a function that returns a function, the step")
-    cluster = Cluster(n_gpus, gpu, per_node, link, network, host)
+    cluster = Cluster(n_gpus, gpu, per_node, link, network, host, software)
     return run_ranks(functools.partial(predict_program, program), cluster, rank, Assumptions(assume))
 
 

@@ -110,6 +110,11 @@ class Communicator:
         work.start = max([self.done_at, *(record.ready for record in records.values())])
         work.end = self.done_at = work.start + work.call.seconds
 
+    @property
+    def takes_multiprocessors(self) -> bool:
+        """Whether its operations slow the kernels beside them, as NCCL's collectives do; of messages it isn't known."""
+        return self.direction is None and self.gpu_name is not None
+
     def synchronize(self) -> None:
         """Wait for all operations."""
         with self.lock:
