@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from virtual_gpus import virtual_gpus
-from virtual_gpus.tensors.tensor import VirtualTensor
+from virtual_gpus.tensors.tensor import VirtualDenseTensor
 
 pytest.importorskip("numpy")  # which PyTorch's own list of operations and sample inputs needs
 pytest.importorskip("expecttest")
@@ -85,8 +85,8 @@ def compare(op, sample, expected):
     numbers = seeded(torch.get_rng_state)
     got = seeded(run, op, moved)
     assert torch.equal(torch.get_rng_state(), numbers), f"{op.name} drew from the CPU's generator"
-    named = "device" in moved.kwargs or any(type(t) is VirtualTensor for t in tensors((moved.input, moved.args)))
-    assert all(type(t) is VirtualTensor for t in got if named), f"{op.name} left the GPU"
+    named = "device" in moved.kwargs or any(type(t) is VirtualDenseTensor for t in tensors((moved.input, moved.args)))
+    assert all(type(t) is VirtualDenseTensor for t in got if named), f"{op.name} left the GPU"
     assert [t.shape for t in got] == [t.shape for t in expected], op.name
     if "empty" not in op.name:
         options = {"equal_nan": True, **ROUNDED.get(op.name, {})}

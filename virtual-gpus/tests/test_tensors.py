@@ -313,6 +313,10 @@ def test_what_writes_a_value_takes_a_single_number_from_anywhere(gpus, home, ori
 def test_a_tensor_is_called_a_tensor(gpus):
     x = torch.ones(2, device="cuda")
     assert repr(type(x)) == repr(torch.Tensor)
+    for kind in (type(x), type(x.to_sparse())):  # as the class of a real one, torch.Tensor
+        assert all(isinstance(t, kind) for t in (x, x.cpu(), x.to_sparse(), nn.Parameter(x))) and not isinstance(
+            2, kind
+        )
     with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \*: 'numpy.ndarray' and 'Tensor'"):
         np.ones(2) * x
 

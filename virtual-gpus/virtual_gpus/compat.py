@@ -34,6 +34,7 @@ jit_builtins, jit_recursive, jit_serialization = torch.jit._builtins, torch.jit.
 # Dispatch
 
 TensorBase = C.TensorBase  # methods as C++ has them, whatever torch.Tensor's are replaced by
+TensorMeta = C._TensorMeta  # the class of torch.Tensor
 Generator = C.Generator  # for isinstance: torch.Generator is replaced
 DispatchKey, DispatchKeySet = C.DispatchKey, C.DispatchKeySet
 ExcludeDispatchKeyGuard = C._ExcludeDispatchKeyGuard  # without autocast

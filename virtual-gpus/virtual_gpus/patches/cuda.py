@@ -18,7 +18,7 @@ from virtual_gpus.errors import bad_fork, no_addresses, not_compiled
 from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
-from virtual_gpus.tensors.tensor import VirtualTensor
+from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor
 
 # What can't be imitated
 
@@ -322,5 +322,5 @@ def check_same_place(first, tensor):
 
 
 for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
-    types_of_tensors = [*sys.modules[name]._foreach_supported_types, VirtualTensor]
+    types_of_tensors = [*sys.modules[name]._foreach_supported_types, VirtualDenseTensor]
     patch(sys.modules[name], {"_foreach_supported_types": types_of_tensors})

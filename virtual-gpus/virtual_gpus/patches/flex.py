@@ -19,7 +19,7 @@ from virtual_gpus.frames import program_line
 from virtual_gpus.patches.autocast import cast
 from virtual_gpus.patches.patch import after_import
 from virtual_gpus.state import current
-from virtual_gpus.tensors.tensor import VirtualTensor, inner_of, wrap
+from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor, inner_of, wrap
 
 aten = torch.ops.aten
 BLOCKS = 64  # along queries and keys, of which the mask is asked for one number
@@ -49,8 +49,8 @@ def patch_flex_attention(module):
             return FlexAttention.apply(module.math_attention, self, query, key, value, *options)
         return original(self, query, key, value, *options, **others)
 
-    if VirtualTensor not in hop.python_key_table:
-        hop.py_impl(VirtualTensor)(functools.partial(attend, module.math_attention))
+    if VirtualDenseTensor not in hop.python_key_table:
+        hop.py_impl(VirtualDenseTensor)(functools.partial(attend, module.math_attention))
     yield module.FlexAttentionHOP, "__call__", call
 
 

@@ -13,10 +13,10 @@ from virtual_gpus.memory.ledger import Block
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.subclasses import virtual_class
-from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class, wrap
+from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor, cpu_class, wrap
 
 # A worker of a DataLoader makes a batch of tensors on GPUs; PyTorch would put it into memory of the CPU.
-patch(default_collate_fn_map, {VirtualTensor: lambda batch, *, collate_fn_map=None: torch.stack(batch)})
+patch(default_collate_fn_map, {VirtualDenseTensor: lambda batch, *, collate_fn_map=None: torch.stack(batch)})
 
 
 @replaces(SpawnProcess)

@@ -13,7 +13,7 @@ from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.meta_cache import key_part, tensor_meta_of
 from virtual_gpus.ops.table import MixedDevices, Op
 from virtual_gpus.tensors.sparse import VirtualSparseTensor
-from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor, wrap
+from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualDenseTensor, wrap
 
 DEVICE = torch.device  # what a program sees of it is replaced in a PyTorch built without CUDA
 CONSTANTS = {int, str, type(None), torch.dtype}  # types whose values are parts of a key as they are
@@ -50,7 +50,7 @@ class Arguments:
         inner, key = [], []
         for value in values:
             kind = type(value)
-            if kind is VirtualTensor:
+            if kind is VirtualDenseTensor:
                 if value.gpu is not self.gpu:
                     if self.gpu is None:
                         self.gpu = value.gpu
@@ -81,7 +81,7 @@ class Arguments:
         if type(value) in SUBCLASSES:
             [value], [part] = self.unwrap([wrap(value.inner, value.gpu)])  # without its class, if it is misplaced
             return value, part
-        if isinstance(value, VirtualSparseTensor):
+        if type(value) is VirtualSparseTensor:
             self.gpu = self.gpu or value.gpu
             self.misplaced += () if value.gpu is self.gpu else (value,)
             return value.inner, value.tensor_meta

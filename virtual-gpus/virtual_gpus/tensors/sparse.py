@@ -11,7 +11,7 @@ from virtual_gpus.clock.work import stored
 from virtual_gpus.compat import make_wrapper_subclass, torch_utils
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.meta_cache import tensor_meta_of
-from virtual_gpus.tensors.tensor import CPU, WRAP, DisableTorchDispatch, VirtualTensor, wrap
+from virtual_gpus.tensors.tensor import CPU, WRAP, AnyTensor, DisableTorchDispatch, VirtualTensor, call_it_tensor, wrap
 
 ALLOWED = set(
     "_indices indices _values values _nnz sparse_dim dense_dim is_coalesced _coalesce coalesce _coalesced_ to_dense "
@@ -20,7 +20,7 @@ ALLOWED = set(
 )
 
 
-class VirtualSparseTensor(VirtualTensor):
+class VirtualSparseTensor(VirtualTensor, metaclass=AnyTensor):
     """A wrapper around the sparse tensor `inner`."""
 
     @classmethod
@@ -45,8 +45,7 @@ class VirtualSparseTensor(VirtualTensor):
         return torch_utils._rebuild_sparse_tensor, (self.layout, entries)
 
 
-VirtualSparseTensor.__module__, VirtualSparseTensor.__name__ = "torch", "Tensor"
-VirtualSparseTensor.__qualname__ = "Tensor"
+call_it_tensor(VirtualSparseTensor)
 
 
 def nbytes_of(x: Tensor) -> int:

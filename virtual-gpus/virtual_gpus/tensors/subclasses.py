@@ -16,7 +16,7 @@ import inspect
 
 from torch import Tensor
 
-from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualTensor
+from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualDenseTensor, VirtualTensor
 
 
 class VirtualSubclass(VirtualTensor):
@@ -30,7 +30,7 @@ VirtualSubclass.__torch_function__ = inspect.getattr_static(Tensor, "__torch_fun
 def virtual_class(cls: type) -> type:
     """The class of tensors on virtual GPUs that are of class `cls`."""
     if cls is Tensor or issubclass(cls, VirtualTensor):
-        return VirtualTensor if cls is Tensor else cls
+        return VirtualDenseTensor if cls is Tensor else cls
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     bases = [virtual_class(base) for base in cls.__bases__ if issubclass(base, Tensor) and base is not Tensor]
     subclass = type(cls)(cls.__name__, (cls, *(bases or [VirtualSubclass])), namespace)

@@ -19,6 +19,7 @@ from virtual_gpus.compat import (
     DispatchKey,
     DispatchKeySet,
     ForceDispatchKeyGuard,
+    TensorMeta,
     add_suffixes,
     disabled_torch_function_impl,
     dispatch_tls_local_exclude_set,
@@ -112,7 +113,7 @@ class VirtualTensor(Tensor):
             notes.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:
             notes.append("requires_grad=True")
-        head = "tensor(" if type(self) is VirtualTensor else f"{type(self).__name__}("
+        head = "tensor(" if type(self) is VirtualDenseTensor else f"{type(self).__name__}("
         text = add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
@@ -258,14 +259,30 @@ class VirtualTensor(Tensor):
         else:
             typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
             rebuilt = torch_utils._rebuild_tensor_v2, (typed, *where)
-        if type(self) is VirtualTensor:
+        if type(self) is VirtualDenseTensor:
             return rebuilt
         function, arguments = rebuilt
         return rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, dict(vars(self)))
 
 
-# As real tensors are called in errors and by repr(type(x)).
-VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+class AnyTensor(TensorMeta):
+    """A class that all tensors are instances of, as they are of type(x) if x is on a real GPU: that is torch.Tensor."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, Tensor)
+
+
+class VirtualDenseTensor(VirtualTensor, metaclass=AnyTensor):
+    """type(x) of a tensor that is of no class of the program's."""
+
+
+def call_it_tensor(cls: type) -> None:
+    """As real tensors are called in errors and by repr(type(x))."""
+    cls.__module__, cls.__name__, cls.__qualname__ = "torch", "Tensor", "Tensor"
+
+
+call_it_tensor(VirtualTensor)
+call_it_tensor(VirtualDenseTensor)
 
 
 def cpu_class(cls: type) -> type:
@@ -324,7 +341,7 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
         raise AssertionError("a storage belongs to one GPU")
     shape, stride = inner.shape, inner.stride()
     # By position (after the offset: memory_format, dtype, layout, device), because names are slow to look up here.
-    self = make_wrapper_subclass(VirtualTensor, shape, stride, inner.storage_offset(), None, dtype, STRIDED, CPU)
+    self = make_wrapper_subclass(VirtualDenseTensor, shape, stride, inner.storage_offset(), None, dtype, STRIDED, CPU)
     self.inner, self.tensor_meta, self.gpu = inner, (shape, stride, dtype), gpu
     return self
 
