@@ -140,14 +140,13 @@ class VirtualGenerator(Generator):
         )
         return super().set_state(state)
 
-    def get_offset(self):
+    def refuse(self, *args):
         raise RuntimeError(
-            f"the offset of a generator can't be imitated by virtual GPUs: {self.device} draws as a CPU does. "
-            "get_state() and set_state() bring it back to where it was"
+            f"a generator's offset and state for CUDA graphs can't be imitated by virtual GPUs: {self.device} draws "
+            "as a CPU does. get_state() and set_state() bring it back to where it was"
         )
 
-    def set_offset(self, offset):
-        self.get_offset()
+    get_offset = set_offset = graphsafe_get_state = graphsafe_set_state = refuse
 
     def clone_state(self):
         return generator_on(self.device, self.get_state())
