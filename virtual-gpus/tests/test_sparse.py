@@ -34,6 +34,8 @@ def sparse(device="cuda:1", **options):
         lambda x: copy.deepcopy(x),
         lambda x: x.to_dense(),
         lambda x: torch.ones(2, 3, device=x.device).add_(x, alpha=-0.5),
+        lambda x: x.abs().pow(2).sqrt(),
+        lambda x: torch.stack([x.sum(), torch.linalg.vector_norm(x.coalesce())]),
         lambda x: x.coalesce().values(),
         lambda x: x.coalesce().indices(),
         lambda x: torch.sparse_coo_tensor(INDICES, VALUES, device=x.device),
@@ -109,6 +111,19 @@ def trained(device, optimizer):
 )
 def test_embeddings_train_as_on_the_cpu(gpus, optimizer):
     assert torch.equal(trained(GPU1, optimizer), trained(torch.device("cpu"), optimizer))
+
+
+def test_gradients_are_clipped_and_unscaled_as_on_the_cpu(gpus):
+    def gradient(device):
+        torch.manual_seed(0)
+        table, scaler = nn.Embedding(10, 4, sparse=True).to(device), torch.amp.GradScaler(device.type, init_scale=8)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        scaler.scale(table(torch.tensor([1, 1, 3], device=device)).square().sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(table.parameters(), 0.1)
+        return table.weight.grad.to_dense().cpu()
+
+    torch.testing.assert_close(gradient(GPU1), gradient(torch.device("cpu")))
 
 
 def test_data_parallel_adds_up_sparse_gradients(gpus):

@@ -452,7 +452,7 @@ WORDS = {  # what is said: by which calls with a tensor of the CPU, of cuda:0 an
         lambda c, g, h: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 2), device="cuda:1"),
         lambda c, g, h: c.to_sparse_csr().cuda(),
         lambda c, g, h: torch.sparse.mm(g.to_sparse(), g),
-        lambda c, g, h: g.to_sparse().sum(),
+        lambda c, g, h: g.to_sparse().transpose(0, 1),
         lambda c, g, h: torch.nested.nested_tensor([c[0], c[0, :1]]).cuda(),
         lambda c, g, h: torch.quantize_per_tensor(c, 0.1, 0, torch.qint8).to("cuda:1"),
     ],

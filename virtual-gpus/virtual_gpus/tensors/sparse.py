@@ -16,7 +16,7 @@ from virtual_gpus.tensors.tensor import CPU, WRAP, AnyTensor, DisableTorchDispat
 ALLOWED = set(
     "_indices indices _values values _nnz sparse_dim dense_dim is_coalesced _coalesce coalesce _coalesced_ to_dense "
     "_to_dense sparse_mask _foreach_add_ _foreach_mul_ add add_ sub sub_ mul mul_ div div_ neg zero_ zeros_like clone "
-    "detach _to_copy".split()
+    "detach _to_copy abs pow sqrt sum norm linalg_vector_norm".split()
 )
 
 
