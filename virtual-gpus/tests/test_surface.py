@@ -200,6 +200,7 @@ def test_streams_of_other_libraries_are_known_by_their_handles(gpus):
     with torch.cuda.device(1):
         assert torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle)) == 0
     stream = torch.cuda.ExternalStream(handle.value, device="cuda:1")
+    assert isinstance(stream, torch.cuda.ExternalStream) and isinstance(stream, torch.cuda.Stream)
     assert (stream.cuda_stream, stream.device) == (handle.value, GPU1)
     assert stream == torch.cuda.get_stream_from_external(handle.value, "cuda:1") != torch.cuda.default_stream(1)
     with torch.cuda.stream(stream):
@@ -215,8 +216,13 @@ def test_a_stream_has_numbers_and_can_sleep(gpus):
     stream = torch.cuda.Stream()
     assert stream.cuda_stream != torch.cuda.default_stream(1).cuda_stream == 0
     assert torch.cuda.Stream.priority_range() == (0, -3)
-    torch._C._cuda_setStream(**{name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")})
-    assert torch.cuda.current_stream(1) == stream
+    numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+    torch._C._cuda_setStream(**numbers)
+    same = torch.cuda.Stream(**numbers)
+    assert torch.cuda.current_stream(1) == stream == same and hash(stream) == hash(same)
+    with torch.cuda.stream(same):
+        ends = [same.enqueue(1.0, 2.0) for _ in range(2)]
+    assert ends == [(1, 3), (3, 5)] and stream.done_at == 5  # and not beside itself
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     torch.cuda._sleep(1_410_000)
@@ -333,6 +339,8 @@ def test_typed_storages_count_elements(gpus):
     made = storage.clone()
     assert (made.data_ptr() != x.data_ptr(), made.get_device(), made.tolist()) == (True, 1, storage.tolist())
     assert (storage.int().dtype, storage.half().size(), storage.cpu().device) == (torch.int32, 6, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="save the tensor"):
+        pickle.dumps(storage)
     x.storage().resize_(0)
     assert x.untyped_storage().nbytes() == 0
 

@@ -28,6 +28,15 @@ def gpu_of(device: Any) -> "VirtualGPU":
     return current().gpu(get_device_index(device, optional=True))
 
 
+def stream_of(gpu: "VirtualGPU", stream_id: int) -> "Stream":
+    if not 0 <= stream_id < len(gpu.streams):
+        raise RuntimeError(
+            f"{gpu.device} has no stream {stream_id}: virtual GPUs know those of torch.cuda.Stream and of "
+            "torch.cuda.cudart().cudaStreamCreate"
+        )
+    return gpu.streams[stream_id]
+
+
 class CurrentStream(threading.local):
     """The stream that a thread has made the current one of a GPU; None: the default one."""
 
@@ -41,7 +50,20 @@ class Stream:
     cuda_stream = property(lambda self: self.stream_id)  # no address: the default stream's is 0, as in CUDA
     device, device_index = property(attrgetter("gpu.device")), property(attrgetter("gpu.index"))
 
-    def __init__(self, device: Any = None, priority: int = 0, gpu: "VirtualGPU | None" = None):
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        gpu: "VirtualGPU | None" = None,
+        *,
+        stream_id: int | None = None,
+        device_index: int = 0,
+        device_type: int = 1,
+    ):
+        """A new one; with a `stream_id` the one that has it, under another object."""
+        if stream_id is not None:
+            self.__dict__ = stream_of(current().gpu(device_index), stream_id).__dict__
+            return
         self.gpu = gpu or gpu_of(device)
         self.priority = priority
         self.stream_id = len(self.gpu.streams)
@@ -90,7 +112,7 @@ class Stream:
         """
         others: list[tuple[float, float, float]] = []
         for stream in self.gpu.streams:
-            if stream is not self:  # from the last one, which ends last, back to the first that counts
+            if stream != self:  # from the last one, which ends last, back to the first that counts
                 others += takewhile(lambda interval: interval[1] > start, reversed(stream.recent))
         for busy, until, _ in sorted(others):
             if busy >= end:
@@ -140,22 +162,11 @@ class Stream:
         select(index)
 
 
-def external_stream(stream_ptr: int, device: Any = None) -> Stream:
-    """The stream of `device` that a library knows by its `cudaStream_t`, here Stream.cuda_stream."""
-    streams = gpu_of(device).streams
-    if not 0 <= stream_ptr < len(streams):
-        raise RuntimeError(
-            f"{gpu_of(device).device} has no stream {stream_ptr}: virtual GPUs know those of torch.cuda.Stream and of "
-            "torch.cuda.cudart().cudaStreamCreate"
-        )
-    return streams[stream_ptr]
-
-
 class ExternalStream(Stream):
-    """torch.cuda.ExternalStream: the stream itself, as it has no other owner here."""
+    """torch.cuda.ExternalStream: a stream of `device` that another library knows by its cudaStream_t."""
 
-    def __new__(cls, stream_ptr, device=None):
-        return external_stream(stream_ptr, device)
+    def __init__(self, stream_ptr: int, device: Any = None):
+        super().__init__(stream_id=stream_ptr, device_index=gpu_of(device).index)
 
 
 class CudaEvent:

@@ -30,7 +30,9 @@ def not_imitated(what):
     return refuse
 
 
-for name in "caching_allocator_alloc ipc_collect utilization temperature power_draw clock_rate".split():
+for name in (
+    "caching_allocator_alloc caching_allocator_delete ipc_collect utilization temperature power_draw clock_rate".split()
+):
     patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
 patch(torch.cuda, {"MemPool": type("MemPool", (), {"__new__": not_imitated("torch.cuda.MemPool")})})  # stays a class
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
@@ -224,7 +226,7 @@ patch(
     {
         "Stream": streams.Stream,
         "ExternalStream": streams.ExternalStream,
-        "get_stream_from_external": streams.external_stream,
+        "get_stream_from_external": streams.ExternalStream,
         "Event": streams.CudaEvent,
         "stream": streams.stream_context,
         "current_stream": streams.current_stream,

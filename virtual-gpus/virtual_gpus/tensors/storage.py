@@ -84,6 +84,9 @@ class VirtualTypedStorage:
     def elements(self) -> Tensor:
         return self.tensor.detach().as_strided((self.size(),), (1,), 0)
 
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError(f"the storage of a tensor on {self.device} is not saved: save the tensor")
+
     def tolist(self):
         return self.elements().tolist()
 
