@@ -131,14 +131,23 @@ class VirtualGenerator(Generator):
     device = property(lambda self: self.gpu.device)
 
     def get_state(self):
-        check_not_capturing(self.gpu, "Cannot call CUDAGeneratorImpl::current_seed")
-        return super().get_state()
+        """During a capture, something that stands for the state which a replay comes upon there."""
+        capture = self.gpu.capturing()
+        return super().get_state() if capture is None else capture.save_state(self)
 
     def set_state(self, state):
-        check_not_capturing(
-            self.gpu, "Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing."
-        )
+        if (capture := self.gpu.capturing()) is not None:
+            capture.load_state(self, state)
+            return self
         return super().set_state(state)
+
+    def manual_seed(self, seed):
+        if self.gpu.capturing() is not None:
+            raise RuntimeError(
+                "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same "
+                "as the original seed. (virtual GPU: and not even then)"
+            )
+        return super().manual_seed(seed)
 
     def refuse(self, *args):
         raise RuntimeError(
@@ -157,15 +166,6 @@ class VirtualGenerator(Generator):
 
 def generator_on(device: torch.device, state: torch.Tensor) -> torch.Generator:
     return torch.Generator(device).set_state(state)
-
-
-def check_not_capturing(gpu: VirtualGPU, attempt: str) -> None:
-    """As aten/src/ATen/cuda/CUDAGraphsUtils.cuh."""
-    if gpu.capturing() is not None:
-        raise RuntimeError(
-            f"{attempt} during CUDA graph capture. If you need this call to be captured, please file an issue. "
-            "Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
-        )
 
 
 def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> None:

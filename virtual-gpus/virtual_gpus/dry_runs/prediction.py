@@ -73,7 +73,7 @@ def prediction_of(machines: dict[int, Machine], boundaries: Boundaries) -> Predi
     seconds = durations(boundaries)[-1]
     if seconds == 0:
         raise ValueError("the step runs nothing on a GPU, so there is nothing to time")
-    peaks = [max(ledger.peak for ledger in machine.ledgers) for machine in machines.values()]
+    peaks = [max(ledger.most for ledger in machine.ledgers) for machine in machines.values()]
     start = {rank: boundary.seconds for rank, boundary in boundaries[-2].items()}
     timeline = merged_timeline(machines, start)
     totals = [sum(machine.clock.log.totals.values(), timeline.totals(rank)) for rank, machine in machines.items()]

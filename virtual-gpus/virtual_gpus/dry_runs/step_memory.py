@@ -37,7 +37,7 @@ class StepMemory:
     gradients      theirs, and those of whole parameters that FSDP2 is about to reduce-scatter
     in transit     what collectives read and write, and what was resized, as FSDP does for parameters that it gathers
     activations    what operations of a forward pass give, also when it is computed once more
-    temporary      what those of a backward pass and of an optimizer give
+    temporary      what those of a backward pass and of an optimizer give, and what CUDA graphs keep for their replays
     other          what was there before the step: buffers, frozen parameters, data
     """
 
@@ -54,6 +54,9 @@ class StepMemory:
         held = (block for ledger in self.machine.ledgers for block in ledger.requested.items())
         # (when, on the host's clock; address; bytes, 0 when they are freed; kind unless it is owned)
         self.log = [(self.now(), address, nbytes, "other") for address, nbytes in held]
+        for i, ledger in enumerate(self.machine.ledgers):
+            if ledger.held:
+                self.log.append((self.now(), -1 - i, ledger.held, "temporary"))  # at an address that no block has
 
     def now(self) -> float:
         host = self.machine.clock.host()

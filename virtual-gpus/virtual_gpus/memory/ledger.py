@@ -103,10 +103,15 @@ class GraphPool:
         self.free: Counter[Pool] = Counter()
 
     def put(self, pool: Pool, nbytes: int) -> None:
-        """A block of so many bytes is free again; if they are negative, one is made of what is free."""
+        """So many bytes are free again, or fewer are if they are negative."""
         if self.graphs:
             self.free[pool] += nbytes
             pool.held += nbytes
+
+    def take(self, pool: Pool, address: int, spare: int) -> None:
+        """There is a block, of which so many bytes were free before."""
+        self.put(pool, -spare)
+        self.ledger.graph_blocks[address] = self
 
     def leave(self) -> None:
         """One graph fewer."""
@@ -122,6 +127,7 @@ class Ledger:
     """The allocator's statistics of one GPU.
 
     allocated, peak  bytes in blocks, now and at most since `reset_peak`
+    held             bytes that the pools of CUDA graphs have free, and `most`, of those and what is allocated, ever
     reserved         bytes in segments, from the driver
     capacity         bytes that the GPU has, of which this process may take a `fraction`
     requested        {address of a block: the bytes that were asked for}
@@ -145,6 +151,7 @@ class Ledger:
         self.spec_capacity = capacity  # what the GPU's data sheet says, whatever the capacity is set to
         self.small, self.large = (Pool((2 * index + n) * ADDRESSES) for n in (1, 2))  # never at 0: that is no block
         self.requested: dict[int, int] = {}
+        self.most = 0
         self.contexts: dict[int, tuple[tuple | None, int]] = {}
         self.graph_pool: GraphPool | None = None
         self.graph_pools: weakref.WeakValueDictionary[tuple[int, int], GraphPool] = weakref.WeakValueDictionary()
@@ -169,8 +176,10 @@ class Ledger:
         with self.lock:
             now = small.allocated + large.allocated + size
             spare = 0 if self.graph_pool is None else min(size, self.graph_pool.free[pool])
-            if now + small.held + large.held - spare > self.capacity or self.fraction < 1:
+            taken = now + small.held + large.held - spare
+            if taken > self.capacity or self.fraction < 1:
                 self.check(size - spare)
+            self.most = max(self.most, taken)
             pool.allocated += size
             pool.total_allocated += size
             pool.blocks += 1
@@ -187,8 +196,7 @@ class Ledger:
             pool.next = address + size
             self.requested[address] = nbytes
             if self.graph_pool is not None:
-                self.graph_pool.put(pool, -spare)
-                self.graph_blocks[address] = self.graph_pool
+                self.graph_pool.take(pool, address, spare)
             if pool.allocated + pool.held > pool.reserved:
                 self.reserve(pool)
             if self.history is not None:

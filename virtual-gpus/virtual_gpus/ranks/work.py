@@ -121,26 +121,37 @@ class NcclWork(c10d.Work):
 
 
 class CapturedWork(NcclWork):
-    """An operation in the capture of a graph: each replay calls it, and waits where the program did."""
+    """What is returned for an operation during the capture of a graph."""
 
     def __init__(self, communicator: "Communicator", call: Call, transfer: Transfer):
         super().__init__(communicator, 0, call, Record(0.0, call.fingerprint), None, None)
-        self.fn, self.last = transfer.fn, None  # the Work of the replay that goes on
-        communicator.gpu.call(self.issue, transfer.inputs, transfer.outputs)
+        self.repeated = Repeated(communicator, call._replace(result=()), transfer.fn)
+        self.capture = communicator.gpu.capturing()
+        self.capture.works.add(self)  # C++ has no methods of a Python object that is gone
+        communicator.gpu.call(self.repeated.issue, transfer.inputs, transfer.outputs)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.capture.works.discard(self)
+        self.communicator.gpu.call(self.repeated.wait)
+        return True
+
+    def is_completed(self) -> bool:
+        raise capture_error(907)
+
+
+class Repeated:
+    """An operation that each replay of a graph calls, and waits for where the program did. It keeps no tensors."""
+
+    def __init__(self, communicator: "Communicator", call: Call, fn: Callable):
+        self.communicator, self.call, self.fn = communicator, call, fn
+        self.last: NcclWork | None = None  # of the replay that goes on
 
     def issue(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         if self.communicator.gpu.machine.is_meta:
             invalidate_constants(outputs)
-        self.last = self.communicator.issue(self.call._replace(result=()), Transfer(self.fn, inputs, outputs))
+        self.last = self.communicator.issue(self.call, Transfer(self.fn, inputs, outputs))
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self.communicator.gpu.call(self.wait_for_last)
-        return True
-
-    def wait_for_last(self) -> None:
+    def wait(self) -> None:
         if self.last is None:
             raise RuntimeError("an operation of a captured graph can be waited for in that capture only")
         self.last.wait()
-
-    def is_completed(self) -> bool:
-        raise capture_error(907)

@@ -329,8 +329,11 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
         check_dense(inner)
         return WRAP[inner.layout](inner, gpu)
     dtype = inner.dtype
-    if dtype.is_complex:
-        inner = inner.resolve_conj()  # C++ looks for the conjugate bit on the wrapper, which has none
+    if dtype.is_complex and inner.is_conj():
+        capture = gpu.capturing()
+        inner = (
+            inner.resolve_conj() if capture is None else capture.resolve_conj(inner)
+        )  # C++ looks for the conjugate bit on the wrapper, which has none
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
     if block is None:
