@@ -249,7 +249,7 @@ def test_the_stages_of_one_pipeline_have_the_card_to_themselves():
     assert 0.5 < one_card / each_its_card < 2  # other protocols, but as many bytes per second at their best
 
 
-def beside(communicate, network=None, n=8):
+def beside(communicate, link=None, n=8):
     """(seconds that the matrix products of a step lost, and those in which communication ran beside them)"""
 
     def program():
@@ -266,7 +266,7 @@ def beside(communicate, network=None, n=8):
 
         return step
 
-    events = dry_run(program, n, "H100", network=network).timeline.on(0)
+    events = dry_run(program, n, "H100", link=link).timeline.on(0)
     lost = [event for event in events if event.kind == "contention"]
     runs = [event for event in events if event.kind == "collective"]
     products = [event for event in events if event.kind == "matmul"]
@@ -281,6 +281,11 @@ def test_kernels_are_slowed_beside_a_collective():
         assert both > 1e-3 and lost == pytest.approx(24 / (132 - 24) * both)
     assert beside(lambda X: None) == (0, 0)  # alone
     assert beside(lambda X: dist.all_reduce(X)) == (0, 0)  # the stream waits for the collective
+
+
+def test_what_a_collective_over_pcie_takes_from_kernels_is_not_known():
+    lost, both = beside(lambda X: dist.all_reduce(X, async_op=True), link="pcie")
+    assert lost == 0 < both
 
 
 def test_what_messages_take_from_kernels_is_not_known():
