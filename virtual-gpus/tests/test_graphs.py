@@ -39,8 +39,16 @@ def capture(function, warm_up=2, **options):
     return graph, out
 
 
-def adam(net, amsgrad=False):
-    return torch.optim.Adam(net.parameters(), lr=1e-2, capturable=True, amsgrad=amsgrad)
+def adam(net, **options):
+    return torch.optim.Adam(net.parameters(), lr=1e-2, capturable=True, **options)
+
+
+def fused(net):
+    return torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2, device="cuda"), fused=True, capturable=True)
+
+
+def momentum(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
 def state_of(net, optimizer):
@@ -51,7 +59,7 @@ def assert_equal(one, other):
     assert all(map(torch.equal, one, other)) and len(one) == len(other)
 
 
-@pytest.mark.parametrize("make_optimizer", [adam, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)])
+@pytest.mark.parametrize("make_optimizer", [adam, fused, momentum])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_whole_step_replayed_gives_what_it_gives_eagerly(gpus, make_optimizer, dtype):
     results = []
@@ -86,6 +94,19 @@ def test_a_whole_step_replayed_gives_what_it_gives_eagerly(gpus, make_optimizer,
         results.append((losses, [*state_of(net, optimizer), *grads]))
     assert results[0][0] == results[1][0] and len(set(losses)) == 6
     assert_equal(results[0][1], results[1][1])
+
+
+def test_an_lstm_in_a_graph(gpus):
+    net, x = nn.LSTM(6, 5, num_layers=2).cuda(), torch.randn(7, 3, 6, device="cuda").requires_grad_()
+
+    def function():
+        out, (h, c) = net(x)
+        return out.detach(), *torch.autograd.grad(out.square().sum() + h.sum() + c.sum(), [x, *net.parameters()])
+
+    expected = function()
+    graph, found = capture(function)
+    graph.replay()
+    assert_equal(expected, found)
 
 
 def test_a_part_of_a_network_is_graphed(gpus):

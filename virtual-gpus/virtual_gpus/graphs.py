@@ -39,6 +39,7 @@ from virtual_gpus.meta_cache import cached_call, tensor_meta_of
 from virtual_gpus.tree import tensors_in
 
 Device, empty_strided = torch.device, torch.empty_strided  # PyTorch's own, also while they are replaced
+WITH_WORKSPACE = {"mkldnn_rnn_layer"}  # whose size PyTorch doesn't know on meta: what these compute isn't kept
 PLACED = Tensor, Device, Generator  # what says where an operation runs
 STAND_IN = b"plan"  # how the last bytes of a generator's state begin that stands for one in a replay
 HELD = "held"  # in the place of a Register: a tensor that is not on a GPU, and that nodes write to or read anew
@@ -191,10 +192,12 @@ class Capture:
         tensors = {id(tensor): tensor for tensor in tensors_in((args, kwargs))}
         metas = {i: empty_like(tensor, "meta") for i, tensor in tensors.items()}
         meta_args, meta_kwargs = tree_map_only(PLACED, functools.partial(on_meta, metas), (list(args), kwargs))
+        name = getattr(func, "overloadpacket", func).__name__
         try:
-            out = cached_call(func, meta_args, meta_kwargs, key)
+            out = func(*args, **kwargs) if name in WITH_WORKSPACE else cached_call(func, meta_args, meta_kwargs, key)
         except NotImplementedError as error:
-            name = getattr(func, "overloadpacket", func).__name__
+            if hasattr(func, "_schema") and not func._schema.returns:
+                return None  # such as _fused_adamw_, which writes to its arguments and nowhere else
             raise NotImplementedError(f"virtual GPUs can't capture {name}: PyTorch needs values for it") from error
         given = {id(meta): tensors[i] for i, meta in metas.items()}
         shared = {meta.untyped_storage()._cdata for meta in metas.values()}
