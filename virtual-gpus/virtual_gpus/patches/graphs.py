@@ -91,8 +91,6 @@ class CUDAGraph:
     def instantiate(self) -> None:
         if not self.ended:
             raise RuntimeError("capture_end() must have been called before calling instantiate")
-        if self.instantiated and not self.keeps_graph:
-            raise RuntimeError("instantiate() is intended to be called by the user only when keep_graph=true")
         self.instantiated = True
 
     def replay(self) -> None:
