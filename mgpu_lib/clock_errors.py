@@ -27,7 +27,6 @@ def errors():
         "tensors": [said["activations"] / real["activations"] - 1 for _, real, said in both("memory")],
         "Hopper": steps_on_a_gpu("ResNet-18") + steps_on_a_gpu("", "llama"),
         "LeNet": steps_on_a_gpu("LeNet"),
-        "beside": [1 / times - 1 for times in beside_a_copy().values()],
     }
 
 
