@@ -207,7 +207,7 @@ def page_faults(page):
     if high > 1.1 * planned:
         yield f"{high:.3g} tokens can't be had: {page['MFU']:.0%} MFU for 14 days makes {planned:.3g}"
     if low > 0.8 * planned:
-        yield f"{low:.3g} tokens at worst is too bold: one step in ten was more than 28% too short, and jobs fail"
+        yield f"{low:.3g} tokens at worst is too bold: one step in ten was more than 29% too short, and jobs fail"
     hours = GPUS_64 * DAYS_14 * 24
     rare, often = (hours / each for each in INTERRUPTED)
     few, many = page["interruptions"]
