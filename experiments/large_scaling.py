@@ -6,8 +6,8 @@ writes mgpu_lib/recorded/large_scaling.json: for each plan the modelled seconds 
 in all and by kind, or None for one that doesn't fit. A plan is a model, a number of GPUs, how it is split over them,
 and a batch. Nothing is fitted; `run_validation` says how far off such dry runs are.
 
-The program is what chapter 14 shows. A step of many micro-batches is not run whole: each more of them is taken to last
-as much longer as two do than one.
+The program is what chapter 14 shows, except for `monday`. A step of many micro-batches is not run whole: each more of
+them is taken to last as much longer as two do than one.
 """
 
 from functools import partial
@@ -28,7 +28,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mgpu_lib as mgpu
-from experiments import study
+from experiments import planner_validation, study
+from mgpu_lib import planning
 from mgpu_lib.tensor_parallel import check_heads
 from virtual_gpus import GPUS
 
@@ -171,9 +172,17 @@ def offered():
         yield plan("13B", 64, "RoCE 100", **options)
 
 
+def monday():
+    """Chapter 14's own run, our split of it and the one that the planner finds, as the planner's programs."""
+    for tensor, zero, micro_batch, recompute in ((1, 3, 1, True), (8, 2, 2, False)):
+        options = {"tensor": tensor, "zero": zero, "micro_batch": micro_batch, "recompute": recompute}
+        words = ", ".join(f"{name} {value}" for name, value in options.items())
+        yield f"70B, 1024 GPUs, as planned: {words}", ("70B", 1024, "InfiniBand NDR", "H100", options)
+
+
 def cases():
     """{what a plan is called: arguments of `record`}."""
-    return dict(each for group in (weak, published, offered, strong, tensors, networks) for each in group())
+    return dict(each for group in (weak, published, offered, strong, tensors, networks, monday) for each in group())
 
 
 def recipe():
@@ -183,6 +192,9 @@ def recipe():
 def record(model, n_gpus, network, gpu, options):
     """What a dry run says; seconds are None if it doesn't fit, and "error" is PyTorch's word on it."""
     found = {"model": model, "n_gpus": n_gpus, "network": network, "gpu": gpu, **options}
+    if "zero" in options:
+        sequences = {"batch": n_gpus, "seq_len": 4096}
+        return found | as_planned(planning.TrainingRun(SIZES[model], gpu, n_gpus, network, **sequences, **options))
     try:
         made = mgpu.dry_run(partial(program, SIZES[model], **options), n_gpus, gpu, network=network)
     except torch.OutOfMemoryError as error:
@@ -194,6 +206,12 @@ def record(model, n_gpus, network, gpu, options):
         "exposed": round(made.exposed, 4),
         "flops": made.flops,
     }
+
+
+def as_planned(run):
+    """The same of a `planning.TrainingRun`, by its own program."""
+    seconds, held = planner_validation.dry_run(run, run.micro_batches)
+    return {"seconds": round(seconds, 6), "gib": round(held / 2**30, 2)}
 
 
 # Summing up
