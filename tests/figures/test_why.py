@@ -37,7 +37,7 @@ def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
     [
         (
             ("T4", "pcie", "LeNet", "data_parallel", 2, 32),
-            "LeNet at batch 32, modelled on 2 T4 (PCIe 3.0 x16): 982 µs per step, one takes 618 µs: slower, 0.63 "
+            "LeNet at batch 32, modelled on 2 T4 (PCIe 3.0 x16): 982 µs per step, one takes 617 µs: slower, 0.63 "
             "times as fast. The bottleneck is launching: a GPU waits 38% of the step for the host, where one process "
             "copies the network and launches the work of all GPUs.",
         ),
