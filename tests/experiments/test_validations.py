@@ -105,7 +105,7 @@ def test_what_the_appendix_says_of_other_networks_and_processors():
         assert error < worse if worse < 0 else error > worse
     with torch.device("meta"):
         net, X = torchvision.models.resnet50(), torch.empty(4 * 32, 3, 224, 224)
-    for precision, wanted in (("tf32", 0.96), ("amp", 0.93)):
+    for precision, wanted in (("tf32", 0.96), ("amp", 0.92)):
         shared = {"gpu": "A100-40", "strategy": "ddp", "precision": precision, "host": 0.33}
         alone, four = (mgpu.predict(net, X[: 32 * k], n_gpus=k, link="HGX A100 4-GPU", **shared) for k in (1, 4))
         assert alone.seconds / four.seconds == pytest.approx(wanted, abs=0.005)
