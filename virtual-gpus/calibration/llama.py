@@ -1,5 +1,5 @@
 """Llama in plain PyTorch, as IBM's foundation-model-stack had it when FMS FSDP was measured (commit 464c4ca): norms and
-rotations are chains of operations in FP32, which take as long on an H100 as a third of its matrix products.
+rotations are chains of operations in FP32.
 """
 
 import torch

@@ -433,7 +433,7 @@ def test_a_graph_that_is_kept_is_instantiated_by_its_first_replay(gpus):
     assert x.tolist() == [2, 2]
 
 
-@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="newer than this PyTorch")
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this PyTorch has no torch.accelerator.Graph")
 def test_a_graph_of_whatever_accelerator_there_is(gpus):
     x, graph = torch.ones(2, device="cuda"), torch.accelerator.Graph()
     with torch.Stream(), graph:

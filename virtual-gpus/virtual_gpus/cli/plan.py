@@ -94,8 +94,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
-    o = options
-    cluster = Cluster(o.n, o.gpu, o.per_node, o.link, o.network, o.host or 1.0, o.software)
+    wanted = {name: getattr(options, name) for name in ("gpu", "per_node", "link", "network", "software")}
+    cluster = Cluster(options.n, host=options.host or 1.0, **wanted)
     try:
         cluster.node()
     except ValueError as error:

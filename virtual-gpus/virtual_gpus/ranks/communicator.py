@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from virtual_gpus.clock.costs import SHARING
 from virtual_gpus.clock.rates import HOST_COPY
-from virtual_gpus.clock.specs import LINKS
 from virtual_gpus.clock.streams import current_stream_of
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import bad_fork
@@ -116,8 +115,7 @@ class Communicator:
     def takes_multiprocessors(self) -> bool:
         """Whether its operations slow the kernels beside them, as NCCL's collectives over NVLink 3 or later do; of
         messages, and of PCIe, it isn't known."""
-        shared = self.gpu.machine.link in [LINKS[key] for key in SHARING]
-        return shared and self.direction is None and self.gpu_name is not None
+        return self.gpu.machine.link.key in SHARING and self.direction is None and self.gpu_name is not None
 
     def synchronize(self) -> None:
         """Wait for all operations."""
