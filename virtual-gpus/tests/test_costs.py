@@ -249,8 +249,6 @@ def test_hopper_s_cudnn_is_faster_and_software_of_before_has_no_such_kernel():
         ("H100", (1536, 8192, 6144), 0.8, 0.9),
         ("H100", (2**26,), 0.05, 0.1),
         ("A100-80", (8192, 6144, 1536), 0.25, 0.3),  # its products aren't known to wait
-        ("V100", (8192, 6144, 1536), 0.0, 0.0),  # not known
-        ("L4", (8192, 6144, 1536), 0.0, 0.0),
     ],
 )
 def test_what_a_collective_takes_from_the_kernels_beside_it(gpu, shape, least, most):
@@ -259,4 +257,6 @@ def test_what_a_collective_takes_from_the_kernels_beside_it(gpu, shape, least, m
             return torch.ones(shape, device=device) + 1
         return torch.ones(shape[:2], device=device).half() @ torch.ones(shape[1:], device=device).half()
 
-    assert least <= costs.cost(works(call)[-1], find_gpu(gpu)).beside <= most
+    spec = find_gpu(gpu)
+    beside = costs.cost(works(call)[-1], spec).beside
+    assert least <= max(beside.waiting, beside.part * 24 / (spec.sm_count - 24)) <= most

@@ -36,6 +36,7 @@ class VirtualGPU:
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.current_stream = [], CurrentStream()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
+        self.occupancies = []  # contention.Occupancy of those whose collectives slow its kernels
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
 

@@ -180,23 +180,6 @@ class Clock:
             call, name=name, kind="pointwise", gpu=gpu.index, row=stream.name, start=start, end=end, bound="fixed"
         )
 
-    def slow_kernels(self, gpu: "VirtualGPU", call: Launch, name: str, start: float, end: float) -> None:
-        """A collective ran on `gpu` from `start` to `end`. What the kernels beside it have lost by that is known only
-        now, since other ranks decide when it runs: their streams make up for it here."""
-        for stream in gpu.streams:
-            if lost := stream.lost_beside(start, end):
-                begin, stream.done_at = stream.done_at, stream.done_at + lost
-                self.log.record(
-                    call,
-                    name=f"beside {name}",
-                    kind="contention",
-                    gpu=gpu.index,
-                    row=stream.name,
-                    start=begin,
-                    end=stream.done_at,
-                    bound="compute",
-                )
-
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
         host, streams = self.host_in_use(), [current_stream_of(gpu) for gpu in gpus]

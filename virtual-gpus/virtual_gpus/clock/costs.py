@@ -18,7 +18,6 @@ from virtual_gpus.clock.rates import (
     LOW_POWER,
     MEMORY,
     MOST,
-    NCCL_BLOCKS,
     NEWEST,
     POINTWISE_BESIDE,
     ROUND,
@@ -32,8 +31,18 @@ from virtual_gpus.clock.specs import GPU, Link
 from virtual_gpus.clock.topology import Connection
 from virtual_gpus.clock.work import Work
 
-SHARING = ("nvlink3", "nvlink4", "nvlink5")  # links on which NCCL is known to take multiprocessors
 SLOWER_BACKWARD = ("conv1x1", "conv3x3", "conv", "conv_grouped", "conv_depthwise", "attention")
+
+
+class Beside(NamedTuple):
+    """How much longer kernels take beside a collective operation, as a part of their time: `part` of the
+    multiprocessors that it takes for each that it leaves, but at least `waiting`."""
+
+    part: float
+    waiting: float
+
+
+ALL = Beside(1.0, 0.0)
 
 
 class Cost(NamedTuple):
@@ -44,7 +53,7 @@ class Cost(NamedTuple):
     bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
     from_python: float  # of the host's time, called by Python
     from_cpp: float  # the same, called by autograd's engine, or by other C++
-    beside: float = 0.0  # how much longer its kernels take beside a collective operation, as a part of their time
+    beside: Beside = ALL
 
 
 def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
@@ -63,15 +72,12 @@ def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
     return Cost(work, fixed + longest + layout, bound, from_python, from_cpp, slowed_beside(work, spec))
 
 
-def slowed_beside(work: Work, spec: GPU) -> float:
-    """How much longer kernels take beside a collective operation over NVLink 3 or later, as a part of their time."""
-    slowed = NCCL_BLOCKS / (spec.sm_count - NCCL_BLOCKS) if spec.nvlink in SHARING else 0.0
-    if slowed and work.kind in ("pointwise", "foreach"):
-        return POINTWISE_BESIDE
-    if slowed and work.kind == "matmul" and spec.capability[0] >= 9 and on_tensor_cores(work, spec):
-        each = work.outputs / (TILE * spec.sm_count)
-        return max(slowed, min(MOST, WAITING / each))
-    return slowed
+def slowed_beside(work: Work, spec: GPU) -> Beside:
+    if work.kind in ("pointwise", "foreach"):
+        return Beside(POINTWISE_BESIDE, 0.0)
+    if work.kind == "matmul" and spec.capability[0] >= 9 and on_tensor_cores(work, spec):
+        return Beside(1.0, min(MOST, WAITING * TILE * spec.sm_count / work.outputs))
+    return ALL
 
 
 def bandwidth(kind: str, spec: GPU) -> float:

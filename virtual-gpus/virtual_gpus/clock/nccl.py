@@ -10,12 +10,13 @@ published.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from virtual_gpus.clock.costs import link_seconds, pipeline_seconds, ring_seconds, round_seconds
-from virtual_gpus.clock.rates import ROUND
+from virtual_gpus.clock.rates import CHANNELS, CHANNELS_OF_ADAPTER, ROUND
 from virtual_gpus.clock.specs import Link
 from virtual_gpus.clock.topology import Topology
 
@@ -49,6 +50,7 @@ TREE_TENTHS = {
     "Simple": (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9),
 }
 LL_MOST = {"nvlink2": 39e9, "nvlink3": 87.7e9, "nvlink4": 141e9}  # bytes per second that the protocol LL reaches
+SHARING = "nvlink3", "nvlink4", "nvlink5"  # links on which NCCL is known to take multiprocessors
 NVLS_FROM = 5  # GPUs of a node from which on NCCL uses NVLS: measured on H200, see machine_types' "networks"
 
 
@@ -80,7 +82,7 @@ def route(gpus: Sequence[int], topology: Topology, concurrent_groups: float = 1)
     # no figures of NVLink 5 are known
     link = "pcie" if intra_node <= topology.pcie.bandwidth else {"nvlink5": "nvlink4"}.get(link, link)
     network, kind = topology.network, topology.machine_type
-    nics = min(max(1, topology.nics * most // kind.gpus), topology.nics / concurrent_groups)  # nearest to its GPUs
+    nics = min(adapters(most, topology), topology.nics / concurrent_groups)
     return Route(
         gpus=len(gpus),
         nodes=len(members),
@@ -91,6 +93,22 @@ def route(gpus: Sequence[int], topology: Topology, concurrent_groups: float = 1)
         nvls=kind.nvswitch and link == "nvlink4" and most >= NVLS_FROM,
         same_order=kind.nvswitch or link == "pcie",
     )
+
+
+def adapters(most: int, topology: Topology) -> int:
+    """How many network adapters a group uses in a node in which it has so many GPUs: those nearest to them."""
+    return max(1, topology.nics * most // topology.machine_type.gpus)
+
+
+def channels(gpus: Sequence[int], topology: Topology) -> int:
+    """How many multiprocessors a collective operation among `gpus`, their numbers, keeps from the kernels beside it:
+    0 where that isn't known, over other links than NVLink 3 and later."""
+    if topology.link.key not in SHARING or len(gpus) == 1:
+        return 0
+    members = Counter(map(topology.node, gpus))
+    if len(members) == 1:
+        return CHANNELS
+    return min(CHANNELS, CHANNELS_OF_ADAPTER * adapters(max(members.values()), topology))
 
 
 def collective_seconds(

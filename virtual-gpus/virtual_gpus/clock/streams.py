@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from virtual_gpus.clock.contention import Window, slowed_end
+from virtual_gpus.clock.costs import ALL, Beside
 from virtual_gpus.clock.rates import QUERY
 from virtual_gpus.compat import get_device_index
 from virtual_gpus.errors import check_waiting
@@ -71,7 +73,7 @@ class Stream:
         self.gpu.streams.append(self)
         self.done_at = 0.0  # when all that was enqueued is done
         # (start, end, Cost.beside) of its last kernels, as many as may run beside a collective before a wait for it
-        self.recent: deque[tuple[float, float, float]] = deque(maxlen=8192)
+        self.recent: deque[tuple[float, float, Beside]] = deque(maxlen=8192)
         self.capture: Any = None  # the graphs.Capture that it takes part in
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -89,20 +91,30 @@ class Stream:
     def __hash__(self):
         return hash((self.gpu, self.stream_id))
 
-    def enqueue(self, launched: float, seconds: float, beside: float = 0.0) -> tuple[float, float]:
-        """A kernel that takes `seconds` is launched: when it starts and ends; `beside`: see costs.Cost."""
+    def enqueue(self, launched: float, seconds: float, beside: Beside = ALL) -> tuple[float, float]:
+        """A kernel that alone takes `seconds` is launched: when it starts and ends; `beside`: see costs.Cost."""
         start = self.done_at if self.done_at > launched else launched
         end = start + seconds
         if len(self.gpu.streams) > 1:
             end = self.shared_end(start, end)
+        for occupancy in self.gpu.occupancies:
+            if occupancy.until > start:
+                end = slowed_end(start, end, beside, occupancy.after(start))
         self.done_at = end
         self.recent.append((start, end, beside))
         return start, end
 
-    def lost_beside(self, start: float, end: float) -> float:
-        """How many seconds its last kernels were slowed by a collective that ran from `start` to `end`."""
-        kernels = takewhile(lambda kernel: kernel[1] > start, reversed(self.recent))
-        return sum(max(0.0, min(until, end) - max(busy, start)) * beside for busy, until, beside in kernels)
+    def make_room(self, window: Window) -> None:
+        """Kernels that were enqueued before take longer, and begin later, for a collective that runs in this window."""
+        kernels = []
+        while self.recent and self.recent[-1][1] > window.start:
+            kernels.append(self.recent.pop())
+        until = 0.0
+        for start, end, beside in reversed(kernels):
+            begin = max(start, until)
+            until = slowed_end(begin, begin + end - start, beside, [window])
+            self.recent.append((begin, until, beside))
+        self.done_at = max(self.done_at, until)
 
     def shared_end(self, start: float, end: float) -> float:
         """When a kernel that alone would run from `start` to `end` ends beside those of the GPU's other streams.

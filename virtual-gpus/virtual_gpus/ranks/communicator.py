@@ -12,7 +12,8 @@ import traceback
 
 import torch.distributed as dist
 
-from virtual_gpus.clock.costs import SHARING
+from virtual_gpus.clock.contention import Occupancy
+from virtual_gpus.clock.nccl import channels
 from virtual_gpus.clock.rates import HOST_COPY
 from virtual_gpus.clock.streams import current_stream_of
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
@@ -59,6 +60,9 @@ class Communicator:
         self.lock = threading.Lock()  # several threads may wait for what is pending
         self.done_at = 0.0  # when its stream has done all operations, as far as is known
         self.broken: BaseException | None = None  # why nothing works any more
+        topology = gpu.machine.topology
+        taken = channels(topology.gpus_of(members.ranks), topology) if direction is None and exclusive else 0
+        self.occupancy = Occupancy(gpu, taken) if taken else None  # of messages, it isn't known
         gpu.communicators.append(self)
 
     def issue(self, call: Call, transfer: Transfer) -> NcclWork:
@@ -74,6 +78,8 @@ class Communicator:
             gpu.machine.step_memory.own("in transit", (*transfer.inputs, *transfer.outputs))
         work = self.work_class(self, self.issued, call, Record(ready, call.fingerprint), launch, transfer)
         self.start(work)
+        if launch is not None and self.occupancy is not None:
+            self.occupancy.begin(launch, call.name, ready, call.seconds)
         with self.lock:
             self.pending[self.issued] = work
         return work
@@ -110,12 +116,6 @@ class Communicator:
             )
         work.start = max([self.done_at, *(record.ready for record in records.values())])
         work.end = self.done_at = work.start + work.call.seconds
-
-    @property
-    def takes_multiprocessors(self) -> bool:
-        """Whether its operations slow the kernels beside them, as NCCL's collectives over NVLink 3 or later do; of
-        messages, and of PCIe, it isn't known."""
-        return self.gpu.machine.link.key in SHARING and self.direction is None and self.gpu_name is not None
 
     def synchronize(self) -> None:
         """Wait for all operations."""

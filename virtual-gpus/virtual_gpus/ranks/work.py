@@ -86,8 +86,8 @@ class NcclWork(c10d.Work):
             log, gpu, row = communicator.gpu.clock.log, communicator.gpu.index, communicator.row
             event = {"name": call.name, "kind": "collective", "nbytes": call.nbytes, "bound": "link"}
             log.record(self.launch, gpu=gpu, row=row, start=self.start, end=self.end, **event)
-            if communicator.takes_multiprocessors:
-                communicator.gpu.clock.slow_kernels(communicator.gpu, self.launch, call.name, self.start, self.end)
+            if communicator.occupancy is not None:
+                communicator.occupancy.add(self.launch, call.name, self.start, self.end)
             log.pending.pop(self, None)
             self.launch = None
 
