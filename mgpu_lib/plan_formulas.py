@@ -263,9 +263,7 @@ def time_of_step(run, rates):
     mean = [run.micro_batches * sum(part) / run.pipeline for part in (work, talk)]
     recomputed = run.micro_batches * mine.layers * again[0]
     talked = mean[1] + run.micro_batches * mine.layers * again[1]
-    exposed = (
-        sharded_time(run, mine, rates, forward, backward, again) if run.zero > 1 else unsharded_time(run, mine, rates)
-    )
+    exposed = sharded_time(run, mine, rates) if run.zero > 1 else unsharded_time(run, mine, rates)
     bubble = whole - mean[0] - talked - recomputed if run.pipeline > 1 else 0.0
     return by_part(PARTS_OF_STEP, (mean[0], recomputed, talked, exposed, bubble, update_time(run, mine, rates)))
 
@@ -282,21 +280,29 @@ def pipeline_time(run, mine, rates, stages):
 def product_time(rates, rows, inner, columns):
     """(rows, inner) times (inner, columns)."""
     results = rows * columns
-    return rates["fixed product"] + 2 * results * inner / rates["rate"] * (1 + rates["half"] / results)
+    alone = rates["fixed product"] + 2 * results * inner / rates["rate"] * (1 + rates["half"] / results)
+    waiting = min(rates["most"], rates["waiting"] / results) if rates["taken"] else 0.0
+    return alone * (1 + max(rates["taken"], waiting))
 
 
 def memory_time(rates, nbytes, kernels, kind="pointwise"):
     """So many kernels that read and write so many bytes."""
-    return kernels * rates["fixed"] + nbytes / rates[kind]
+    part = rates["pointwise beside"] if kind in ("pointwise", "lists") else 1.0
+    return (kernels * rates["fixed"] + nbytes / rates[kind]) * (1 + part * rates["taken"])
 
 
 def collective_time(rates, run, kind, nbytes, ranks, stride):
     """An all-gather or a reduce-scatter ("gather"), or an all-reduce ("reduce"), of every stride-th GPU."""
-    here = min(ranks, max(1, PER_NODE // stride))
     if ranks == 1:
         return 0.0
-    begin, each = rates["collectives"][f"{here} × {ranks // here}"][kind]
+    begin, each = rates["collectives"][group_key(ranks, stride)][kind]
     return begin + each * nbytes
+
+
+def group_key(ranks, stride):
+    """So many GPUs of each node times so many nodes."""
+    here = min(ranks, max(1, PER_NODE // stride))
+    return f"{here} × {ranks // here}"
 
 
 def layer_products(mine):
@@ -312,13 +318,19 @@ def layer_products(mine):
 def attention_time(run, mine, rates, products):
     """Causal attention: for each token and number seq_len FLOPs a product, of which there are 2 forward, 5 backward."""
     flops = products * mine.tokens * run.seq_len * mine.heads
-    return rates["fixed product"] + flops / rates["attention"] * (1 + rates["attention half"] / run.seq_len)
+    alone = rates["fixed product"] + flops / rates["attention"] * (1 + rates["attention half"] / run.seq_len)
+    return alone * (1 + rates["taken"])
 
 
-def beyond(rates, talking, computing):
-    """Seconds that a collective adds to what is computed beside it: those that stay uncovered, or that it takes from
-    the kernels."""
-    return max(talking - computing, rates["beside"] * min(talking, computing))
+def beside(rates, ranks, stride):
+    """The rates of kernels beside a collective of every stride-th GPU, which takes multiprocessors from them."""
+    return {**rates, "taken": rates["collectives"][group_key(ranks, stride)]["taken"]} if ranks > 1 else rates
+
+
+def beyond(talking, computing, slowed):
+    """Seconds that a collective adds to what is computed beside it, which alone takes `computing` and all beside it
+    `slowed`: those that stay uncovered, or that it takes from the kernels."""
+    return max(talking - computing, talking * (1 - computing / slowed))
 
 
 def layer_forward(run, mine, rates):
@@ -341,8 +353,15 @@ def layer_backward(run, mine, rates):
     computing += memory_time(rates, t * numbers, 17) + memory_time(rates, t * 10 * mine.part, 2, "norm")
     computing += memory_time(rates, 10 * mine.layer, 6) if run.zero < 2 else 0.0
     gather = collective_time(rates, run, "gather", t * mine.width, run.tensor, 1)
-    behind = (to_input[0], to_matrix[0], to_input[2], to_matrix[2])
-    return computing, 2 * gather + sum(beyond(rates, gather, each) for each in behind)
+    behind = [hidden_product(run, mine, rates, gather, *sizes[i]) for i in (0, 2)]
+    return computing, 2 * gather + sum(behind)
+
+
+def hidden_product(run, mine, rates, gather, inner, columns):
+    """What two gathers add to the two products of a backward pass beside them."""
+    shapes = (mine.tokens, columns, inner), (inner, mine.tokens, columns)
+    slower = beside(rates, run.tensor, 1)
+    return sum(beyond(gather, product_time(rates, *shape), product_time(slower, *shape)) for shape in shapes)
 
 
 def both_ends(run, mine, rates, first, last):
@@ -361,7 +380,7 @@ def both_ends(run, mine, rates, first, last):
         computing += memory_time(rates, t * 12 * mine.part, 2, "norm") + memory_time(
             rates, 52 * mine.tokens * mine.vocab, 8
         )
-        talking += gather + beyond(rates, gather, to_input) + beyond(rates, gather, to_matrix)
+        talking += gather + hidden_product(run, mine, rates, gather, mine.width, mine.vocab)
     if run.zero < 2:
         computing += memory_time(rates, 10 * (first + last) * mine.table, 1)
     return computing, talking
@@ -390,7 +409,7 @@ def update_time(run, mine, rates):
     return memory_time(rates, 40 * n, 3, "lists")
 
 
-def sharded_time(run, mine, rates, forward, backward, again):
+def sharded_time(run, mine, rates):
     """What `fully_shard` adds to a step: copies, and collectives as far as computing does not hide them."""
 
     def gather(n):
@@ -400,13 +419,21 @@ def sharded_time(run, mine, rates, forward, backward, again):
         return memory_time(rates, 4 * n, 1)
 
     layer, tables = mine.layer, 2 * mine.table
-    there, back = sum(forward), sum(backward) + sum(again)
+    ways = [there_and_back(run, mine, those) for those in (rates, beside(rates, run.data, run.tensor))]
+    there, back = zip(*ways)  # alone, and beside collectives
     whole = run.micro_batches * (copy(layer) * mine.layers + copy(tables))  # gradients, into one buffer
     times = run.micro_batches if run.zero == 3 else 1  # that parameters are gathered for the forward pass
     whole += times * (gather(tables) + copy(tables) + gather(layer) + mine.layers * copy(layer))
-    whole += times * (mine.layers - 1) * beyond(rates, gather(layer), there + copy(layer))
+    whole += times * (mine.layers - 1) * beyond(gather(layer), *there)
     behind = gather(layer) * (2 if run.zero == 3 else 1)  # parameters for a layer, and gradients of another
     if run.zero == 3:
         whole += run.micro_batches * mine.layers * copy(layer)
-    whole += run.micro_batches * (mine.layers - 1) * beyond(rates, behind, back + copy(layer))
+    whole += run.micro_batches * (mine.layers - 1) * beyond(behind, *back)
     return whole + run.micro_batches * (gather(layer) + gather(tables))
+
+
+def there_and_back(run, mine, rates):
+    """Seconds of a layer and a micro-batch in the forward pass, and in the backward pass, each with a copy of it."""
+    there, back = (sum(way(run, mine, rates)) for way in (layer_forward, layer_backward))
+    copy = memory_time(rates, 4 * mine.layer, 1)
+    return there + copy, back + (there if run.recompute else 0.0) + copy

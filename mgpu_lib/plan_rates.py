@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from mgpu_lib.plan_formulas import LARGEST, PER_NODE
-from virtual_gpus import collective_seconds, dry_run, find_gpu, virtual_gpus
+from virtual_gpus import collective_channels, collective_seconds, dry_run, find_gpu, virtual_gpus
 
 NODES = {"A100-80": "DGX A100", "H100": "DGX H100", "H200": "DGX H100"}  # the machine with eight of each GPU
 SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take
@@ -17,14 +17,13 @@ SHORT, LONG = 2**24, 2**30  # bytes of the two messages that say what all take
 def constants(gpu, network):
     """What the formulas know of a GPU and of a network: plain numbers, measured on virtual GPUs.
 
-    Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "beside": how much longer kernels take beside
-    a collective, as a part of their time. "collectives": for so many GPUs of each node
-    times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce; "send":
-    the same of a message, within a node and between nodes.
+    Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "collectives": for so many GPUs of each node
+    times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce, and
+    "taken", see `of_contention`; "send": the same of a message, within a node and between nodes.
     """
     spec = find_gpu(gpu)
-    plain = {"peak": spec.bf16, "memory": spec.memory, "beside": lost_beside(gpu)}
-    return {**plain, **kernel_rates(gpu), "collectives": groups(gpu, network)}
+    plain = {"peak": spec.bf16, "memory": spec.memory}
+    return {**plain, **kernel_rates(gpu), **of_contention(gpu), "collectives": groups(gpu, network)}
 
 
 @functools.cache
@@ -84,27 +83,46 @@ def of_memory(numbers, timed):
     }
 
 
-def lost_beside(gpu):
-    """How much longer a large product takes beside an all-reduce, as a part of its time."""
+def of_contention(gpu):
+    """Beside a collective a product with r results takes longer by the larger of "taken", multiprocessors that the
+    collective takes for each that it leaves, and min("most", "waiting" / r); a pointwise kernel by "pointwise beside"
+    of "taken". "taken" is 0 for what has no collective beside it."""
+
+    def shape(*sizes):
+        return [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in sizes]
+
+    many, few = 2**12, 2**7  # rows and columns of results
+    least = slowed(gpu, lambda: F.rms_norm(*shape((many, many)), (many,)))
+    middle = slowed(gpu, lambda: torch.mm(*shape((many, many), (many, many))))
+    most = slowed(gpu, lambda: torch.mm(*shape((few, 2**18), (2**18, few))))
+    part = slowed(gpu, lambda: torch.neg(*shape((many, many)))) / least
+    waiting = middle * many * many if middle > least else 0.0
+    return {"taken": 0.0, "most": most, "waiting": waiting, "pointwise beside": part}
+
+
+def slowed(gpu, function):
+    """How much longer the last kernel of function() takes beside an all-reduce of one node, as a part of its time."""
 
     def program():
         gradients = torch.empty(SHORT * 32, device="cuda")
-        X = torch.empty(2**13, 2**13, dtype=torch.bfloat16, device="cuda")
 
         def step():
             work = dist.all_reduce(gradients, async_op=True)
-            X @ X
+            function()
             work.wait()
+            torch.cuda.synchronize()
+            function()
 
         return step
 
     events = dry_run(program, PER_NODE, gpu, link=NODES[gpu]).timeline.on(0)
-    lost, product = (sum(e.end - e.start for e in events if e.kind == kind) for kind in ("contention", "matmul"))
-    return lost / product
+    kernels = [e.end - e.start for e in events if e.kind != "collective"]
+    beside, alone = kernels[len(kernels) // 2 - 1], kernels[-1]
+    return beside / alone - 1
 
 
 def groups(gpu, network):
-    """{"m × n": {"gather": [...], "reduce": [...]}, "send": {...}}: see `constants`."""
+    """{"m × n": {"gather": [...], "reduce": [...], "taken": ...}, "send": {...}}: see `constants`."""
     topology = virtual_gpus(1, gpu, NODES[gpu], "meta", network).topology
 
     def line(name, gpus, here):  # the other GPUs of a node do the same, in groups of their own
@@ -118,5 +136,7 @@ def groups(gpu, network):
             gpus = [node * PER_NODE + i * PER_NODE // here for node in range(nodes) for i in range(here)]
             if 1 < len(gpus) <= LARGEST:
                 both = {"gather": line("all_gather", gpus, here), "reduce": line("all_reduce", gpus, here)}
-                found[f"{here} × {nodes}"] = both
+                channels = collective_channels(gpus, topology)
+                taken = {"taken": channels / (find_gpu(gpu).sm_count - channels)}
+                found[f"{here} × {nodes}"] = both | taken
     return found | {"send": {"near": line("send", [0, 1], 1), "far": line("send", [0, PER_NODE], 1)}}

@@ -101,8 +101,9 @@ def expression(node):
         case ast.Starred(value):
             return f"...{expression(value)}"
         case ast.Dict(keys, values):
-            pairs = zip(keys, values, strict=True)
-            return f"{{ {', '.join(f'{expression(key)}: {expression(value)}' for key, value in pairs)} }}"
+            words = [f"{expression(key)}: " if key else "..." for key in keys]
+            parts = [word + expression(value) for word, value in zip(words, values, strict=True)]
+            return f"{{ {', '.join(parts)} }}"
     return words_and_calls(node)
 
 

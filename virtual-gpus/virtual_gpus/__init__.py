@@ -15,7 +15,7 @@ HOMES = {
     "children": ["Setup", "handed_down"],
     "clock.host": ["off_the_clock"],
     "clock.costs": ["pipeline_seconds", "ring_seconds", "round_seconds"],
-    "clock.nccl": ["all_reduce_by_algorithm", "collective_seconds"],
+    "clock.nccl": ["all_reduce_by_algorithm", "collective_channels", "collective_seconds"],
     "clock.specs": ["GPUS", "LINKS", "find_gpu", "find_link"],
     "clock.timeline": ["Timeline"],
     "dry_runs.dry_run": ["Prediction", "dry_run"],

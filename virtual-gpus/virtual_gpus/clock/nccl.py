@@ -100,9 +100,9 @@ def adapters(most: int, topology: Topology) -> int:
     return max(1, topology.nics * most // topology.machine_type.gpus)
 
 
-def channels(gpus: Sequence[int], topology: Topology) -> int:
-    """How many multiprocessors a collective operation among `gpus`, their numbers, keeps from the kernels beside it:
-    0 where that isn't known, over other links than NVLink 3 and later."""
+def collective_channels(gpus: Sequence[int], topology: Topology) -> int:
+    """How many of a GPU's multiprocessors a collective operation among `gpus`, their numbers in `topology`, keeps from
+    the kernels beside it: 0 where that isn't known, with links other than NVLink 3 and later."""
     if topology.link.key not in SHARING or len(gpus) == 1:
         return 0
     members = Counter(map(topology.node, gpus))

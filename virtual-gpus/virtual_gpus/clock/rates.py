@@ -75,14 +75,15 @@ COPY = {"pinned": 0.8, "peer": 0.9, "collective": 0.76}
 # their batches: fitted to steps that contain such a copy, while eight workers are busy.
 HOST_MEMORY = {"pageable": 8.5e9, **FITTED["copy"]}
 ROUND = 5e-6  # seconds of each round of a collective operation: 61 µs for 14 rounds of 256 KiB on those A100s
-# Multiprocessors that a collective keeps from the kernels beside it, one for each of NCCL's channels: 24 over NVLink on an
-# A100 (https://github.com/NVIDIA/nccl/issues/1225) and on an H100 (https://forums.developer.nvidia.com/t/337991); between
-# nodes two for each network adapter of a node, as logs have them: 16 for 8 (https://github.com/NVIDIA/nccl/issues/1453),
-# 2 for one (https://github.com/NVIDIA/nccl-tests/issues/133). Without 24 a kernel takes a fifth longer on an H100, which
-# is what recorded/measured_h100.json has beside a copy by as many thread blocks, and a pointwise kernel 0.3 of that. Many
-# of Hopper's matrix products count on all multiprocessors, and what would run on those that are taken waits until the
-# rest is done (by a factor of 1.7 in that forum, where each had one block; beside 4 blocks as beside 24): WAITING over the
-# number of blocks that each multiprocessor gets, blocks of TILE numbers, and at most MOST.
+# Multiprocessors that a collective keeps from the kernels beside it, one for each of NCCL's channels: 24 over NVLink on
+# an A100 (https://github.com/NVIDIA/nccl/issues/1225) and on an H100 (https://forums.developer.nvidia.com/t/337991);
+# between nodes two for each network adapter of a node, as logs have them: 16 for 8
+# (https://github.com/NVIDIA/nccl/issues/1453), 2 for one (https://github.com/NVIDIA/nccl-tests/issues/133). Without 24
+# a kernel takes a fifth longer on an H100, which is what recorded/measured_h100.json has beside a copy by as many
+# thread blocks, and a pointwise kernel 0.3 of that. Many of Hopper's matrix products count on all multiprocessors, and
+# what would run on those that are taken, be they few, waits until the rest is done (by a factor of 1.7 in that forum,
+# where each had one block): WAITING over the number of blocks that each multiprocessor gets, blocks of TILE numbers,
+# and at most MOST.
 CHANNELS, CHANNELS_OF_ADAPTER = 24, 2
 POINTWISE_BESIDE = 0.3
 WAITING, TILE, MOST = 1.85, 128 * 256, 0.85

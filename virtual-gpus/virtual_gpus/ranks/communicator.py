@@ -13,7 +13,7 @@ import traceback
 import torch.distributed as dist
 
 from virtual_gpus.clock.contention import Occupancy
-from virtual_gpus.clock.nccl import channels
+from virtual_gpus.clock.nccl import collective_channels
 from virtual_gpus.clock.rates import HOST_COPY
 from virtual_gpus.clock.streams import current_stream_of
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
@@ -61,7 +61,7 @@ class Communicator:
         self.done_at = 0.0  # when its stream has done all operations, as far as is known
         self.broken: BaseException | None = None  # why nothing works any more
         topology = gpu.machine.topology
-        taken = channels(topology.gpus_of(members.ranks), topology) if direction is None and exclusive else 0
+        taken = collective_channels(topology.gpus_of(members.ranks), topology) if direction is None and exclusive else 0
         self.occupancy = Occupancy(gpu, taken) if taken else None  # of messages, it isn't known
         gpu.communicators.append(self)
 
