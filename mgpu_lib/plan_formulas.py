@@ -287,8 +287,7 @@ def product_time(rates, rows, inner, columns):
 
 def memory_time(rates, nbytes, kernels, kind="pointwise"):
     """So many kernels that read and write so many bytes."""
-    part = rates["pointwise beside"] if kind in ("pointwise", "lists") else 1.0
-    return (kernels * rates["fixed"] + nbytes / rates[kind]) * (1 + part * rates["taken"])
+    return (kernels * rates["fixed"] + nbytes / rates[kind]) * (1 + rates["beside"][kind] * rates["taken"])
 
 
 def collective_time(rates, run, kind, nbytes, ranks, stride):
