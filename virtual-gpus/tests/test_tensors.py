@@ -267,6 +267,17 @@ def test_gradients_cross_devices_both_ways(gpus):
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("index", [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)], ids=str)
+@pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
+def test_a_mask_without_dimensions_picks_all_or_nothing(gpus, index, value):
+    x, expected = torch.zeros(4, 3, device="cuda:1"), torch.zeros(4, 3)
+    for masks in (index, tuple(torch.tensor(i, device="cuda:1") if isinstance(i, bool) else i for i in index)):
+        x[masks], expected[index] = value, value
+        assert x.tolist() == expected.tolist()
+    with pytest.raises(RuntimeError, match="expanded size"):
+        x[torch.tensor(False, device="cuda:1")] = torch.ones(2)
+
+
 def test_a_slice_takes_anything_and_chosen_elements_a_number_from_another_device(gpus):
     x = torch.zeros(4, device="cuda:1")
     for index in (x == 0, torch.tensor([0, 1], device="cuda:1"), torch.tensor([0, 1]), [0, 1]):

@@ -83,7 +83,7 @@ class Stream:
         return 0, -3
 
     def __repr__(self):
-        return f"<torch.cuda.Stream device={self.device} (virtual)>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     def __eq__(self, other):
         return isinstance(other, Stream) and (self.gpu, self.stream_id) == (other.gpu, other.stream_id)

@@ -217,6 +217,10 @@ class VirtualTensor(Tensor):
         away = isinstance(value, Tensor) and value.device != self.device
         if away and value.requires_grad and not any(map(is_advanced, parts)):
             value = value.to(self.device)  # a slice may be filled from another device; its gradient goes back
+        if any(map(is_truth, parts)):  # C++ would index with a tensor on the CPU
+            chosen = self.unsqueeze(0)[: all(map(bool, filter(is_truth, parts)))]
+            chosen[(slice(None), *(i for i in parts if not is_truth(i)))] = value
+            return
         if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and indices may lie on the CPU
             index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
         Base.__setitem__(self, index, value)
@@ -293,6 +297,12 @@ def cpu_class(cls: type) -> type:
 def is_advanced(index: Any) -> bool:
     """Whether an index picks elements one by one (NumPy's "advanced indexing"), as in x[[0, 2]] and x[x > 0]."""
     return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
+
+
+def is_truth(index: Any) -> bool:
+    """Whether an index is a mask without dimensions, as in x[True]: it picks all of x, or nothing."""
+    kinds = torch.bool, torch.uint8
+    return isinstance(index, bool) or (isinstance(index, Tensor) and not index.dim() and index.dtype in kinds)
 
 
 def enable_dispatch_keys(*keys: DispatchKey) -> ForceDispatchKeyGuard:
