@@ -267,6 +267,26 @@ def test_gradients_cross_devices_both_ways(gpus):
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        [0, 2],
+        ([0, 2],),
+        (slice(None), [0, 2]),
+        (..., [True, False, True]),
+        (0, range(2)),
+        ([3, 0], (0, 2)),
+        (None, [1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("value", [1.5, torch.tensor(2.5)])
+def test_lists_of_numbers_are_indices(gpus, index, value):
+    x, expected = torch.zeros(4, 3, device="cuda:1"), torch.zeros(4, 3)
+    x[index], expected[index] = value, value
+    assert x.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("index", [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)], ids=str)
 @pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
 def test_a_mask_without_dimensions_picks_all_or_nothing(gpus, index, value):

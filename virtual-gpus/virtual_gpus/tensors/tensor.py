@@ -7,7 +7,8 @@ tensors, and wraps the result.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -213,7 +214,7 @@ class VirtualTensor(Tensor):
         Base.grad.__delete__(self)
 
     def __setitem__(self, index, value):
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = tuple(map(as_index, index if isinstance(index, tuple) else (index,)))
         away = isinstance(value, Tensor) and value.device != self.device
         if away and value.requires_grad and not any(map(is_advanced, parts)):
             value = value.to(self.device)  # a slice may be filled from another device; its gradient goes back
@@ -222,8 +223,8 @@ class VirtualTensor(Tensor):
             chosen[(slice(None), *(i for i in parts if not is_truth(i)))] = value
             return
         if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and indices may lie on the CPU
-            index = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
-        Base.__setitem__(self, index, value)
+            parts = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
+        Base.__setitem__(self, parts if isinstance(index, tuple) else parts[0], value)
 
     def __copy__(self):
         if isinstance(self, Parameter):
@@ -297,6 +298,12 @@ def cpu_class(cls: type) -> type:
 def is_advanced(index: Any) -> bool:
     """Whether an index picks elements one by one (NumPy's "advanced indexing"), as in x[[0, 2]] and x[x > 0]."""
     return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
+
+
+def as_index(part: Any) -> Any:
+    """A part of an index: of numbers a tensor, which C++ would make on the CPU and use there."""
+    numbers = isinstance(part, Sequence) and len(part) and all(isinstance(i, Integral) for i in part)
+    return torch.as_tensor(part) if numbers or hasattr(part, "__array_interface__") else part
 
 
 def is_truth(index: Any) -> bool:
