@@ -34,8 +34,8 @@ from virtual_gpus import virtual_gpus
 
 CPU = torch.device("cpu")
 STUDIES = (
-    "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise oscillation "
-    "resnet18 resnet_grid same_step scaling sharpness small_lm ten_seeds"
+    "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise "
+    "oscillation resnet18 resnet_grid same_step scaling sharpness small_lm ten_seeds"
 ).split()
 
 
