@@ -83,7 +83,10 @@ def check_best_batch(answer):
         expect(batch > 0 and batch % k == 0, f"{where} doesn't give each of {k} GPUs equally many whole images")
         real, best = training(*about, k, batch), min(training(*about, k, k * n) for n in range(1, 1000))
         expect(math.isclose(seconds, real), f"{where} takes {real:.4g} s, not {seconds:.4g} s: an image costs c / k")
-        less = "With the same t0 the optimum grows with the root of k, and the multiple of k next to it need not be the faster one"
+        less = (
+            "With the same t0 the optimum grows with the root of k, "
+            "and the multiple of k next to it need not be the faster one"
+        )
         expect(real < best * 1.000001, f"{where} takes {real:.6g} s, and another {best:.6g} s. {less}")
     one, four = (answer(*case) for case in LENET[:2])
     return f"LeNet, modelled: 1 GPU {one[0]} images, 4 GPUs {four[0]}, {one[1] / four[1]:.2f} times as fast"
