@@ -1,8 +1,8 @@
 """Kernels beside a collective operation take longer, for NCCL takes multiprocessors from them.
 
 A collective is beside kernels from when its rank's own stream has come to it: NCCL's kernel runs then, and waits for
-the other ranks'. Until when, they decide. So it is taken to begin and to end as if no other rank were late, and where
-the program waits for it, for as much longer as it took in truth.
+the other ranks'. When it ends, they decide. So it is taken to end as if no other rank were late, until the program
+waits for it, and knows.
 """
 
 from collections import deque
@@ -35,16 +35,18 @@ class Occupancy:
         gpu.occupancies.append(self)
 
     def begin(self, call: Launch, name: str, ready: float, seconds: float) -> None:
-        """A collective takes so many `seconds`, from when this rank is `ready`, or the one before it is done."""
+        """A collective begins that takes so many `seconds`: when this rank is `ready` and the one before it done."""
         start = max(ready, self.until)
         self.add(call, name, start, start + seconds)
 
+    def end(self, call: Launch, name: str, time: float) -> None:
+        """The collective ends at this time, as the program knows now; it may have waited for other ranks."""
+        if time > self.until:
+            self.add(call, name, self.until, time)
+
     def add(self, call: Launch, name: str, start: float, end: float) -> None:
-        """A collective runs from `start` to `end`, as is known now: what kernels that were enqueued before lose by it,
-        their streams make up for here."""
-        window = Window(max(start, self.until), end, self.taken)
-        if window.end <= window.start:  # as was known
-            return
+        """What kernels that have been enqueued lose by a collective from `start` to `end`, streams make up for here."""
+        window = Window(start, end, self.taken)
         self.windows.append(window)
         self.until = end
         for stream in self.gpu.streams:

@@ -87,7 +87,7 @@ class NcclWork(c10d.Work):
             event = {"name": call.name, "kind": "collective", "nbytes": call.nbytes, "bound": "link"}
             log.record(self.launch, gpu=gpu, row=row, start=self.start, end=self.end, **event)
             if communicator.occupancy is not None:
-                communicator.occupancy.add(self.launch, call.name, self.start, self.end)
+                communicator.occupancy.end(self.launch, call.name, self.end)
             log.pending.pop(self, None)
             self.launch = None
 
