@@ -55,10 +55,9 @@ from mgpu_lib.exercises.planning_a_run import (
 from mgpu_lib.exercises.sharding import (
     check_fsdp_bytes,
     check_logged_norm,
-    check_mesh_groups,
     check_on_gradient,
+    check_pieces,
     check_ranks_needed,
-    check_reshard,
 )
 from mgpu_lib.exercises.tensor_parallelism import (
     check_row_parallel,
@@ -122,7 +121,6 @@ __all__ = [
     "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",
-    "check_mesh_groups",
     "check_messages",
     "check_missing_rank",
     "check_mlp_bytes",
@@ -131,10 +129,10 @@ __all__ = [
     "check_order_holds",
     "check_own_bug",
     "check_page",
+    "check_pieces",
     "check_ranks_needed",
     "check_refused",
     "check_rescale",
-    "check_reshard",
     "check_resumable",
     "check_ring_allreduce",
     "check_row_losses",

@@ -1,5 +1,4 @@
-"""Checks for "Sharding": how many GPUs a network needs, a hook, what a step sends, shards for other ranks, a hang,
-groups of a mesh.
+"""Checks for "Sharding": how many GPUs a network needs, a hook, what a step sends, files for other ranks, a hang.
 
 None starts a process: what a rank sends is counted in a modelled one.
 """
@@ -109,7 +108,11 @@ def check_sent(unit, grads):
 def check_sum(got, right, number):
     expect(got.shape == right.shape, f"a gradient of shape {tuple(got.shape)} for a shard of {tuple(right.shape)}")
     slip = "The first pass's gradient is lost: add" if number else "Keep what reduce_scatter returns"
-    expect(got.allclose(right), f"pass {number + 1}: {listed([got])} instead of {listed([right])}. {slip}")
+    expect(got.allclose(right), f"pass {number + 1}: {listed(got)} instead of {listed(right)}. {slip}")
+
+
+def listed(tensor):
+    return " ".join(f"{x:g}" for x in tensor.flatten().tolist())
 
 
 # What a step with fully_shard sends
@@ -181,80 +184,45 @@ def bytes_slip(what, got, right, parameters, k, passes, sync):
     return f"That is {got / one:.3g} times a network's worth, and {right / one:.3g} are sent: name each collective"
 
 
-# Shards for another number of ranks
+# Files for another number of ranks
 
 
 @exercise
-def check_reshard(answer):
-    """reshard(shards, numel, ranks): the shards that so many ranks have of the same parameters."""
-    for numel, before, after in [(12, 3, 4), (12, 4, 2), (10, 4, 3), (10, 3, 4), (7, 1, 5), (3, 2, 6), (9, 6, 1)]:
-        values = torch.arange(1.0, numel + 1)
-        shards, right = cut(values, before), cut(values, after)
-        got = filled(answer([shard.clone() for shard in shards], numel, after))
-        case = f"{numel} numbers, from {before} rank{'s' * (before > 1)} to {after}"
-        expect(len(got) == after, f"{case}: {len(got)} shards instead of {after}")
-        expect(all(isinstance(shard, torch.Tensor) for shard in got), f"{case}: return a list of tensors")
-        expect(
-            all(torch.equal(mine, theirs) for mine, theirs in zip(got, right)),
-            f"{case}: {listed(got)} instead of {listed(right)}. {reshard_slip(got, shards, numel, after)}",
-        )
-    return "all shards are as if the parameters had been cut for that many ranks from the start"
-
-
-def cut(values, ranks):
-    """`values`, with as many zeros behind them as it takes, in equal shards."""
-    return list(torch.cat([values, values.new_zeros(-len(values) % ranks)]).chunk(ranks))
-
-
-def listed(shards):
-    return " | ".join(" ".join(f"{x:g}" for x in shard.flatten().tolist()) or "nothing" for shard in shards)
-
-
-def reshard_slip(got, shards, numel, after):
-    """What may be wrong with shards."""
-    joined = torch.cat([shard.flatten() for shard in got])
-    if len(joined) - numel >= after:
-        return "The zeros at the end of the old shards are padding for the old ranks, not parameters"
-    if len({len(shard) for shard in got}) > 1:
-        return "All shards have the same size: a collective wants that"
-    if not torch.equal(joined[:numel], torch.cat(shards)[:numel]):
-        return "The numbers have changed, or their order"
-    return "Behind the numbers there are zeros, as few as make the shards equal"
-
-
-# Groups of a mesh
-
-
-@exercise
-def check_mesh_groups(answer):
-    """mesh_groups(rank, ranks, tensor): (the ranks that share layers with it, those that average gradients with it)."""
-    for ranks, tensor in [(8, 2), (8, 4), (16, 8), (4, 1), (6, 6), (12, 3)]:
-        for rank in range(ranks):
-            got = filled(answer(rank, ranks, tensor))
-            case = f"rank {rank} of {ranks}, {tensor} to a layer"
-            expect(isinstance(got, (tuple, list)) and len(got) == 2, f"{case}: {got!r}. Return two lists of ranks")
-            together, across = (sorted(int(other) for other in group) for group in got)
-            first = rank - rank % tensor
-            right = list(range(first, first + tensor)), list(range(rank % tensor, ranks, tensor))
+def check_pieces(answer):
+    """pieces(rows, old, new, rank): what `rank` of `new` reads, [(old rank, first row, number of rows)]."""
+    for rows, old, new in [(10, 4, 3), (65, 8, 6), (65, 6, 8), (12, 2, 4), (9, 8, 2), (3, 2, 6), (7, 1, 5), (8, 4, 4)]:
+        files, needed = rows_of_ranks(rows, old), rows_of_ranks(rows, new)
+        for rank in range(new):
+            shared = [[row for row in file if row in needed[rank]] for file in files]
+            right = [(file, found[0], len(found)) for file, found in enumerate(shared) if found]
+            got = filled(answer(rows, old, new, rank))
+            case = f"{rows} rows, from {old} rank{'s' * (old > 1)} to {new}, rank {rank}"
             expect(
-                (together, across) == right,
-                f"{case}: {together} and {across} instead of {right[0]} and {right[1]}. "
-                + mesh_slip(together, across, right, rank),
+                isinstance(got, list) and all(isinstance(piece, tuple) and len(piece) == 3 for piece in got),
+                f"{case}: {got!r}. Return a list of (old rank, first row, number of rows)",
             )
-    return "every layer stays on neighboring GPUs, and any two ranks meet in at most one group"
+            expect(got == right, f"{case}: {got} instead of {right}. {pieces_slip(got, files, needed[rank])}")
+    return "each rank opens only the files that have rows of its own, and reads every row once"
 
 
-def mesh_slip(together, across, right, rank):
-    """What may be wrong with the groups of a rank."""
-    if (across, together) == right:
-        return "The other way round: first those that share layers"
-    if rank not in together or rank not in across:
-        return "A rank is in both of its groups itself"
-    if len(together) != len(right[0]):
-        return f"{len(right[0])} ranks share a layer"
-    if together != right[0]:
-        return "Those that share layers talk most, and should sit side by side: their numbers follow each other"
-    return "Gradients are averaged among the ranks that have the same part of each layer: one of every group"
+def rows_of_ranks(rows, ranks):
+    """The rows of each rank, as `fully_shard` cuts a tensor: the last ranks may have fewer, or none."""
+    parts = [part.tolist() for part in torch.arange(rows).chunk(ranks)]
+    return parts + [[]] * (ranks - len(parts))
+
+
+def pieces_slip(got, files, needed):
+    """What may be wrong with the pieces of a rank."""
+    if any(count < 1 for *_, count in got):
+        return "A file that has none of this rank's rows need not be opened"
+    read = {row: file for file, first, count in got for row in range(first, first + count)}
+    if sorted(read) != needed:
+        span = f"rows {needed[0]} to {needed[-1]}" if needed else "no rows"
+        return f"This rank has {span}: a shard has rows / ranks of them, rounded up, and the last ranks what is left"
+    for row, file in read.items():
+        if not 0 <= file < len(files) or row not in files[file]:
+            return f"Row {row} isn't in the file of rank {file}"
+    return "One piece for each file, in the order of the rows"
 
 
 # A collective for one rank

@@ -718,18 +718,17 @@ WRONG = {
         (".norm().full_tensor()", ".full_tensor()", "instead of one number"),
         (".norm()", ".square().sum()", "the norm is 8, and rank 0 returns 64"),
     ],
-    "reshard": [
-        ("return list(torch.cat(shards).tensor_split(ranks))", "All shards have the same size"),
-        ("[:numel]", "", "padding for the old ranks"),
-        ("torch.cat(shards)", "torch.cat(shards[::-1])", "their order"),
-        ("return shards", "shards instead of 4"),
-    ],
-    "mesh_groups": [
-        ("return ", "a, b = ", "list(across)", "list(across)\n    return b, a", "The other way round"),
-        ("return [rank], [rank]", "2 ranks share a layer"),
-        ("return [], []", "in both of its groups itself"),
-        ("rows = ranks // tensor\nreturn list(range(rank % rows, ranks, rows)), [rank]", "their numbers follow"),
-        ("range(rank % tensor, ranks, tensor)", "range(ranks)", "one of every group"),
+    "pieces": [
+        ("size = -(-rows // ranks)", "size = rows // ranks", "rounded up"),
+        ("return found", "return found[:1]", "This rank has rows 0 to 3"),
+        ("return found", "return found[0]", "Return a list"),
+        ("return found", "return found[::-1]", "in the order of the rows"),
+        ("append((other,", "append((rank,", "Row 3 isn't in the file of rank 0"),
+        (
+            "        if common:\n            found.append((other, common[0], len(common)))\n",
+            "        found.append((other, *(common or [0])[:1], len(common)))\n",
+            "need not be opened",
+        ),
     ],
     # Jobs that survive
     "resumable": [
@@ -954,17 +953,16 @@ RIGHT = {
             return k
     return -(-16 * parameters // memory) if stage == 3 else float("inf")"""
     ],
-    "reshard": [
+    "pieces": [
         """
-    new = [torch.zeros(-(-numel // ranks)) for _ in range(ranks)]
-    for i in range(numel):  # number by number
-        new[i // len(new[0])][i % len(new[0])] = shards[i // len(shards[0])][i % len(shards[0])]
-    return new"""
-    ],
-    "mesh_groups": [
-        """
-    mesh = torch.arange(ranks).view(-1, tensor)
-    return mesh[rank // tensor], mesh[:, rank % tensor]"""
+    old_size, new_size, found = -(-rows // old), -(-rows // new), []
+    first, end = rank * new_size, min(rows, (rank + 1) * new_size)
+    while first < end:
+        file = first // old_size
+        stop = min(end, (file + 1) * old_size)
+        found.append((file, first, stop - first))
+        first = stop
+    return found"""
     ],
     "resumable": [  # random numbers that follow from the step need no place in the checkpoint
         (
