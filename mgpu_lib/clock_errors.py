@@ -131,7 +131,7 @@ def verdict(question, found, advice):
         "question": question,
         "typical error": percent(statistics.median(map(abs, found))),
         "within 25%": f"{within:.0%}",
-        "of": len(found),
+        "comparisons": len(found),
         "rely on it?": "yes" if within >= 0.9 else "with care" if within >= 0.5 else "no",
         "advice": advice,
     }
