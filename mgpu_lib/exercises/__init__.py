@@ -44,7 +44,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_emptiest_gpu,
     check_visible_gpus,
 )
-from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug, check_seed_of
+from mgpu_lib.exercises.museum import check_clipped_step, check_gather_backward, check_own_bug, check_seed_of
 from mgpu_lib.exercises.pipelines import check_best_cut, check_messages, check_one_f_one_b
 from mgpu_lib.exercises.planning_a_run import (
     check_page,
@@ -113,6 +113,7 @@ __all__ = [
     "check_forward_bytes",
     "check_fsdp_bytes",
     "check_gain_without_host",
+    "check_gather_backward",
     "check_hidden_from",
     "check_in_parallel",
     "check_is_wrong",

@@ -150,16 +150,16 @@ def test_on_ranks_each_check_finds_its_bug_and_passes_the_fix(ranks, capsys):
         if cell.cell_type == "code" and cell.source.startswith("%%ranks") and not name.endswith("-caught"):
             ranks.run(MANY_TEXTS[name])
         if name in MANY_BUGS:
-            assert objections(ranks, name, capsys) != "no objection"
+            assert "no objection" not in objections(ranks, name, capsys)
             capsys.readouterr()
             ranks.run(mended(MANY_TEXTS, name))
             reports.append(REPORT.search(capsys.readouterr().out).group().split()[-1])
-            assert objections(ranks, name, capsys) == "no objection"
+            assert {*objections(ranks, name, capsys)} == {"no objection"}
     assert [right for _, _, right, _ in catalog()] == reports
 
 
 def objections(ranks, name, capsys):
-    """What the page's check says of the program that has just run."""
+    """The lines in which the page's checks speak of the program that has just run."""
     capsys.readouterr()
     ranks.run(MANY_TEXTS[f"{name}-caught"])
-    return capsys.readouterr().out.removeprefix("[rank0]: ").strip()
+    return [line.removeprefix("[rank0]: ") for line in capsys.readouterr().out.splitlines()]

@@ -863,6 +863,26 @@ WRONG = {
         ("import random\nreturn random.getrandbits(62)", "a run could not be repeated"),
         ("return float(hash((seed, step, rank)))", "return a whole number"),
     ],
+    "gather_backward": [
+        ("step_matches_single_device", "replicas_equal", "replicas_equal passes. DDP gives all ranks the same mean"),
+        ("step_matches_single_device", "assert_draws_differ", "draws_differ passes. nothing is drawn"),
+        ("step_matches_single_device", "every_row_once", "every_row_once passes. Ask it on the ranks"),
+        ("    dist.all_reduce(sums)\n", "", "rank 0 returns what the program returns"),
+        (
+            "sums = torch.stack(grads)",
+            "sums = grads[dist.get_rank()]",
+            ", sums[dist.get_rank()]",
+            ", sums",
+            "different rows",
+        ),
+        ("sums[dist.get_rank()]", "sums[dist.get_rank()] / dist.get_world_size()", "2 times too small"),
+        ('return "step_matches_single_device", sums[dist.get_rank()]', "return sums[dist.get_rank()]", "two things"),
+        ("    dist.all_reduce(sums)\n", "", ", sums[dist.get_rank()]", ", sums.sum(0)", "of different ranks"),
+        ("sums[dist.get_rank()]", "sums[0]", "isn't the sum over all losses"),
+        (", sums[dist.get_rank()]", ", sums", "of shape [2, 4, 3] instead of [4, 3]"),
+        (", sums[dist.get_rank()]", ", 1.0", "float instead of a tensor"),
+        ('"step_matches_single_device"', "1", "int instead of the name"),
+    ],
 }
 
 RIGHT = {
@@ -879,6 +899,12 @@ RIGHT = {
         """
     ends = torch.tensor([0, *shares]).cumsum(0).tolist()
     return [((chosen >= a) & (chosen < b)).any(dim=1).sum() for a, b in zip(ends, ends[1:])]"""
+    ],
+    "gather_backward": [
+        """
+    mine = torch.empty_like(grads[0])
+    dist.reduce_scatter(mine, list(grads))
+    return "assert_step_matches_single_device", mine"""
     ],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
