@@ -29,7 +29,7 @@ from mgpu_lib.exercises.how_large_a_batch_pays import (
     check_rescale,
     check_two_batch_noise,
 )
-from mgpu_lib.exercises.jobs_that_survive import check_resumable
+from mgpu_lib.exercises.jobs_that_survive import check_minutes, check_resumable
 from mgpu_lib.exercises.long_sequences_and_experts import (
     check_balanced,
     check_forward_bytes,
@@ -125,6 +125,7 @@ __all__ = [
     "check_mended_step",
     "check_mesh_groups",
     "check_messages",
+    "check_minutes",
     "check_missing_rank",
     "check_mlp_bytes",
     "check_on_gradient",

@@ -753,6 +753,24 @@ WRONG = {
         ("torch.get_rng_state()", "torch.Generator", "can't be loaded with weights_only=True"),
         ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
     ],
+    "minutes": [
+        (
+            "interval + write <= failure",
+            "interval <= failure",
+            "70 minutes instead of 92: it dies in the middle of a save",
+        ),
+        (
+            "        while",
+            "        if failure < clock:\n            continue\n        while",
+            "the restart begins anew",
+        ),
+        ("failure + restart", "failure", "instead of 79: the save at 22 is whole"),
+        ("failure + restart", "failure + restart\n        done = 0", "instead of 79: the save at 22 is whole"),
+        ("return clock", "return clock - write", "64 minutes instead of 66: three times 20 minutes and a save"),
+        ("return clock", "return f'{clock} minutes'", "str instead of a number"),
+        ("return clock", "return clock + restart * len(failures[3:])", "minutes instead of"),
+        ('[*failures, float("inf")]', '[*failures[:1], float("inf")]', "the restart begins anew"),
+    ],
     # Long sequences and experts
     "rows_sent": [
         (
