@@ -45,7 +45,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_visible_gpus,
 )
 from mgpu_lib.exercises.museum import check_clipped_step, check_gather_backward, check_own_bug, check_seed_of
-from mgpu_lib.exercises.pipelines import check_best_cut, check_messages, check_one_f_one_b
+from mgpu_lib.exercises.pipelines import check_best_cut, check_one_f_one_b, check_step_time
 from mgpu_lib.exercises.planning_a_run import (
     check_page,
     check_straggler,
@@ -124,7 +124,6 @@ __all__ = [
     "check_mended_script",
     "check_mended_step",
     "check_mesh_groups",
-    "check_messages",
     "check_minutes",
     "check_missing_rank",
     "check_mlp_bytes",
@@ -148,6 +147,7 @@ __all__ = [
     "check_squared_part",
     "check_step_bytes",
     "check_step_seconds",
+    "check_step_time",
     "check_straggler",
     "check_sync_batch_norm",
     "check_to_device",

@@ -561,11 +561,17 @@ WRONG = {
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
         ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
     ],
-    "messages": [
-        ("2 * micro_batches", "micro_batches", "counts one way"),
-        ("micro_batches * crossings", "crossings", "counts one micro-batch"),
-        ("a != b", "True", "between two stages on one rank nothing has to travel"),
-        ("zip(layout, layout[1:])", "zip(layout, layout[1:] + layout[:1])", "At how many boundaries"),
+    "step_time": [
+        (
+            "return sum((forward[r] + backward[r]) * len(orders[r]) // 2 for r in range(len(orders)))",
+            "at the same time",
+        ),
+        ("max(free[rank], ends.get((giver, name), 0))", "free[rank]", "needs F0 of rank 0"),
+        ("max(free[rank], ends.get((giver, name), 0))", "ends.get((giver, name), 0)", "a single rank never waits"),
+        ("rank - 1 if forth else rank + 1", "rank - 1", "B0 of rank 0 needs B0 of rank 1"),
+        ("(forward if forth else backward)", "forward", "8 instead of 10: a single rank never waits"),
+        ("return max(free)", "return free[-1]", "8 instead of 11"),
+        ("return max(free)", "return free", "list instead of a number"),
     ],
     "one_f_one_b": [
         (
@@ -975,7 +981,6 @@ RIGHT = {
     "bucketed": [
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
-    "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
     "row_parallel": [  # in place, which autograd takes for nothing: g by accident
         "Y = X @ W.T\ndist.all_reduce(Y)\nreturn Y + b"
