@@ -297,7 +297,7 @@ def resume(args, net, optimizer, scaler):
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
     if dist.get_rank() == 0:
-        print(f"resuming {args.checkpoint} after step {state['step']}", flush=True)
+        print(f"resuming {args.checkpoint} after step {state['step']}; ranks: {dist.get_world_size()}", flush=True)
     return state["step"]
 
 

@@ -29,7 +29,7 @@ from mgpu_lib.exercises.how_large_a_batch_pays import (
     check_rescale,
     check_two_batch_noise,
 )
-from mgpu_lib.exercises.jobs_that_survive import check_resumable
+from mgpu_lib.exercises.jobs_that_survive import check_minutes, check_resumable
 from mgpu_lib.exercises.long_sequences_and_experts import (
     check_balanced,
     check_forward_bytes,
@@ -44,8 +44,8 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_emptiest_gpu,
     check_visible_gpus,
 )
-from mgpu_lib.exercises.museum import check_clipped_step, check_own_bug, check_seed_of
-from mgpu_lib.exercises.pipelines import check_best_cut, check_messages, check_one_f_one_b
+from mgpu_lib.exercises.museum import check_clipped_step, check_gather_backward, check_own_bug, check_seed_of
+from mgpu_lib.exercises.pipelines import check_best_cut, check_one_f_one_b, check_step_time
 from mgpu_lib.exercises.planning_a_run import (
     check_page,
     check_straggler,
@@ -112,6 +112,7 @@ __all__ = [
     "check_forward_bytes",
     "check_fsdp_bytes",
     "check_gain_without_host",
+    "check_gather_backward",
     "check_hidden_from",
     "check_in_parallel",
     "check_is_wrong",
@@ -121,7 +122,7 @@ __all__ = [
     "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",
-    "check_messages",
+    "check_minutes",
     "check_missing_rank",
     "check_mlp_bytes",
     "check_on_gradient",
@@ -144,6 +145,7 @@ __all__ = [
     "check_squared_part",
     "check_step_bytes",
     "check_step_seconds",
+    "check_step_time",
     "check_straggler",
     "check_sync_batch_norm",
     "check_to_device",

@@ -1,7 +1,9 @@
-"""Checks for "Jobs that survive": runs of training that die and go on, compared with one that was left alone."""
+"""Checks for "Jobs that survive": runs of training that die and go on, and the time that they take."""
 
 import io
+import math
 import pickle
+import random
 from typing import NamedTuple
 
 import torch
@@ -147,3 +149,63 @@ def check_next_rows(rows, whole, done, case):
         f"{case}, the first rows are right, and {len(rows)} steps follow instead of {len(whole) - done}, or with other "
         "rows. Are steps skipped in the first epoch only, and does the sampler know each epoch?",
     )
+
+
+FAILURES = {  # of a job of 60 minutes, with a save of 2 every 20 and a restart of 5: what each case is about
+    (): "three times 20 minutes and a save",
+    (30.0,): "the save at 22 is whole, and 8 minutes are lost",
+    (21.0,): "it dies in the middle of a save, and half a checkpoint is none",
+    (30.0, 33.0): "it dies once more before it is up again, and the restart begins anew",
+    (65.0,): "it dies in its last save",
+    (67.0,): "the last save is complete before the failure",
+    (10.0, 50.0, 80.0): "the first failure takes 10 minutes of work, the second and the third what came after a save",
+}
+WEEK, MINUTES_BETWEEN, WRITE, RESTART = 7 * 24 * 60, 180, 0.5, 5
+
+
+@exercise
+def check_minutes(answer):
+    """minutes(work, interval, write, restart, failures): how long a job takes that fails at the moments `failures`."""
+    for failures, why in FAILURES.items():
+        check_job(answer, 60, 20, 2, 5, failures, f": {why}")
+    numbers = random.Random(0)
+    for _ in range(20):
+        interval, write, restart = (numbers.randint(1, most) for most in (9, 4, 6))
+        failures = moments(numbers, 20, 10)
+        check_job(answer, 12 * interval, interval, write, restart, failures, "")
+    weeks = [moments(numbers, MINUTES_BETWEEN, 200) for _ in range(20)]
+    *longer, longest = (f"{mean_minutes(answer, interval, weeks) / WEEK - 1:.0%}" for interval in (3, 7, 14, 28, 56))
+    return (
+        f"a save every 3, 7, 14, 28 or 56 minutes makes a week of work {', '.join(longer)} or {longest} longer. "
+        f"Young's formula says {math.sqrt(2 * WRITE * MINUTES_BETWEEN):.0f} minutes"
+    )
+
+
+def check_job(answer, work, interval, write, restart, failures, why):
+    found, right = (filled(f(work, interval, write, restart, list(failures))) for f in (answer, minutes))
+    case = f"work {work}, interval {interval}, write {write}, restart {restart}, failures {[*failures]}"
+    expect(isinstance(found, int | float), f"it returns a {type(found).__name__} instead of a number")
+    expect(math.isclose(found, right), f"{case}: {found:g} minutes instead of {right:g}{why}")
+
+
+def minutes(work, interval, write, restart, failures):
+    """The right answer, save by save: the moment at which each is complete, or the restart after a failure."""
+    clock, failures = 0, list(failures)
+    for _ in range(work // interval):
+        while failures and failures[0] < clock + interval + write:
+            clock = failures.pop(0) + restart
+        clock += interval + write
+    return clock
+
+
+def moments(numbers, mean, count):
+    """`count` failures, on average `mean` minutes apart, to a hundredth of a minute."""
+    clock, failures = 0, []
+    for _ in range(count):
+        clock += round(numbers.expovariate(1 / mean), 2)
+        failures.append(clock)
+    return failures
+
+
+def mean_minutes(answer, interval, weeks):
+    return sum(answer(WEEK, interval, WRITE, RESTART, list(failures)) for failures in weeks) / len(weeks)

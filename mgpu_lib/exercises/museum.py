@@ -1,4 +1,4 @@
-"""Checks for the museum's exercises: a step that clips, a bug that no check there finds, seeds of many ranks."""
+"""Checks for the museum's exercises: a clipped step, a bug that no check finds, seeds and features of many ranks."""
 
 from itertools import product
 
@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
+from mgpu_lib.exercises.rank_threads import on_ranks
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.museum import Museum, every_step_matches, mean_loss, objections, one_device
 from mgpu_lib.parallel import get_params, max_divergence
@@ -106,3 +107,54 @@ def check_seed_of(answer):
         expect(got not in draws, f"seed_of{case} and seed_of{draws.get(got)} are both {got}: these two draw alike")
         draws[got] = case
     return "no two ranks draw alike, in no step of no run, however many ranks there are"
+
+
+WHY_NOT = {
+    "replicas_equal": "DDP gives all ranks the same mean of the gradients, right or wrong: the replicas are equal",
+    "draws_differ": "nothing is drawn at random here",
+}
+
+
+@exercise
+def check_gather_backward(answer):
+    """gather_backward(grads): the check that objects, and what reaches the features of this rank from all losses."""
+    for ranks in (2, 3):
+        generator = torch.Generator().manual_seed(ranks)
+        grads = torch.randn(ranks, ranks, 4, 3, generator=generator).double()  # of rank, for the features of rank
+
+        def program(rank, grads=grads):
+            return named_gradient(filled(answer(tuple(grads[rank].clone()))))
+
+        found, _ = on_ranks(ranks, program)
+        for rank, (name, gradient) in enumerate(found):
+            expect(name == "step_matches_single_device", f"{name} passes. {WHY_NOT.get(name, 'Ask it on the ranks')}")
+            check_gathered(rank, gradient, grads)
+    return "each rank's features get a gradient from the losses of all ranks, and the step is a single device's"
+
+
+def named_gradient(answer):
+    expect(isinstance(answer, tuple) and len(answer) == 2, "return two things: the name of a check, and a gradient")
+    name, gradient = answer
+    expect(isinstance(name, str), f"the first is a {type(name).__name__} instead of the name of a check")
+    expect(torch.is_tensor(gradient), f"the second is a {type(gradient).__name__} instead of a tensor")
+    return name.removeprefix("checks.").removeprefix("assert_"), gradient
+
+
+def check_gathered(rank, gradient, grads):
+    """`gradient` is what rank `rank` returns; grads[i, j] is the gradient of rank i's loss for rank j's features."""
+
+    def same(wanted):
+        return gradient.allclose(wanted)
+
+    ranks, own, right = len(grads), grads[rank, rank], grads[:, rank].sum(0)
+    has, needs = [*gradient.shape], [*own.shape]
+    expect(has == needs, f"rank {rank} returns a gradient of shape {has} instead of {needs}")
+    expect(not same(own), f"rank {rank} returns what the program returns, the gradient of its own loss alone")
+    expect(
+        not same(sum(grads[i, i] for i in range(ranks))),
+        "all ranks return the same: each brought the gradient of its own features, and they were added up, although "
+        "they belong to different rows",
+    )
+    expect(not same(grads[rank].sum(0)), f"rank {rank} adds up its gradients for the features of different ranks")
+    expect(not same(right / ranks), f"{ranks} times too small: each loss is a mean already, and DDP takes another")
+    expect(same(right), f"rank {rank}'s gradient isn't the sum over all losses of the gradient for its features")

@@ -1,7 +1,5 @@
 """Checks for "Pipelines": cutting a network, and the order of a pipeline."""
 
-from itertools import pairwise
-
 from mgpu_lib.exercises.framework import exercise, expect, filled
 
 
@@ -70,9 +68,10 @@ def check_order(order, case, most, micro_batches):
         )
 
 
-def slots_taken(orders):
-    """When the last rank is done, if a forward pass takes 1 slot and a backward pass 2."""
+def slots_taken(orders, forward=None, backward=None):
+    """When the last rank is done; a forward pass takes 1 slot and a backward pass 2, or what is given for each rank."""
     ends, free, done, total = {}, [0] * len(orders), [0] * len(orders), sum(map(len, orders))
+    costs = {"F": forward or [1] * len(orders), "B": backward or [2] * len(orders)}
     while len(ends) < total:
         before = len(ends)
         for rank, order in enumerate(orders):
@@ -81,29 +80,54 @@ def slots_taken(orders):
                 giver = rank - 1 if name[0] == "F" else rank + 1
                 if giver in (-1, len(orders)) or (giver, name) in ends:
                     start = max(free[rank], ends.get((giver, name), 0))
-                    ends[rank, name] = free[rank] = start + (1 if name[0] == "F" else 2)
+                    ends[rank, name] = free[rank] = start + costs[name[0]][rank]
                     done[rank] += 1
         waiting = [f"rank {r} waits for {orders[r][n]}" for r, n in enumerate(done) if n < len(orders[r])]
         expect(len(ends) > before, f"with these orders nobody can go on: {', '.join(waiting)}")
     return max(free)
 
 
+def gpipe(ranks, micro_batches):
+    return [[f"{kind}{i}" for kind in "FB" for i in range(micro_batches)]] * ranks
+
+
+def one_f_one_b(ranks, micro_batches):
+    orders = []
+    for rank in range(ranks):
+        first = min(ranks - rank - 1, micro_batches)  # forward passes before the first pair
+        order = [f"F{i}" for i in range(first)]
+        for i in range(micro_batches):
+            order += [f"F{first + i}", f"B{i}"] if first + i < micro_batches else [f"B{i}"]
+        orders.append(order)
+    return orders
+
+
+CLOCKED = [  # orders, forward, backward, what the case is about
+    ([["F0", "B0", "F1", "B1"]], [2], [3], "a single rank never waits"),
+    (gpipe(2, 1), [1, 2], [3, 5], "F0 of rank 1 needs F0 of rank 0, and B0 of rank 0 needs B0 of rank 1"),
+    (gpipe(2, 2), [1, 1], [2, 2], "two ranks can work at the same time"),
+    (gpipe(3, 4), [1, 5, 1], [2, 1, 2], "rank 2 is free long before its input is there"),
+    (one_f_one_b(3, 5), [3, 1, 2], [1, 4, 2], "input may be there long before the rank is free"),
+]
+
+
 @exercise
-def check_messages(answer):
-    """messages(layout, micro_batches): how many tensors travel between ranks in a step; layout[i] has stage i."""
-    for layout, m in [
-        ([0, 1, 2, 3], 8),
-        ([0, 1, 2, 3] * 2, 8),
-        ([0, 1, 2, 3, 3, 2, 1, 0], 8),
-        ([0], 5),
-        ([0, 0, 1, 0], 3),
-    ]:
-        got, hops = filled(answer(list(layout), m)), [a != b for a, b in pairwise(layout)]
-        case = f"layout {layout}, {m} micro-batches: {got!r}"
-        right = 2 * m * sum(hops)
-        if got != right:
-            expect(got != m * sum(hops), f"{case} counts one way. Where does a gradient come from?")
-            expect(got != 2 * sum(hops), f"{case} counts one micro-batch")
-            expect(got != 2 * m * len(hops), f"{case}: between two stages on one rank nothing has to travel")
-            expect(False, f"{case}. At how many boundaries do two ranks meet, and how often does each of them send?")
-    return "with eight micro-batches 1F1B sends 48 messages, interleaved 112, the V 96"
+def check_step_time(answer):
+    """step_time(orders, forward, backward): when the last pass of a step ends; orders[r] are the passes of rank r."""
+
+    def clocked(orders, forward, backward):
+        return filled(answer([list(order) for order in orders], list(forward), list(backward)))
+
+    for orders, forward, backward, why in CLOCKED:
+        found, right = clocked(orders, forward, backward), slots_taken(orders, forward, backward)
+        case = f"orders {orders}, forward {forward}, backward {backward}"
+        expect(isinstance(found, int | float), f"it returns a {type(found).__name__} instead of a number")
+        expect(found == right, f"{case}: {found:g} instead of {right}: {why}")
+    times = []
+    for forward in ([1, 1, 1, 1], [2, 1, 1, 1], [1, 1, 1, 2]):
+        backward = [2 * cost for cost in forward]
+        times += [clocked(orders(4, 8), forward, backward) for orders in (gpipe, one_f_one_b)]
+    return (
+        "four equal stages and eight micro-batches take {:g} under GPipe and {:g} under 1F1B; if the first stage is "
+        "twice as slow, {:g} and {:g}; if the last one is, {:g} and {:g}".format(*times)
+    )

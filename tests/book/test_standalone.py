@@ -138,7 +138,6 @@ def test_a_chapter_alone_installs_the_library_and_runs(repository, tmp_path):
     """In an empty folder and an environment without the library. The repository's address leads git to the one here;
     the other libraries are there."""
     python = wheels.environment(tmp_path / "environment", [])
-    wheels.run(python, "-m", "ensurepip")
     wheels.run(python, "-m", "ipykernel", "install", "--sys-prefix")
     chapter = nbformat.read(ROOT / "chapters" / "01-meet-your-gpus.ipynb", as_version=4)
     libraries = standalone.library(repository, REPOSITORY)

@@ -561,11 +561,17 @@ WRONG = {
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
         ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
     ],
-    "messages": [
-        ("2 * micro_batches", "micro_batches", "counts one way"),
-        ("micro_batches * crossings", "crossings", "counts one micro-batch"),
-        ("a != b", "True", "between two stages on one rank nothing has to travel"),
-        ("zip(layout, layout[1:])", "zip(layout, layout[1:] + layout[:1])", "At how many boundaries"),
+    "step_time": [
+        (
+            "return sum((forward[r] + backward[r]) * len(orders[r]) // 2 for r in range(len(orders)))",
+            "at the same time",
+        ),
+        ("max(free[rank], ends.get((giver, name), 0))", "free[rank]", "needs F0 of rank 0"),
+        ("max(free[rank], ends.get((giver, name), 0))", "ends.get((giver, name), 0)", "a single rank never waits"),
+        ("rank - 1 if forth else rank + 1", "rank - 1", "B0 of rank 0 needs B0 of rank 1"),
+        ("(forward if forth else backward)", "forward", "8 instead of 10: a single rank never waits"),
+        ("return max(free)", "return free[-1]", "8 instead of 11"),
+        ("return max(free)", "return free", "list instead of a number"),
     ],
     "one_f_one_b": [
         (
@@ -752,6 +758,24 @@ WRONG = {
         ("torch.get_rng_state()", "torch.Generator", "can't be loaded with weights_only=True"),
         ("range(first, 3)", "range(first, 3 if checkpoint is None else 0)", "takes no step"),
     ],
+    "minutes": [
+        (
+            "interval + write <= failure",
+            "interval <= failure",
+            "70 minutes instead of 92: it dies in the middle of a save",
+        ),
+        (
+            "        while",
+            "        if failure < clock:\n            continue\n        while",
+            "the restart begins anew",
+        ),
+        ("failure + restart", "failure", "instead of 79: the save at 22 is whole"),
+        ("failure + restart", "failure + restart\n        done = 0", "instead of 79: the save at 22 is whole"),
+        ("return clock", "return clock - write", "64 minutes instead of 66: three times 20 minutes and a save"),
+        ("return clock", "return f'{clock} minutes'", "str instead of a number"),
+        ("return clock", "return clock + restart * len(failures[3:])", "minutes instead of"),
+        ('[*failures, float("inf")]', '[*failures[:1], float("inf")]', "the restart begins anew"),
+    ],
     # Long sequences and experts
     "rows_sent": [
         (
@@ -862,6 +886,26 @@ WRONG = {
         ("import random\nreturn random.getrandbits(62)", "a run could not be repeated"),
         ("return float(hash((seed, step, rank)))", "return a whole number"),
     ],
+    "gather_backward": [
+        ("step_matches_single_device", "replicas_equal", "replicas_equal passes. DDP gives all ranks the same mean"),
+        ("step_matches_single_device", "assert_draws_differ", "draws_differ passes. nothing is drawn"),
+        ("step_matches_single_device", "every_row_once", "every_row_once passes. Ask it on the ranks"),
+        ("    dist.all_reduce(sums)\n", "", "rank 0 returns what the program returns"),
+        (
+            "sums = torch.stack(grads)",
+            "sums = grads[dist.get_rank()]",
+            ", sums[dist.get_rank()]",
+            ", sums",
+            "different rows",
+        ),
+        ("sums[dist.get_rank()]", "sums[dist.get_rank()] / dist.get_world_size()", "2 times too small"),
+        ('return "step_matches_single_device", sums[dist.get_rank()]', "return sums[dist.get_rank()]", "two things"),
+        ("    dist.all_reduce(sums)\n", "", ", sums[dist.get_rank()]", ", sums.sum(0)", "of different ranks"),
+        ("sums[dist.get_rank()]", "sums[0]", "isn't the sum over all losses"),
+        (", sums[dist.get_rank()]", ", sums", "of shape [2, 4, 3] instead of [4, 3]"),
+        (", sums[dist.get_rank()]", ", 1.0", "float instead of a tensor"),
+        ('"step_matches_single_device"', "1", "int instead of the name"),
+    ],
 }
 
 RIGHT = {
@@ -878,6 +922,12 @@ RIGHT = {
         """
     ends = torch.tensor([0, *shares]).cumsum(0).tolist()
     return [((chosen >= a) & (chosen < b)).any(dim=1).sum() for a, b in zip(ends, ends[1:])]"""
+    ],
+    "gather_backward": [
+        """
+    mine = torch.empty_like(grads[0])
+    dist.reduce_scatter(mine, list(grads))
+    return "assert_step_matches_single_device", mine"""
     ],
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
@@ -930,7 +980,6 @@ RIGHT = {
     "bucketed": [
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
-    "messages": ["return sum(2 * micro_batches for i in range(1, len(layout)) if layout[i] != layout[i - 1])"],
     "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
     "row_parallel": [  # in place, which autograd takes for nothing: g by accident
         "Y = X @ W.T\ndist.all_reduce(Y)\nreturn Y + b"
