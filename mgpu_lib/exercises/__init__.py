@@ -47,10 +47,10 @@ from mgpu_lib.exercises.meet_your_gpus import (
 from mgpu_lib.exercises.museum import check_clipped_step, check_gather_backward, check_own_bug, check_seed_of
 from mgpu_lib.exercises.pipelines import check_best_cut, check_one_f_one_b, check_step_time
 from mgpu_lib.exercises.planning_a_run import (
+    check_gpus_to_rent,
     check_page,
     check_straggler,
     check_tokens_to_hide,
-    check_training_days,
 )
 from mgpu_lib.exercises.sharding import (
     check_fsdp_bytes,
@@ -113,6 +113,7 @@ __all__ = [
     "check_fsdp_bytes",
     "check_gain_without_host",
     "check_gather_backward",
+    "check_gpus_to_rent",
     "check_hidden_from",
     "check_in_parallel",
     "check_is_wrong",
@@ -150,7 +151,6 @@ __all__ = [
     "check_sync_batch_norm",
     "check_to_device",
     "check_tokens_to_hide",
-    "check_training_days",
     "check_two_batch_noise",
     "check_uneven_weights",
     "check_visible_gpus",

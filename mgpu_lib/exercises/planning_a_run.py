@@ -1,4 +1,4 @@
-"""Checks for "Plan a run on a thousand GPUs": tokens that hide the network, days, a straggler, and a plan on a page."""
+"""Checks for "Plan a run on a thousand GPUs": tokens that hide the network, GPUs to rent, a straggler, a whole plan."""
 
 import math
 
@@ -57,52 +57,56 @@ def tokens_slip(ratio, peak, mfu, cards, gbits, recompute):
     return found[0] if found else "Divide the FLOP/s that a GPU really does by the bytes per second into its node"
 
 
-# How many days
+# How many GPUs to rent
 
 
 @exercise
-def check_training_days(answer):
-    """training_days(parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu): days if nothing fails."""
+def check_gpus_to_rent(answer):
+    """gpus_to_rent(parameters, tokens, batch, days, peak, mfu, cards, gbits): the fewest in time, or math.inf."""
     cases = [
-        (1e9, 16, 2048, 2048, 2e10, 8, 1e15, 0.5),
-        (70.55e9, 80, 8192, 4096, 1.5e12, 1024, H100, 0.405),
-        (70.55e9, 80, 8192, 131_072, 1e10, 1024, H100, 0.38),
-        (65.2e9, 80, 8192, 2048, 1.4e12, 2048, 312e12, 0.4862),
+        (70.55e9, 1.5e12, 2**22, 30, H100, 0.4, 8, 400),
+        (8.03e9, 1e12, 2**20, 30, H100, 0.4, 8, 100),
+        (70.55e9, 1.5e12, 2**20, 75, H100, 0.4, 8, 100),
+        (70.55e9, 1.5e12, 2**20, 94, H100, 0.4, 8, 100),
     ]
     for given in cases:
-        parameters, _, _, seq_len, tokens, n_gpus, _, mfu = given
-        got, right = filled(answer(*given)), days_of(*given)
+        got, right = filled(answer(*given)), gpus_in_time(*given)
+        parameters, tokens, batch, days, _, _, cards, gbits = given
         case = (
-            f"{parameters:.3g} parameters, {tokens:.3g} tokens in sequences of {seq_len:,}, {n_gpus:,} GPUs, {mfu:.0%}"
+            f"{parameters / 1e9:.0f}B parameters, {tokens:.3g} tokens, {batch:,} of them in a step, {days} days, "
+            f"{cards} x {gbits} Gb/s"
         )
-        expect(is_number(got), f"{case}: {got!r}. Return a number of days")
-        close = math.isclose(got, right, rel_tol=1e-6)
-        expect(close, f"{case}: {got:.4g} instead of {right:.4g} days. {days_slip(got / right, *given)}")
-    return f"LLaMA 65B at 380 tokens per second on each of 2,048 A100 takes {answer(*cases[-1]):.1f} days"
+        whole = got == math.inf or (is_number(got) and got == int(got) and got > 0)
+        expect(whole, f"{case}: {got!r}. Return a number of GPUs, or math.inf")
+        expect(got == right, f"{case}: {got} instead of {right}. {rent_slip(got, right, *given)}")
+    return (
+        f"with cards of 400 Gb/s, {answer(*cases[0])} GPUs train 70B in a month; with a batch of 2²⁰ and 100 Gb/s none"
+    )
 
 
-def days_of(parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu):
-    """Six FLOPs for each parameter and token, and those of causal attention, in which a token meets half of them."""
-    return (6 * parameters + 6 * layers * width * seq_len) * tokens / (n_gpus * peak * mfu) / DAY
+def gpus_in_time(parameters, tokens, batch, days, peak, mfu, cards, gbits):
+    """With fewer tokens than T* on each GPU a step takes as long as its sending: more GPUs than so many don't help."""
+    needed = 6 * parameters * tokens / (mfu * peak * days * DAY)
+    return 8 * math.ceil(needed / 8) if needed <= batch / least_tokens(peak, mfu, cards, gbits, True) else math.inf
 
 
-def days_slip(ratio, parameters, layers, width, seq_len, tokens, n_gpus, peak, mfu):
-    """What may be wrong with a number of days that is `ratio` times the right one."""
-    attention = layers * width * seq_len / parameters  # beside 1 for the parameters
-    slips = {
-        DAY: "These are seconds",
-        24: "These are hours",
-        1 / (1 + attention): "Attention's products are missing: queries with keys, and weights with values",
-        (1 + 2 * attention) / (1 + attention): "The mask is causal: on average a token sees half of the sequence",
-        (1 + attention / 3) / (1 + attention): "Attention has a backward pass as well, with twice the FLOPs",
-        (1 + attention / layers) / (1 + attention): "Every layer has attention",
-        1 / 3: "The backward pass has twice the FLOPs of the forward pass",
-        mfu: "GPUs don't reach their peak: only a part of it, the MFU",
-        mfu * mfu: "Divide by the MFU: the less of the peak is reached, the longer it takes",
-        n_gpus: "The GPUs share the work",
-    }
-    found = [words for slip, words in slips.items() if math.isclose(ratio, slip, rel_tol=1e-6)]
-    return found[0] if found else "Divide all FLOPs by those that all GPUs do in a second, and by 86,400 seconds a day"
+def rent_slip(got, right, parameters, tokens, batch, days, peak, mfu, cards, gbits):
+    """What may be wrong with a number of GPUs."""
+    least = least_tokens(peak, mfu, cards, gbits, True)
+    most = batch / least
+    if got == math.inf:
+        return f"{right} are in time. The batch has {least:,.0f} tokens, T*, for each of {most:.0f}"
+    taken = 6 * parameters * tokens / (mfu * peak * min(got, most)) / DAY
+    if right == math.inf and got > most:
+        return (
+            f"Each has {batch / got:,.0f} tokens of a step, fewer than T*, {least:,.0f}: it takes {taken:.0f} days, "
+            "however many there are"
+        )
+    if got % 8:
+        return "They come in nodes of eight"
+    if taken > days:
+        return f"So many take {taken:.0f} days"
+    return f"So many take {taken:.0f} days, and the fewest that are in time are wanted"
 
 
 # Which rank is slow

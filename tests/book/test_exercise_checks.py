@@ -1,6 +1,5 @@
 """What the checks of some exercises rest on: curves, programs and steps that are what the exercise calls them."""
 
-import math
 import re
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from pages import cells
 from test_exercises import SHOWN, answer, said
 
-from mgpu_lib import evidence, exercises, planning, recorded
+from mgpu_lib import evidence, exercises, planning, recorded, thresholds
 from mgpu_lib.exercises import (
     batch_size_and_learning_rate,
     distributeddataparallel,
@@ -148,9 +147,18 @@ def test_the_cap_that_the_exercise_calls_best_is_the_best_of_the_modelled_steps(
 # Plan a run on a thousand GPUs
 
 
-def test_the_run_that_training_days_names_is_the_published_one():
-    days = planning_a_run.days_of(65.2e9, 80, 8192, 2048, 1.4e12, 2048, 312e12, 0.4862)
-    assert math.isclose(1.4e12 / 2048 / 86_400 / 380, days, rel_tol=1e-3)
+def test_more_gpus_than_the_batch_feeds_take_as_long():
+    """By chapter 14's formula for what `fully_shard` reaches with too few tokens on each GPU."""
+    at, peak, cards, gbits = (70.55e9, 1.5e12, 2**20), planning_a_run.H100, 8, 100
+    least = planning_a_run.least_tokens(peak, 0.4, cards, gbits, True)
+
+    def days(n_gpus):
+        mfu = thresholds.sharded_mfu(0.4, at[2] / n_gpus, least)
+        return 6 * at[0] * at[1] / (mfu * peak * n_gpus) / 86_400
+
+    for limit in (75, 94, 120, 300):
+        in_time = [n_gpus for n_gpus in range(8, 2048, 8) if days(n_gpus) <= limit]
+        assert planning_a_run.gpus_in_time(*at, limit, peak, 0.4, cards, gbits) == min(in_time, default=float("inf"))
 
 
 def test_at_the_least_tokens_both_passes_hide_what_they_send():
