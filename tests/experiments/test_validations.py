@@ -37,10 +37,10 @@ def test_the_planner_s_record_is_whole():
         assert found[what] == pytest.approx(PLANNER["summary"][what], rel=1e-6)
 
 
-@pytest.mark.parametrize(("what", "worst"), [("time", 0.16), ("memory", 0.25)])
+@pytest.mark.parametrize(("what", "worst"), [("time", 0.15), ("memory", 0.25)])
 def test_how_far_off_the_formulas_are(what, worst):
-    """But for one setting, with heads of 16 numbers, whose time is 22 % off, not for the host; why isn't known. Three
-    that share narrow products on H100s are 15 % off: collectives slow those more than the formulas have it."""
+    """But for one setting, with heads of 16 numbers, whose time is 21 % off, not for the host; why isn't known. Three
+    that share narrow products on Hopper are 14 or 15 % off."""
     found = PLANNER["summary"][what]
     *others, last = sorted(abs(row[what]["error"]) for row in PLANNER["summary"]["rows"].values())
     assert found["rows"] == 60 and found["median"] <= 0.1
