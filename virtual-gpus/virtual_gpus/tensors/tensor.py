@@ -219,8 +219,8 @@ class VirtualTensor(Tensor):
         if away and value.requires_grad and not any(map(is_advanced, parts)):
             value = value.to(self.device)  # a slice may be filled from another device; its gradient goes back
         if any(map(is_truth, parts)):  # C++ would index with a tensor on the CPU
-            chosen = self.unsqueeze(0)[: all(map(bool, filter(is_truth, parts)))]
-            chosen[(slice(None), *(i for i in parts if not is_truth(i)))] = value
+            others = slice(None), *(i for i in parts if not is_truth(i))
+            self.unsqueeze(0)[: all(map(bool, filter(is_truth, parts)))][others] = value
             return
         if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and indices may lie on the CPU
             parts = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
