@@ -78,7 +78,7 @@ def test_what_the_appendix_says_of_several_gpus():
 
 def test_what_the_appendix_says_of_scaling():
     """scaling-load-why: mostly too high; worst in half precision over sockets; too low on an A100, small batch."""
-    for several, count, too_high, median in ((False, 51, 43, 0.0226), (True, 30, 27, 0.0643)):
+    for several, count, too_high, median in ((False, 51, 44, 0.0226), (True, 30, 27, 0.0643)):
         errors = [row["efficiency"]["error"] for row in ddp_scaling.compared(SCALING["tables"], several)]
         assert (len(errors), sum(error > 0 for error in errors)) == (count, too_high)
         assert round(statistics.median(errors), 4) == median
