@@ -294,14 +294,14 @@ def collective_time(rates, run, kind, nbytes, ranks, stride):
     """An all-gather or a reduce-scatter ("gather"), or an all-reduce ("reduce"), of every stride-th GPU."""
     if ranks == 1:
         return 0.0
-    begin, each = rates["collectives"][group_key(ranks, stride)][kind]
+    here = in_a_node(ranks, stride)
+    begin, each = rates["collectives"][f"{here} × {ranks // here}"][kind]
     return begin + each * nbytes
 
 
-def group_key(ranks, stride):
-    """So many GPUs of each node times so many nodes."""
-    here = min(ranks, max(1, PER_NODE // stride))
-    return f"{here} × {ranks // here}"
+def in_a_node(ranks, stride):
+    """How many of these ranks, every stride-th GPU, a node has."""
+    return min(ranks, max(1, PER_NODE // stride))
 
 
 def layer_products(mine):
@@ -323,7 +323,10 @@ def attention_time(run, mine, rates, products):
 
 def beside(rates, ranks, stride):
     """The rates of kernels beside a collective of every stride-th GPU, which takes multiprocessors from them."""
-    return {**rates, "taken": rates["collectives"][group_key(ranks, stride)]["taken"]} if ranks > 1 else rates
+    here = in_a_node(ranks, stride)
+    near, far = rates["collectives"]["channels"][here]
+    channels = near if ranks == here else far
+    return {**rates, "taken": channels / (rates["multiprocessors"] - channels)}
 
 
 def beyond(talking, computing, slowed):

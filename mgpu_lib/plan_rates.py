@@ -18,11 +18,12 @@ def constants(gpu, network):
     """What the formulas know of a GPU and of a network: plain numbers, measured on virtual GPUs.
 
     Rates in FLOP and bytes per second, "fixed" in seconds of each kernel. "collectives": for so many GPUs of each node
-    times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce, and
-    "taken", see `of_contention`; "send": the same of a message, within a node and between nodes.
+    times so many nodes, [seconds, seconds per byte] of an all-gather (or reduce-scatter), and of an all-reduce;
+    "channels": for so many of each node how many multiprocessors these take, in one node and between nodes; "send": as
+    of an all-gather, of a message within a node and between nodes.
     """
     spec = find_gpu(gpu)
-    plain = {"peak": spec.bf16, "memory": spec.memory}
+    plain = {"peak": spec.bf16, "memory": spec.memory, "multiprocessors": spec.sm_count}
     return {**plain, **kernel_rates(gpu), **of_contention(gpu), "collectives": groups(gpu, network)}
 
 
@@ -123,7 +124,7 @@ def slowed(gpu, function):
 
 
 def groups(gpu, network):
-    """{"m × n": {"gather": [...], "reduce": [...], "taken": ...}, "send": {...}}: see `constants`."""
+    """{"m × n": {"gather": [...], "reduce": [...]}, "channels": {m: [...]}, "send": {...}}: see `constants`."""
     topology = virtual_gpus(1, gpu, NODES[gpu], "meta", network).topology
 
     def line(name, gpus, here):  # the other GPUs of a node do the same, in groups of their own
@@ -131,13 +132,15 @@ def groups(gpu, network):
         each = (long - short) / (LONG - SHORT)
         return [short - SHORT * each, each]
 
-    found = {}
+    found = {"channels": {}}
     for here in (1, 2, 4, 8):
-        for nodes in (2**i for i in range(12)):
-            gpus = [node * PER_NODE + i * PER_NODE // here for node in range(nodes) for i in range(here)]
+        members = [
+            [node * PER_NODE + i * PER_NODE // here for node in range(nodes) for i in range(here)]
+            for nodes in (2**i for i in range(12))
+        ]
+        found["channels"][here] = [collective_channels(gpus, topology) for gpus in members[:2]]
+        for gpus in members:
             if 1 < len(gpus) <= LARGEST:
                 both = {"gather": line("all_gather", gpus, here), "reduce": line("all_reduce", gpus, here)}
-                channels = collective_channels(gpus, topology)
-                taken = {"taken": channels / (find_gpu(gpu).sm_count - channels)}
-                found[f"{here} × {nodes}"] = both | taken
+                found[f"{here} × {len(gpus) // here}"] = both
     return found | {"send": {"near": line("send", [0, 1], 1), "far": line("send", [0, PER_NODE], 1)}}
