@@ -18,11 +18,13 @@ KERNEL = 1e-3  # seconds, as in programs/times.py
 def said():
     """What times.py writes in two runs at once, each a load for the other; the second one goes on to make mistakes.
 
-    Its ranks are processes of their own: what depends on a process alone, such as the order of a set, differs.
+    On H100s, whose collectives slow the kernels beside them. The second run's ranks are processes of their own: what
+    depends on a process alone, such as the order of a set, differs.
     """
     with ThreadPoolExecutor(2) as pool:
         ways = ([], True), (["mistakes"], False)
-        runs = pool.map(lambda way: ranks.torchrun(3, PROGRAMS / "times.py", *way[0], fork=way[1]), ways)
+        options = {"options": ("--gpu", "H100")}
+        runs = pool.map(lambda way: ranks.torchrun(3, PROGRAMS / "times.py", *way[0], fork=way[1], **options), ways)
         return [done.stdout for done in runs]
 
 
