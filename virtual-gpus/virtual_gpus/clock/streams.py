@@ -72,8 +72,9 @@ class Stream:
         self.name = f"stream {self.stream_id}" if self.stream_id else "default"
         self.gpu.streams.append(self)
         self.done_at = 0.0  # when all that was enqueued is done
-        # (start, end, Cost.beside) of its last kernels, as many as may run beside a collective before a wait for it
-        self.recent: deque[tuple[float, float, Beside]] = deque(maxlen=8192)
+        # (start, end, *Cost.beside) of its last kernels, as many as may run beside a collective before a wait for it:
+        # numbers alone, for such tuples Python's garbage collector doesn't track
+        self.recent: deque[tuple[float, float, float, float]] = deque(maxlen=8192)
         self.capture: Any = None  # the graphs.Capture that it takes part in
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -101,7 +102,7 @@ class Stream:
             if occupancy.until > start:
                 end = slowed_end(start, end, beside, occupancy.after(start))
         self.done_at = end
-        self.recent.append((start, end, beside))
+        self.recent.append((start, end, *beside))
         return start, end
 
     def make_room(self, window: Window) -> None:
@@ -110,10 +111,10 @@ class Stream:
         while self.recent and self.recent[-1][1] > window.start:
             kernels.append(self.recent.pop())
         until = 0.0
-        for start, end, beside in reversed(kernels):
+        for start, end, part, waiting in reversed(kernels):
             begin = max(start, until)
-            until = slowed_end(begin, begin + end - start, beside, [window])
-            self.recent.append((begin, until, beside))
+            until = slowed_end(begin, begin + end - start, Beside(part, waiting), [window])
+            self.recent.append((begin, until, part, waiting))
         self.done_at = max(self.done_at, until)
 
     def shared_end(self, start: float, end: float) -> float:
@@ -122,11 +123,11 @@ class Stream:
         Those were launched before and keep their times, so that the work of all together takes as long as it
         would one after the other.
         """
-        others: list[tuple[float, float, float]] = []
+        others: list[tuple[float, float, float, float]] = []
         for stream in self.gpu.streams:
             if stream != self:  # from the last one, which ends last, back to the first that counts
                 others += takewhile(lambda interval: interval[1] > start, reversed(stream.recent))
-        for busy, until, _ in sorted(others):
+        for busy, until, *_ in sorted(others):
             if busy >= end:
                 break
             end += min(until, end) - max(busy, start)
