@@ -287,6 +287,16 @@ def test_lists_of_numbers_are_indices(gpus, index, value):
     assert x.tolist() == expected.tolist()
 
 
+def test_a_number_of_numpy_is_no_tensor_that_would_be_copied_to_the_gpu(gpus):
+    numpy = pytest.importorskip("numpy")
+    x = torch.zeros(4, 3, device="cuda:1")
+    with gpus.counting() as moved:
+        x[numpy.int64(2)] = 1.5
+    assert x.tolist()[2] == [1.5] * 3 and moved.total("cpu", "cuda:1") == 0
+    x[:, numpy.arange(2)] = 2.5
+    assert x.tolist() == [[2.5, 2.5, 0], [2.5, 2.5, 0], [2.5, 2.5, 1.5], [2.5, 2.5, 0]]
+
+
 @pytest.mark.parametrize("index", [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)], ids=str)
 @pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
 def test_a_mask_without_dimensions_picks_all_or_nothing(gpus, index, value):

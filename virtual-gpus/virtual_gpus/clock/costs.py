@@ -53,7 +53,7 @@ class Cost(NamedTuple):
     bound: str  # what those spend most of their time on: "compute", "memory" or "fixed"
     from_python: float  # of the host's time, called by Python
     from_cpp: float  # the same, called by autograd's engine, or by other C++
-    beside: Beside = ALL
+    beside: Beside = ALL  # how much longer its kernels take beside a collective operation
 
 
 def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
@@ -73,6 +73,7 @@ def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
 
 
 def slowed_beside(work: Work, spec: GPU) -> Beside:
+    """How much longer the kernels of `work` take beside a collective operation."""
     if work.kind in ("pointwise", "foreach"):
         return Beside(POINTWISE_BESIDE, 0.0)
     if work.kind == "matmul" and spec.capability[0] >= 9 and on_tensor_cores(work, spec):

@@ -303,7 +303,8 @@ def is_advanced(index: Any) -> bool:
 def as_index(part: Any) -> Any:
     """A part of an index: of numbers a tensor, which C++ would make on the CPU and use there."""
     numbers = isinstance(part, Sequence) and len(part) and all(isinstance(i, Integral) for i in part)
-    return torch.as_tensor(part) if numbers or hasattr(part, "__array_interface__") else part
+    array = hasattr(part, "__array_interface__") and part.ndim  # a number of NumPy's has none
+    return torch.as_tensor(part) if numbers or array else part
 
 
 def is_truth(index: Any) -> bool:
