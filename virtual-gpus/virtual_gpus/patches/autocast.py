@@ -87,10 +87,11 @@ def register_autocast(stack):
     """Add CUDA's lists to the CPU's autocast; `stack` undoes it."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     stack.callback(library._destroy)
-    kernels = {name: casting(name, lambda: torch.float32) for name in FLOAT32}
-    kernels |= {name: casting(name, lambda: torch.get_autocast_dtype("cpu")) for name in LOWER}
+    kernels = {name: casting(name, lambda args: torch.float32) for name in FLOAT32}
+    kernels |= {name: casting(name, lambda args: torch.get_autocast_dtype("cpu")) for name in LOWER}
+    kernels |= {name: casting(name, promoted_type) for name in PROMOTED}
+    kernels |= {name: casting(name, lambda args: None) for name in UNTOUCHED}
     kernels |= {name: into_float32(name) for name in INTO_FLOAT32} | {"cross_entropy_loss": cross_entropy_loss}
-    kernels |= {name: promoting(name) for name in PROMOTED} | {name: untouched(name) for name in UNTOUCHED}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # of overridden ones, in 2.10 to 2.13
         for name, kernel in kernels.items():
@@ -103,13 +104,15 @@ def operation_of(name):
 
 
 def casting(name, wanted):
+    """Casts to the type wanted(args), if that is one."""
     operation = operation_of(name)
 
     def kernel(*args, **kwargs):
         with ExcludeDispatchKeyGuard(KEYS):
-            if torch.is_autocast_enabled("cuda"):
-                args = [cast(a, wanted()) for a in args]
-            return operation(*args, **kwargs)
+            if not torch.is_autocast_enabled("cuda"):
+                return operation(*on_cpu(name, args), **kwargs)
+            dtype = wanted(args)
+            return operation(*(args if dtype is None else [cast(a, dtype) for a in args]), **kwargs)
 
     return kernel
 
@@ -133,19 +136,6 @@ def into_float32(name):
     return kernel
 
 
-def promoting(name):
-    operation = operation_of(name)
-
-    def kernel(*args, **kwargs):
-        with ExcludeDispatchKeyGuard(KEYS):
-            if not torch.is_autocast_enabled("cuda"):
-                return operation(*on_cpu(name, args), **kwargs)
-            widest = promoted_type(args)
-            return operation(*(cast(a, widest) for a in args), **kwargs)
-
-    return kernel
-
-
 def promoted_type(args):
     """What PROMOTED operations compute in. (torch/include/ATen/autocast_mode.h, prioritize)"""
     lower = widest = torch.get_autocast_dtype("cuda")
@@ -155,16 +145,6 @@ def promoted_type(args):
         elif tensor.dtype != lower:
             raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
     return widest
-
-
-def untouched(name):
-    operation = operation_of(name)
-
-    def kernel(*args, **kwargs):
-        with ExcludeDispatchKeyGuard(KEYS):
-            return operation(*args, **kwargs)
-
-    return kernel
 
 
 def on_cpu(name, args):
