@@ -7,26 +7,7 @@ from virtual_gpus.clock.specs import Source, read_sources
 
 BROADWELL, SAPPHIRE_RAPIDS, AMD = 6e9, 22e9, 16e9  # bytes per second between sockets with such processors, "nccl-topo"
 
-# key: title, and in the next line the address
-_SOURCES = """
-dgx1-topo: nvidia-smi topo -m of a DGX-1 with V100, in MSCCL tools
-    https://github.com/microsoft/msccl-tools/blob/main/tests/test_topologies.py
-dgx-a100: DeepOps: DGX A100 with 8 ConnectX-6 HDR of 200 Gb/s
-    https://github.com/NVIDIA/deepops/blob/master/docs/k8s-cluster/nvidia-network-operator.md
-dgx-h100: NVIDIA DGX BasePOD, Core Components: DGX H100 with 4 NVSwitches and 8 ConnectX-7 of 400 Gb/s
-    https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html
-perlmutter: NERSC, Perlmutter Architecture: 4 A100 without NVSwitch (12 NVLinks for 3 others), 4 HPE Slingshot 11
-    https://docs.nersc.gov/systems/perlmutter/architecture
-snellius: nccl-tests on Snellius: 4 H100 without NVSwitch (18 NVLinks for 3 others), 4 InfiniBand cards of 200 Gb/s
-    https://github.com/odissei-benchmarks/nccl-tests
-nccl-topo: NCCL, src/graph/topo.h: what it reckons with for PCIe and between sockets
-    https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h
-networks: Bekman, Machine Learning Engineering: rates of InfiniBand, EFA and Slingshot, and cards a node, with sources
-    https://github.com/stas00/ml-engineering/blob/master/network/README.md
-ethernet: NVIDIA MLNX_OFED Release Notes: Ethernet rates of ConnectX cards
-    https://docs.nvidia.com/networking/display/mlnxofedv590560107/release+notes
-"""
-MACHINE_SOURCES = read_sources(_SOURCES)
+MACHINE_SOURCES = read_sources("machine_sources")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Data sheets of GPUs and of the links between them, each figure with its source.
+"""Data sheets of GPUs, from data_sheets.json, and of the links between them, each figure with its source.
 
 Rates are peaks: what the maker prints, not what a program reaches. Tensor-core rates are *dense*; where a data sheet
 gives them "with sparsity" they are halved here. Compute capabilities: https://developer.nvidia.com/cuda-gpus.
@@ -10,10 +10,11 @@ prints on a card of the same model.
 """
 
 import difflib
-import re
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class Source(NamedTuple):
@@ -82,132 +83,27 @@ CORES_PER_SM = {
     (10, 0): 128,
 }
 
-# key: title, and in the next line the address
-_SOURCES = """
-nvidia-turing: NVIDIA Turing GPU Architecture (white paper, Tesla T4)
-    https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf
-nvidia-l4: NVIDIA L4 Tensor Core GPU (data sheet)
-    https://www.nvidia.com/en-us/data-center/l4/
-nvidia-volta: NVIDIA Tesla V100 GPU Architecture (white paper)
-    https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf
-nvidia-ampere: NVIDIA A100 Tensor Core GPU Architecture (white paper)
-    https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
-nvidia-a100: NVIDIA A100 Tensor Core GPU (data sheet)
-    https://www.nvidia.com/en-us/data-center/a100/
-nvidia-ada: NVIDIA Ada GPU Architecture (white paper)
-    https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
-nvidia-rtx6000-ada: NVIDIA RTX 6000 Ada Generation (data sheet)
-    https://www.nvidia.com/en-us/design-visualization/rtx-6000/
-nvidia-hopper: NVIDIA H100 Tensor Core GPU Architecture (white paper)
-    https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper
-nvidia-h200: NVIDIA H200 Tensor Core GPU (data sheet)
-    https://www.nvidia.com/en-us/data-center/h200/
-nvidia-blackwell: NVIDIA Blackwell Architecture (technical brief and data sheet, HGX B200)
-    https://resources.nvidia.com/en-us-blackwell-architecture
-pcisig: PCI-SIG, Frequently Asked Questions (8, 16, 32 GT/s per lane, 128b/130b encoding)
-    https://pcisig.com/faq
-
-# total_memory, read on real machines
-mem-t4: Out-of-memory error on a Tesla T4: total capacity 14.74 GiB
-    https://github.com/zai-org/CogVideo/issues/741
-mem-l4: deviceQuery on an NVIDIA L4: 23583784960 bytes
-    https://github.com/bottlerocket-os/bottlerocket-kernel-kit/pull/139
-mem-v100: Out-of-memory error on a V100-SXM2-16GB (AWS p3.2xlarge): total capacity 15.75 GiB
-    https://github.com/pytorch/pytorch/issues/16036
-mem-a100-40: deviceQuery on an A100-SXM4-40GB: 42298834944 bytes
-    https://github.com/bottlerocket-os/bottlerocket/pull/3873
-mem-rtx4090: Out-of-memory error on an RTX 4090: total capacity 23.64 GiB
-    https://github.com/ali-vilab/VGen/issues/104
-mem-rtx6000-ada: Out-of-memory error on an RTX 6000 Ada, with error correction: total capacity 44.43 GiB
-    https://github.com/DINGYANB/MTVCrafter/issues/21
-mem-h200: get_device_properties on an H200: total_memory=143156MB
-    https://github.com/ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py
-openxla: OpenXLA device descriptions: device_memory_size of A100-SXM4-80GB, H100 80GB HBM3, B200
-    https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs
-
-# latency: each read on one machine, and assumed here for every generation of NVLink, and of PCIe
-p2p-latency: p2pBandwidthLatencyTest on four GPUs with NVLink: 1.8 to 2.3 µs
-    https://github.com/NVIDIA/cuda-samples/issues/230
-copy-overhead: Memory transfer overhead: about 10 µs for a small cudaMemcpy (PCIe 2.0)
-    https://www.cs.virginia.edu/~mwb7w/cuda_support/memory_transfer_overhead.html
-"""
+SHEETS = json.loads(Path(__file__).with_name("data_sheets.json").read_text(encoding="utf-8"))
 
 
-def read_sources(text: str) -> dict[str, Source]:
-    """{key: Source}: `text` has "key: title" in a line, and the address in the next."""
-    return {found[0]: Source(*found) for found in re.findall(r"^(\S+): (.+)\n +(\S+)$", text, re.MULTILINE)}
+def read_sources(name: str) -> dict[str, Source]:
+    """{key: Source} of the part of the file that is called `name`."""
+    return {key: Source(key, **entry) for key, entry in SHEETS[name].items()}
 
 
-SOURCES = read_sources(_SOURCES)
-
-_GPUS = (
-    # key, name, year, capability, SMs, W, NVLink, PCIe
-    # memory in bytes, GB/s, TFLOP/s in fp32, tf32, fp16, bf16
-    # source, memory_source
-    (
-        ("T4", "Tesla T4", 2018, (7, 5), 40, 70, None, "pcie3"),
-        (15_828_320_256, 320, 8.1, None, 65, None),
-        ("nvidia-turing", "mem-t4"),
-    ),
-    (
-        ("L4", "NVIDIA L4", 2023, (8, 9), 58, 72, None, "pcie4"),
-        (23_583_784_960, 300, 30.3, 60, 121, 121),
-        ("nvidia-l4", "mem-l4"),
-    ),
-    (
-        ("V100", "Tesla V100-SXM2-16GB", 2017, (7, 0), 80, 300, "nvlink2", "pcie3"),
-        (16_914_055_168, 900, 15.7, None, 125, None),
-        ("nvidia-volta", "mem-v100"),
-    ),
-    (
-        ("A100-40", "NVIDIA A100-SXM4-40GB", 2020, (8, 0), 108, 400, "nvlink3", "pcie4"),
-        (42_298_834_944, 1555, 19.5, 156, 312, 312),
-        ("nvidia-ampere", "mem-a100-40"),
-    ),
-    (
-        ("A100-80", "NVIDIA A100-SXM4-80GB", 2020, (8, 0), 108, 400, "nvlink3", "pcie4"),
-        (85_100_068_864, 2039, 19.5, 156, 312, 312),
-        ("nvidia-a100", "openxla"),
-    ),
-    (
-        ("RTX4090", "NVIDIA GeForce RTX 4090", 2022, (8, 9), 128, 450, None, "pcie4"),
-        (25_386_352_640, 1008, 82.6, 82.6, 165.2, 165.2),
-        ("nvidia-ada", "mem-rtx4090"),
-    ),
-    (
-        ("RTX6000-Ada", "NVIDIA RTX 6000 Ada Generation", 2022, (8, 9), 142, 300, None, "pcie4"),
-        (45_496 * 2**20, 960, 91.1, 182.1, 364.2, 364.2),
-        ("nvidia-rtx6000-ada", "mem-rtx6000-ada"),
-    ),
-    (
-        ("H100", "NVIDIA H100 80GB HBM3", 2022, (9, 0), 132, 700, "nvlink4", "pcie5"),
-        (84_942_979_072, 3350, 66.9, 494.7, 989.4, 989.4),
-        ("nvidia-hopper", "openxla"),
-    ),
-    (
-        ("H200", "NVIDIA H200", 2023, (9, 0), 132, 700, "nvlink4", "pcie5"),
-        (143_156 * 2**20, 4800, 67, 494.5, 989.5, 989.5),
-        ("nvidia-h200", "mem-h200"),
-    ),
-    (
-        ("B200", "NVIDIA B200", 2024, (10, 0), 148, 1000, "nvlink5", "pcie5"),
-        (191_514_411_008, 7700, 75, 1100, 2250, 2250),
-        ("nvidia-blackwell", "openxla"),
-    ),
-)
+SOURCES = read_sources("sources")
 
 
-def gpu_of_row(board: tuple, rates: tuple, source: Source, memory_source: Source) -> GPU:
-    """The data sheet with these rows of numbers, as they stand in _GPUS."""
-    key, name, launched, capability, sm_count, power, nvlink, pcie = board
-    memory, bandwidth, *flops = rates
-    flops = [None if rate is None else rate * 1e12 for rate in flops]
-    rest: list = [sm_count, capability, power, nvlink, pcie, launched, source, memory_source]
-    return GPU(key, name, memory, bandwidth * 1e9, *flops, *rest)
+def gpu_of(key: str, sheet: dict[str, Any], sources: dict[str, Source] = SOURCES) -> GPU:
+    """The GPU of an entry in the file, which has GB/s and TFLOP/s, and keys of `sources`."""
+    flops = {name: sheet[name] and sheet[name] * 1e12 for name in ("fp32", "tf32", "fp16", "bf16")}
+    read_in = {name: sources[sheet[name]] for name in ("source", "memory_source")}
+    capability, bandwidth = tuple(sheet["capability"]), sheet["bandwidth"] * 1e9
+    return GPU(key=key, **sheet | flops | read_in | {"capability": capability, "bandwidth": bandwidth})
 
 
 # Data sheets by name, such as GPUS["H100"]: each a `GPU`. `virtual-gpus gpus` prints them
-GPUS = {board[0]: gpu_of_row(board, rates, *map(SOURCES.get, sources)) for board, rates, sources in _GPUS}
+GPUS = {key: gpu_of(key, sheet) for key, sheet in SHEETS["gpus"].items()}
 
 _PCIE_X16 = 16 * 128 / 130 / 8  # bytes that 16 lanes move per transfer of each lane: 130 bits sent carry 128 of data
 # Generations of PCIe and NVLink by name, such as LINKS["nvlink4"]: each a `Link`
