@@ -10,7 +10,8 @@ from mgpu_lib.splitting import Pair
 from mgpu_lib.transformer import Transformer, rotary_angles
 
 TEXT = 8192  # tokens of a text: Llama 3 was trained on such (Grattafiori et al. 2024, arXiv:2407.21783)
-BYTES = 2  # of a number in BF16
+ACTIVATION = 2  # bytes, in BF16
+GRADIENT = 4  # bytes of a parameter's, in FP32, as Llama 3 adds them up
 
 
 def networks(width=4096):
@@ -73,31 +74,31 @@ def numbers_per_token(sizes):
 
 
 def crossovers(sizes):
-    """Tokens in a batch from which on data parallelism sends less than tensor parallelism, and less than a pipeline."""
-    pipeline, tensor = numbers_per_token(sizes)
-    return parameters(sizes) // tensor + 1, parameters(sizes) // pipeline + 1
+    """Tokens from which on data parallelism sends fewer bytes than tensor parallelism, and fewer than a pipeline."""
+    gradients, (pipeline, tensor) = GRADIENT * parameters(sizes), numbers_per_token(sizes)
+    return gradients // (ACTIVATION * tensor) + 1, gradients // (ACTIVATION * pipeline) + 1
 
 
 def traffic_table(networks, most_gpus=8):
-    """Bytes between GPUs in one step, for 1 to `most_gpus` GPUs: a list of plain dicts, one per network, all in BF16.
+    """Bytes between GPUs in one step, for 1 to `most_gpus` GPUs: a list of plain dicts, one per network.
 
     networks   {name: what Transformer takes}, such as LLAMA
     Of the entries, pipeline and tensor hold bytes per text of TEXT tokens, data bytes per step; entry k-1
     is for k GPUs. None: more GPUs than layers, or key-value heads that k GPUs can't share; `limits` says of what there
     are too few. Summed over all links: an all-reduce of n numbers between k GPUs moves 2(k-1)n, around a ring or along
-    a tree.
+    a tree. Activations and their gradients are in BF16, the gradients of parameters in FP32.
     """
     table, gpus = [], range(1, most_gpus + 1)
     for name, sizes in networks.items():
         layers, heads = sizes["layers"], sizes["kv_heads"]
-        pipeline, tensor = (2 * BYTES * TEXT * numbers for numbers in numbers_per_token(sizes))
+        pipeline, tensor = (2 * ACTIVATION * TEXT * numbers for numbers in numbers_per_token(sizes))
         table.append(
             {
                 "name": name,
                 "limits": {"pipeline": f"{layers} layers", "tensor": f"{heads} key-value heads"},
                 "pipeline": [(k - 1) * pipeline if k <= layers else None for k in gpus],
                 "tensor": [None if heads % k else (k - 1) * tensor for k in gpus],
-                "data": [2 * (k - 1) * BYTES * parameters(sizes) for k in gpus],
+                "data": [2 * (k - 1) * GRADIENT * parameters(sizes) for k in gpus],
             }
         )
     return table

@@ -60,7 +60,7 @@ from mgpu_lib.exercises.sharding import (
     check_ranks_needed,
 )
 from mgpu_lib.exercises.tensor_parallelism import (
-    check_row_parallel,
+    check_norm_tokens,
     check_scatter_tokens,
     check_vocabulary_loss,
     check_wrong_placement,
@@ -126,6 +126,7 @@ __all__ = [
     "check_minutes",
     "check_missing_rank",
     "check_mlp_bytes",
+    "check_norm_tokens",
     "check_on_gradient",
     "check_one_f_one_b",
     "check_order_holds",
@@ -138,7 +139,6 @@ __all__ = [
     "check_resumable",
     "check_ring_allreduce",
     "check_row_losses",
-    "check_row_parallel",
     "check_rows_sent",
     "check_scatter_tokens",
     "check_seed_of",

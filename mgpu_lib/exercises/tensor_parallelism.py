@@ -39,43 +39,6 @@ def same(found, right):
 
 
 @exercise
-def check_row_parallel(answer):
-    """row_parallel(X, W, b): the whole X @ W.T + b on every rank, each of which has a share of the inputs."""
-    for ranks in (2, 3):
-        X, W, b, dY = random(ranks, (4, 7), (5, 7), (5,), (4, 5))
-        arguments = list(zip(pieces(X, ranks, 1), pieces(W, ranks, 1), [b] * ranks, strict=True))
-        found, _ = run(answer, ranks, arguments, [dY] * ranks)
-        for rank, ((output, grads), (X_, W_, _)) in enumerate(zip(found, arguments, strict=True)):
-            check_row(rank, output, X_ @ W_.T, X @ W.T, b, ranks)
-            expect(
-                grads[2] is not None and not same(grads[2], torch.zeros_like(b)),
-                f"rank {rank}'s b gets no gradient: the others would learn and this copy wouldn't",
-            )
-            expect(
-                not same(grads[2], dY.sum(0) / ranks),
-                "the output is right, but b gets a part of its gradient on each rank: add it whole, after the sum",
-            )
-            for name, grad, right in zip("XWb", grads, (dY @ W_, dY.T @ X_, dY.sum(0)), strict=True):
-                expect(grad is not None, f"{name} gets no gradient: is there a detach() or no_grad() on its way?")
-                expect(
-                    not same(grad, ranks * right),
-                    f"the gradient of {name} is {ranks} times too large: the ranks' losses are one, which counts once",
-                )
-                expect(same(grad, right), f"the gradient of {name} on rank {rank} is wrong")
-    return "every rank has the output of one device, and all gradients"
-
-
-def check_row(rank, output, summand, whole, b, ranks):
-    expect(
-        not same(output, summand) and not same(output, summand + b),
-        f"rank {rank} has only its summand: the ranks' outputs must be added up",
-    )
-    expect(not same(output, whole + ranks * b), f"the bias is in there {ranks} times, once for each rank")
-    expect(not same(output, whole), f"rank {rank} has the sum without the bias")
-    expect(same(output, whole + b), f"rank {rank} doesn't have X @ W.T + b")
-
-
-@exercise
 def check_scatter_tokens(answer):
     """scatter_tokens(Y, lengths): this rank's tokens of the sum of all ranks' Y."""
     for lengths in ([2, 2], [3, 2, 2], [1, 4, 0]):
@@ -117,6 +80,48 @@ def check_scatter_tokens(answer):
                 "dist.reduce_scatter brings it its own tokens only",
             )
     return "sum and gradient are those of one device, and each rank is sent its own tokens only"
+
+
+@exercise
+def check_norm_tokens(answer):
+    """norm_tokens(X, weight): RMS norm of this rank's tokens; the gradient of each copy of weight is that of all."""
+    for lengths in ([2, 2], [2, 3, 1]):
+        ranks, tokens = len(lengths), sum(lengths)
+        whole, dY, weight = random(tokens, (2, tokens, 4), (2, tokens, 4), (4,))
+        tokens_of, upstream = (tensor.split(lengths, 1) for tensor in (whole, dY))
+        rights = [normed(X, weight, dY_) for X, dY_ in zip(tokens_of, upstream, strict=True)]
+        summed = sum(d_weight for _, _, d_weight in rights)
+        found, numbers = run(answer, ranks, [(X.clone(), weight) for X in tokens_of], upstream)
+        for rank, ((output, (dX, d_weight)), right) in enumerate(zip(found, rights, strict=True)):
+            expect(same(output, right[0]), f"rank {rank} doesn't have F.rms_norm of its own tokens")
+            for name, grad in ("X", dX), ("weight", d_weight):
+                expect(grad is not None, f"{name} gets no gradient: is there a detach() or no_grad() on its way?")
+            expect(
+                same(dX, right[1]),
+                f"the gradient of X on rank {rank} is wrong: no other rank has these tokens, and nothing must be added",
+            )
+            expect(
+                not same(d_weight, right[2]),
+                f"rank {rank}'s weight has the gradient of its own tokens only: the copies will drift apart",
+            )
+            expect(
+                not same(d_weight, summed / ranks),
+                "the gradient of weight is the ranks' mean: one device adds up all tokens",
+            )
+            expect(same(d_weight, summed), f"the gradient of weight on rank {rank} isn't that of one device")
+        expect(
+            max(numbers) <= weight.numel(),
+            f"each rank is sent {max(numbers)} numbers; one all-reduce of the weight's {weight.numel()} is enough",
+        )
+    return "every copy of the weight gets the gradient of all tokens, and X only its own"
+
+
+def normed(X, weight, dY):
+    """Output of one rank's RMS norm, and the gradients of X and weight."""
+    X, weight = X.clone().requires_grad_(), weight.clone().requires_grad_()
+    Y = F.rms_norm(X, weight.shape, weight)
+    Y.backward(dY)
+    return Y.detach(), X.grad, weight.grad
 
 
 @exercise

@@ -23,8 +23,8 @@ class SplitExplorer(InteractiveFigure):
     caption = traitlets.Unicode(
         "Bytes that cross between GPUs in one training step, summed over all GPUs: activations and their gradients "
         "where the network is cut; the all-reduce of the parameters’ gradients in data parallelism. The batch is in "
-        "texts of 8,192 tokens, numbers are in BF16. Enlarge the batch and watch which bar stays. Under the batch "
-        "sizes: which way moves least (P, T or D)."
+        "texts of 8,192 tokens; activations are in BF16, gradients of parameters in FP32. Enlarge the batch and watch "
+        "which bar stays. Under the batch sizes: which way moves least (P, T or D)."
     ).tag(sync=True)
 
     def __init__(self, data, **values):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import gather, parallel_apply, replicate, scatter
 import mgpu_lib as mgpu
 from mgpu_lib import get_params, lenet, lenet_params, max_divergence
-from mgpu_lib.tensor_parallel import g
+from mgpu_lib.tensor_parallel import f, g
 """
 CALLED = {
     "clipped_step": ("museum", "right-step"),

@@ -590,16 +590,15 @@ WRONG = {
             "nobody can go on: rank 0 waits for B0, rank 1 waits for F7",
         ),
     ],
-    "row_parallel": [
-        ("return X @ W.T + b", "has only its summand"),
-        ("return g.apply(X @ W.T + b)", "in there 2 times"),
-        ("return g.apply(X @ W.T)", "the sum without the bias"),
-        ("return g.apply(X @ W.T + b / dist.get_world_size())", "a part of its gradient"),
-        ("return g.apply(X @ W.T + b * (dist.get_rank() == 0))", "rank 1's b gets no gradient"),
-        ("return g.apply(X.detach() @ W.T) + b", "X gets no gradient"),
-        ("return g.apply(g.apply(X @ W.T)) / 2 + b", "the gradient of X on rank 0"),
-        ("from mgpu_lib.tensor_parallel import f\nreturn f.apply(g.apply(X @ W.T)) + b", "X is 2 times too large"),
-        ("return g.apply(X @ W.T) + b if dist.get_rank() else X @ W.T + b", "call the same collectives"),
+    "norm_tokens": [
+        ("f.apply(weight)", "weight", "its own tokens only"),
+        ("F.rms_norm(X,", "F.rms_norm(f.apply(X),", "no other rank has these tokens"),
+        ("f.apply(weight)", "f.apply(weight / dist.get_world_size())", "doesn't have F.rms_norm"),
+        ("f.apply(weight)", "f.apply(f.apply(weight))", "isn't that of one device"),
+        ("f.apply(weight)", "g.apply(weight)", "doesn't have F.rms_norm"),
+        ("f.apply(weight)", "(f.apply(weight) + weight.detach()) / 2", "the ranks' mean"),
+        ("f.apply(weight)", "weight.detach()", "weight gets no gradient"),
+        ("return", "dist.all_reduce(torch.zeros(9))\n    return", "one all-reduce of the weight's 4 is enough"),
     ],
     "scatter_tokens": [
         ("return Y.split(lengths, 1)[dist.get_rank()]", "not the sum over all ranks"),
@@ -978,9 +977,7 @@ RIGHT = {
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")
     ],
     "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
-    "row_parallel": [  # in place, which autograd takes for nothing: g by accident
-        "Y = X @ W.T\ndist.all_reduce(Y)\nreturn Y + b"
-    ],
+    "norm_tokens": [("F.rms_norm(X, weight.shape, f.apply(weight))", "F.rms_norm(X, weight.shape) * f.apply(weight)")],
     "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
     "on_gradient": [
         (

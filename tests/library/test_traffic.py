@@ -14,12 +14,13 @@ def test_traffic_table_is_plain_data():
     assert json.loads(json.dumps(table)) == table
     [row] = table
     assert row["limits"] == {"pipeline": "3 layers", "tensor": "2 key-value heads"}
-    # By hand, two bytes a number: 8,192 tokens cross each cut twice; two all-reduces of the embedding's and the head's
-    # width, four in each of three layers, three numbers for the loss; an embedding, a head, a norm, three layers.
+    # By hand, two bytes an activation, four a parameter's gradient: 8,192 tokens cross each cut twice; two all-reduces
+    # of the embedding's and the head's width, four in each of three layers, three numbers for the loss; an embedding, a
+    # head, a norm, three layers.
     assert row["pipeline"] == [0, 4 * 8192 * 8, 8 * 8192 * 8, None]
     assert row["tensor"] == [0, 4 * 8192 * (14 * 8 + 3), None, None]
     assert parameters(sizes) == 2 * 80 + 8 + 3 * (2 * 8 + 2 * 64 + 2 * 32 + 3 * 48)
-    assert row["data"] == [4 * (k - 1) * parameters(sizes) for k in range(1, 5)]
+    assert row["data"] == [8 * (k - 1) * parameters(sizes) for k in range(1, 5)]
 
 
 @pytest.mark.parametrize("name", LLAMA)
