@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -302,21 +303,27 @@ def test_kernels_that_were_launched_before_are_slowed_too():
     def program():
         X, Y = torch.zeros(2**28, device="cuda"), torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
         side = torch.cuda.Stream()
+        marks[:] = [torch.cuda.Event(enable_timing=True) for _ in range(20)]
 
         def step():
             Y @ Y
-            for _ in range(20):
+            for mark in marks:
+                mark.record()
                 Y @ Y
             with torch.cuda.stream(side):
                 dist.all_reduce(X)
 
         return step
 
+    marks = []
     events = dry_run(program, 8, "H100").timeline.on(0)
     products = [event for event in events if event.kind == "matmul"]
     (run,), (lost,) = ([e for e in events if e.kind == kind] for kind in ("collective", "contention"))
     assert lost.name == "beside all_reduce" and lost.start == products[-1].end
     assert lost.end - lost.start == pytest.approx(24 / 132 * (run.end - run.start), rel=0.01)
+    alone = products[0].end - products[0].start
+    took = [1e-3 * first.elapsed_time(then) for first, then in pairwise(marks)]  # recorded before the collective, too
+    assert (took[0], took[-1]) == pytest.approx((alone * 132 / 108, alone), rel=1e-4)
 
 
 def test_kernels_without_a_collective_beside_them_take_their_time():

@@ -75,6 +75,7 @@ class Stream:
         # (start, end, *Cost.beside) of its last kernels, as many as may run beside a collective before a wait for it:
         # numbers alone, for such tuples Python's garbage collector doesn't track
         self.recent: deque[tuple[float, float, float, float]] = deque(maxlen=8192)
+        self.enqueued = 0  # how many kernels it was given, ever
         self.capture: Any = None  # the graphs.Capture that it takes part in
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
@@ -103,6 +104,7 @@ class Stream:
                 end = slowed_end(start, end, beside, occupancy.after(start))
         self.done_at = end
         self.recent.append((start, end, *beside))
+        self.enqueued += 1
         return start, end
 
     def make_room(self, window: Window) -> None:
@@ -116,6 +118,11 @@ class Stream:
             until = slowed_end(begin, begin + end - start, Beside(part, waiting), [window])
             self.recent.append((begin, until, part, waiting))
         self.done_at = max(self.done_at, until)
+
+    def end_of(self, number: int) -> float:
+        """When the `number`-th kernel that it was given ends, as is known now; 0 if that was long ago."""
+        older = self.enqueued - number  # those after it
+        return self.recent[-1 - older][1] if number and older < len(self.recent) else 0.0
 
     def shared_end(self, start: float, end: float) -> float:
         """When a kernel that alone would run from `start` to `end` ends beside those of the GPU's other streams.
@@ -149,7 +156,7 @@ class Stream:
         capture = self.capture or event.capture
         if capture is not None and event.stream is not None:
             capture.wait(self, event.mark)
-        self.done_at = max(self.done_at, event.time or 0.0)
+        self.done_at = max(self.done_at, event.time)
 
     def wait_stream(self, stream: "Stream | None") -> None:
         if stream is None:  # nn.parallel's scatter has no stream of its own here
@@ -192,13 +199,19 @@ class CudaEvent:
             raise RuntimeError("virtual GPUs: events shared between processes are not imitated")
         self.enable_timing = enable_timing
         self.stream: Stream | None = None  # where it was recorded last
-        self.time: float | None = None  # when it is complete
+        self.earliest = 0.0  # when it is complete, as was known when it was recorded
+        self.after = 0  # how many kernels its stream had been given then
         self.mark: Any = None  # the graphs.Mark of its place in a capture, if it was recorded in one
 
     @property
     def capture(self) -> Any:
         """The capture that goes on, if it was recorded there."""
         return None if self.mark is None else self.mark.stream.capture
+
+    @property
+    def time(self) -> float:
+        """When it is complete, in seconds; a collective that runs beside its kernels may have delayed it."""
+        return 0.0 if self.stream is None else max(self.earliest, self.stream.end_of(self.after))
 
     @property
     def device(self) -> torch.device | None:
@@ -209,7 +222,8 @@ class CudaEvent:
         self.stream = stream or current_stream()
         gpu, capture = self.stream.gpu, self.stream.capture
         self.mark = None if capture is None else capture.mark(self.stream)
-        self.time = max(self.stream.done_at, gpu.clock.host().time(gpu.index))
+        self.earliest = max(self.stream.done_at, gpu.clock.host().time(gpu.index))
+        self.after = self.stream.enqueued
 
     def query(self) -> bool:
         self.check_capture()
