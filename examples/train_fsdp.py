@@ -154,7 +154,7 @@ def train(args, device):
             group["lr"] = args.lr * min(1, (step + 1) / 20)
         # The rows of a step follow from its number, so there is no state of a loader that a checkpoint must hold, and
         # any number of ranks trains on the same ones.
-        rows = sequences(tokens, args.context, args.batch_size, seed=(args.seed << 32) + step)
+        rows = sequences(tokens, args.context, args.batch_size, seed_of(args.seed, step))
         loss, norm = train_step(net, optimizer, rows[rank::world_size].to(device), args)
         step += 1
 
@@ -274,8 +274,7 @@ def initialize(net, seed):
         elif "norm" in name:
             parameter.fill_(1)
         else:
-            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            generator = torch.Generator(parameter.device).manual_seed(seed_of(seed, name))
             whole = 0.02 * torch.randn(parameter.shape, generator=generator, device=parameter.device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
 
@@ -446,6 +445,11 @@ def load_text(path, context):
     if len(parts[1]) <= context + 1:
         raise ValueError(f"{path} has {len(tokens)} bytes, too few for a context of {context}")
     return parts
+
+
+def seed_of(*parts):
+    """A seed that all the parts decide. Sums won't do: a CPU's generator drops all but the last 32 bits of a seed."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
 
 
 def sequences(tokens, context, count, seed):

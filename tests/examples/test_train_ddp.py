@@ -8,6 +8,7 @@ import killing
 import pytest
 import ranks
 import running
+import torch
 from ranks import happens
 
 from examples import train_ddp
@@ -41,8 +42,8 @@ def test_two_ranks_count_every_test_image_once(tmp_path):
     assert correct == pytest.approx(round(correct), abs=1e-9) and running.checkpoint(tmp_path)["step"] == 5
 
 
-def test_every_epoch_has_all_images_in_another_order(monkeypatch):
-    orders = []
+def test_every_epoch_has_all_images_in_another_order_and_every_batch_is_moved_in_another_way(monkeypatch):
+    orders, seeds = [], set()
 
     class Noting(train_ddp.DistributedSampler):
         def __iter__(self):
@@ -50,10 +51,19 @@ def test_every_epoch_has_all_images_in_another_order(monkeypatch):
             return iter(orders[-1])
 
     monkeypatch.setattr(train_ddp, "DistributedSampler", Noting)
+
+    def shifted(X):
+        seeds.add(torch.initial_seed() % 2**32)  # all that a CPU's generator looks at
+        return X
+
+    monkeypatch.setattr(train_ddp, "shifted", shifted)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", "train_ddp.py --data digits --images 24 --batch-size 12 --epochs 2".split())
-    train_ddp.main()
+    for seed in "01":
+        run = "train_ddp.py --data digits --images 24 --batch-size 12 --epochs 2 --seed".split()
+        monkeypatch.setattr(sys, "argv", [*run, seed])
+        train_ddp.main()
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == list(range(24))
+    assert len(seeds) == 2 * 4
 
 
 # A run that is resumed

@@ -18,7 +18,7 @@ SCRIPT = running.ROOT / "examples" / "train_fsdp.py"
 COMMANDS = re.findall(r"^    (\w.+)$", train_fsdp.__doc__.replace("\\\n        ", ""), re.M)
 assert len(COMMANDS) == 7
 BRIEF = " --layers 2 --width 24 --heads 3 --context 16 --steps 2"  # added to them
-TINY = "--layers 2 --width 24 --heads 3 --context 16 --batch-size 6".split()  # 3 ranks get uneven shards
+TINY = "--layers 2 --width 24 --heads 3 --context 16 --batch-size 6 --seed 7".split()  # 3 ranks get uneven shards
 RUN = [*TINY, *"--steps 10 --every 3 --checkpoints run --metrics run.csv --export net.pt".split()]
 
 
@@ -44,7 +44,7 @@ def on_one_device(state, steps):
     optimizer, rows = torch.optim.AdamW(net.parameters(), weight_decay=0.1), []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 1e-3 * (step + 1) / 20
-        loss = train_fsdp.loss_of(net, train_fsdp.sequences(tokens, 16, 6, seed=step))
+        loss = train_fsdp.loss_of(net, train_fsdp.sequences(tokens, 16, 6, train_fsdp.seed_of(7, step)))
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
