@@ -97,12 +97,15 @@ def first_wrong(step):
 
 @exercise
 def check_seed_of(answer):
-    """seed_of(seed, step, rank): a seed of its own for each rank in each step, however many ranks there are."""
-    steps, ranks = [*range(9), 64, 1000, 1024, 99_999, 999_999], [*range(9), 64, 511, 1000, 1023]
+    """seed_of(seed, step, rank): 32 bits for each rank in each step of each run, however many ranks there are."""
+    steps, ranks = [*range(9), 11, 64, 1000, 1024, 99_999, 194_304, 999_999], [*range(9), 11, 64, 511, 1000, 1023]
     draws = {}
-    for case in product((0, 1, 2, 999), steps, ranks):
+    for case in product((0, 1, 4, 999), steps, ranks):
         got = filled(answer(*case))
-        expect(type(got) is int and 0 <= got < 2**63, f"seed_of{case} is {got!r}: return a whole number below 2**63")
+        expect(
+            type(got) is int and 0 <= got < 2**32,
+            f"seed_of{case} is {got!r}: return a whole number from 0 to 2**32 - 1, all that a CPU's generator looks at",
+        )
         expect(got == answer(*case), f"seed_of{case} says {got}, and then {answer(*case)}: a run could not be repeated")
         expect(got not in draws, f"seed_of{case} and seed_of{draws.get(got)} are both {got}: these two draw alike")
         draws[got] = case

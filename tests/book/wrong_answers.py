@@ -877,9 +877,16 @@ WRONG = {
     ],
     "seed_of": [
         ("return seed + rank", "seed_of(0, 1, 0) and seed_of(0, 0, 0) are both 0: these two draw alike"),
-        ("(seed * 10**6 + step) * 1024", "(seed * 10**6 + step) * 8", "these two draw alike"),
-        ("seed * 10**6", "seed", "these two draw alike"),
-        ("import random\nreturn random.getrandbits(62)", "a run could not be repeated"),
+        (
+            "return (seed * 10**6 + step) * 1024 + rank",
+            "seed_of(4, 194304, 0) is 4294967296: return a whole number from 0",
+        ),
+        (
+            "return ((seed * 10**6 + step) * 1024 + rank) % 2**32",
+            "seed_of(4, 194304, 0) and seed_of(0, 0, 0) are both 0",
+        ),
+        ("{step} {rank}", "{step}{rank}", "these two draw alike"),
+        ("import random\nreturn random.getrandbits(32)", "a run could not be repeated"),
         ("return float(hash((seed, step, rank)))", "return a whole number"),
     ],
     "gather_backward": [
