@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from virtual_gpus.compat import tree_map_only
 from virtual_gpus.tensors.tensor import is_virtual
 
 Replica: TypeAlias = nn.Module | dict[str, torch.Tensor] | Sequence[torch.Tensor]
@@ -256,16 +257,16 @@ def assert_same_shapes(replicas, called):
 
 def on_cpu(value):
     """`value` with each tensor in it detached and on the CPU."""
+    return tree_map_only((nn.Module, torch.Tensor), one_on_cpu, value)
+
+
+def one_on_cpu(value):
     if isinstance(value, nn.Module):
         raise TypeError(
             f"a {type(value).__name__} is a module, and the checks want to know which of its tensors: pass "
             "dict(net.named_parameters()), dict(net.named_buffers()) or net.state_dict()"
         )
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {name: on_cpu(part) for name, part in value.items()}
-    return type(value)(map(on_cpu, value)) if type(value) in (list, tuple) else value
+    return value.detach().cpu()
 
 
 def two_or_more(replicas, what="replica"):

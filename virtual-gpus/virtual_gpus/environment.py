@@ -18,6 +18,18 @@ def naming(setup: dict) -> Iterator[None]:
         yield
 
 
+def of_rank(rank: int, n: int, per_node: int, port: int, run: str) -> dict[str, str]:
+    """What torchrun tells rank `rank` of `n`, of which it starts `per_node` on each node, in the environment."""
+    node, local = divmod(rank, per_node)
+    numbers = {
+        **{"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": node, "ROLE_RANK": rank},
+        **{"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": per_node, "GROUP_WORLD_SIZE": n // per_node, "ROLE_WORLD_SIZE": n},
+        **{"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "MASTER_PORT": port},
+    }
+    words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run, "ROLE_NAME": "default"}
+    return words | {name: str(number) for name, number in numbers.items()}
+
+
 @contextlib.contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
     """Inside, the environment has these `variables`; afterwards their values are what they were."""

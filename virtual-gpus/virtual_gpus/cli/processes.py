@@ -15,6 +15,7 @@ import uuid
 
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.topology import find_topology
+from virtual_gpus.environment import of_rank
 
 LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file descriptors, see `rank`
 POSIX = hasattr(signal, "SIGKILL")  # on Windows rank 0 opens the port, and ranks outlive a launcher that is killed
@@ -75,18 +76,12 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     flags += ["--gpus", str(options.n)] + ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):
-        numbers = {
-            **{"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0},
-            **{"WORLD_SIZE": options.n, "LOCAL_WORLD_SIZE": options.n, "ROLE_WORLD_SIZE": options.n},
-            **{"GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0},
-            "MASTER_PORT": store.getsockname()[1],
-        }
-        words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run, "ROLE_NAME": "default"}
+        told = of_rank(rank, options.n, options.n, store.getsockname()[1], run)
         usual = {"OMP_NUM_THREADS": "1"} if options.n > 1 else {}  # as torchrun
         if POSIX:
-            words[LAUNCHER] = " ".join(map(str, ours))
+            told[LAUNCHER] = " ".join(map(str, ours))
             usual["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        env = usual | os.environ | words | {name: str(number) for name, number in numbers.items()}
+        env = usual | os.environ | told
         inherited = ours if POSIX else ()
         ranks.append(subprocess.Popen(command, env=env, start_new_session=POSIX, pass_fds=inherited))
     store.close()  # rank 0 has it

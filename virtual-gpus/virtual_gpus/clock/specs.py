@@ -50,6 +50,8 @@ class GPU:
     launched: int  # year of the announcement
     source: Source
     memory_source: Source
+    cache: float | None = None  # MiB of the L2 cache, as CUDA reports it; its sources stand below
+    bus: int | None = None  # bits of the memory's bus
 
     @property
     def frequency(self):
@@ -83,6 +85,11 @@ CORES_PER_SM = {
     (10, 0): 128,
 }
 
+# Caches: V100, A100, H100: l2_cache_size in OpenXLA's device descriptions. T4: gist Terminus-IMRC/5e4b7782. RTX 4090:
+#   GitHub chenlb/knowledge, cuda-install-on-windows.md. H200: ai-bot-pro/achatbot,
+#   deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. RTX 6000 Ada: the full AD102 of Ada's white paper.
+# Buses: "memory interface" in the white papers of Volta, Turing, Ampere, Ada and Hopper; the RTX 6000 Ada's data sheet.
+# Both: L4: fpsbench.com. B200: a query in pull request 4002 of pytorch/ao.
 SHEETS = json.loads(Path(__file__).with_name("data_sheets.json").read_text(encoding="utf-8"))
 
 

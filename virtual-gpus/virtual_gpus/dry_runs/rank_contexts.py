@@ -14,6 +14,7 @@ from virtual_gpus.compat import set_thread_isolation_mode
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
 from virtual_gpus.dry_runs.scheduler import Cancelled
+from virtual_gpus.environment import of_rank
 from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
@@ -36,8 +37,10 @@ def ranks_in_this_process(
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # which init_process_group replaces
         stack.callback(set_back_default_device, default_device())
         machines = {rank: stack.enter_context(make_machine()) for rank in ranks}
-        variables = {rank: environment_of(rank, n_gpus, len(machine.gpus)) for rank, machine in machines.items()}
-        os.environ.update(variables[ranks[0]])
+        variables = {
+            rank: of_rank(rank, n_gpus, len(machine.gpus), 29500, "dry run") for rank, machine in machines.items()
+        }
+        os.environ.update({**variables[ranks[0]], "TORCH_FR_BUFFER_SIZE": "0"})  # nothing to record
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
         rendezvous = Rendezvous(n_gpus, ranks, None if contexts is None else contexts.switch_to, assumptions)
         stack.callback(end_ranks, rendezvous, machines)
@@ -58,18 +61,6 @@ def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
 def set_back_default_device(before: torch.device | None) -> None:
     if default_device() != before:  # the program has called torch.set_default_device
         torch.set_default_device(before)
-
-
-def environment_of(rank: int, n_gpus: int, per_node: int) -> dict[str, str]:
-    """What torchrun adds to the environment of a rank."""
-    numbers = {
-        **{"RANK": rank, "LOCAL_RANK": rank % per_node, "GROUP_RANK": rank // per_node, "ROLE_RANK": rank},
-        **{"WORLD_SIZE": n_gpus, "LOCAL_WORLD_SIZE": per_node, "GROUP_WORLD_SIZE": n_gpus // per_node},
-        **{"ROLE_WORLD_SIZE": n_gpus, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0},
-        **{"MASTER_PORT": 29500, "TORCH_FR_BUFFER_SIZE": 0},  # nothing to record
-    }
-    words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "dry run", "ROLE_NAME": "default"}
-    return words | {name: str(number) for name, number in numbers.items()}
 
 
 class World(_World):

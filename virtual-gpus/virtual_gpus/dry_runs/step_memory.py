@@ -30,8 +30,8 @@ class Change(NamedTuple):
 
 
 class StepMemory:
-    """The Observer of all ledgers of `machine`. `owned` has the addresses of blocks that are known to be of a kind;
-    there is only one block that ever has an address. The kinds:
+    """What all ledgers of `machine` tell of their blocks. `owned` has the addresses of those that are known to be of a
+    kind; there is only one block that ever has an address. The kinds:
 
     parameters, optimizer state   those of the optimizers that take a step
     gradients      theirs, and those of whole parameters that FSDP2 is about to reduce-scatter

@@ -10,7 +10,7 @@ out twice, so they don't say how full memory is.
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,14 +26,6 @@ ADDRESSES = 1 << 47  # that a pool has to give out: 128 TiB, one block after the
 def round_up(nbytes: int, unit: int) -> int:
     """The least multiple of `unit` that holds `nbytes`."""
     return -(-nbytes // unit) * unit
-
-
-class Observer(Protocol):
-    """What is told of each block of a Ledger as it is allocated and freed."""
-
-    def allocated(self, address: int, nbytes: int) -> None: ...
-
-    def freed(self, address: int) -> None: ...
 
 
 class Block:
@@ -157,7 +149,7 @@ class Ledger:
         self.graph_pools: weakref.WeakValueDictionary[tuple[int, int], GraphPool] = weakref.WeakValueDictionary()
         self.graph_blocks: dict[int, GraphPool] = {}
         self.history: History | None = None
-        self.observer: Observer | None = None
+        self.observer: Any = None
         self.syncs = self.driver_allocs = self.driver_frees = 0  # calls of the driver, which nothing resets
         self.reset_peak()
         self.reset_accumulated()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from virtual_gpus.compat import OpOverload
+from virtual_gpus.compat import OpOverload, tree_map_only
 from virtual_gpus.frames import program_line
 from virtual_gpus.ops.table import Base
 from virtual_gpus.tree import tensors_in
@@ -60,15 +61,10 @@ def asserted(machine: "Machine", func: OpOverload | Callable, args: Sequence, kw
     if hasattr(func, "_schema") and func._schema.is_mutable:
         return kwargs.get("out", args[0])
     try:
-        made = func(*on_meta(args), **{name: on_meta(value) for name, value in kwargs.items()})
+        meta_args, meta_kwargs = tree_map_only(Tensor, lambda x: Base.to(x, "meta"), (tuple(args), kwargs))
+        made = func(*meta_args, **meta_kwargs)
     except (RuntimeError, NotImplementedError):  # its shape depends on values
         machine.report()
     device = next(tensors_in((args, kwargs))).device
     zeros = [Base.new_zeros(torch.empty(0, device=device), t.shape, dtype=t.dtype) for t in tensors_in([made])]
-    return zeros[0] if isinstance(made, torch.Tensor) else tuple(zeros)
-
-
-def on_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return Base.to(value, "meta")
-    return type(value)(map(on_meta, value)) if isinstance(value, (list, tuple)) else value
+    return zeros[0] if isinstance(made, Tensor) else tuple(zeros)

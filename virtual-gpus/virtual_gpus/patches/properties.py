@@ -21,24 +21,6 @@ LIMITS = {
     (9, 0): (2048, 228, 227),
     (10, 0): (2048, 228, 227),
 }
-# MiB of the L2 cache, as CUDA reports it, and bits of the memory's bus.
-# Caches: V100, A100, H100: l2_cache_size in OpenXLA's device descriptions. T4: gist Terminus-IMRC/5e4b7782. RTX 4090:
-#   GitHub chenlb/knowledge, cuda-install-on-windows.md. H200: ai-bot-pro/achatbot,
-#   deploy/modal/src/llm/vllm/vlm/skywork_r1v.py. RTX 6000 Ada: the full AD102 of Ada's white paper.
-# Buses: "memory interface" in the white papers of Volta, Turing, Ampere, Ada and Hopper; the RTX 6000 Ada's data sheet.
-# Both: L4: fpsbench.com. B200: a query in pull request 4002 of pytorch/ao.
-CACHE_AND_BUS = {
-    "V100": (6, 4096),
-    "T4": (4, 256),
-    "L4": (48, 192),
-    "RTX4090": (72, 384),
-    "RTX6000-Ada": (96, 384),
-    "A100-40": (40, 5120),
-    "A100-80": (40, 5120),
-    "H100": (50, 5120),
-    "H200": (60, None),
-    "B200": (126.5, 7680),
-}
 
 
 class DeviceProperties:
@@ -58,11 +40,10 @@ class DeviceProperties:
         threads, shared, optin = LIMITS[spec.capability]
         self.max_threads_per_multi_processor = threads
         self.shared_memory_per_multiprocessor, self.shared_memory_per_block_optin = shared * KIB, optin * KIB
-        cache, bus = CACHE_AND_BUS[spec.key]
-        self.L2_cache_size = int(cache * MIB)
-        if bus is not None:
-            self.memory_bus_width = bus
-            self.memory_clock_rate = round(spec.bandwidth / (2 * bus / 8) / 1e3)  # kHz; a wire moves two bits a cycle
+        self.L2_cache_size = int(spec.cache * MIB)
+        if spec.bus is not None:
+            self.memory_bus_width = spec.bus
+            self.memory_clock_rate = round(spec.bandwidth / (2 * spec.bus / 8) / 1e3)  # kHz; two bits a cycle
 
     def __getattr__(self, name):
         raise AttributeError(f"{name}: the data sheet of the {vars(self).get('key')} has no figure for it")
