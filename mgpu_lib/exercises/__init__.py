@@ -1,6 +1,6 @@
 """Checks for the book's exercises: `check_<name>(answer)` says what is right with an answer, or what is wrong."""
 
-from mgpu_lib.exercises.batch_size_and_learning_rate import check_diagnose, check_mended_comparison, check_seeds_needed
+from mgpu_lib.exercises.batch_size_and_learning_rate import check_died_at, check_mended_comparison, check_seeds_needed
 from mgpu_lib.exercises.clock import check_order_holds
 from mgpu_lib.exercises.data_parallelism_from_scratch import (
     check_accuracy_of_each,
@@ -104,7 +104,7 @@ __all__ = [
     "check_clipped_step",
     "check_copy_ms",
     "check_critical_batch",
-    "check_diagnose",
+    "check_died_at",
     "check_emptiest_gpu",
     "check_epoch_loss",
     "check_find_dots",

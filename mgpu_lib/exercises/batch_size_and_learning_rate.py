@@ -1,61 +1,84 @@
-"""Checks for "Batch size and learning rate": five curves to diagnose, two lists of seeds, a comparison to mend."""
+"""Checks for "Batch size and learning rate": runs that are lost, two lists of seeds, a comparison to mend."""
 
 import math
 import statistics
-from itertools import pairwise
 from numbers import Real
+
+import torch
+from torch.nn.functional import cross_entropy
 
 from mgpu_lib import evidence
 from mgpu_lib.exercises.framework import exercise, expect, filled
+from mgpu_lib.models import lenet, lenet_params
 
-# Five curves
+# Runs that are lost
 
-EXPLAINED = {
-    "too small": "it rises slowly, without any jump, and is still rising at the end. Change: a larger rate",
-    "good": "it rises fast and then stays, with little up and down. Change: nothing, or let the rate fall at the end",
-    "jumps": "it is far above guessing, and yet falls back again and again. Change: a smaller rate late in training, "
-    "or an average of the weights",
-    "dead at once": "it never leaves the 10 % of guessing, and ends after a few steps. Change: a much smaller rate",
-    "learned, then died": "it was above guessing before it fell to 10 % and stayed. Change: a smaller rate; warm-up "
-    "would only delay it",
-}
-LETTERS = {"A": "jumps", "B": "dead at once", "C": "too small", "D": "learned, then died", "E": "good"}
+IMAGES, CLASSES, STEPS = 8, 10, 12  # of a planted run
+GUESS = math.log(CLASSES)  # the loss of a network that guesses
 
 
-def curves():
-    """{letter: Run of LeNet}, one for each word of EXPLAINED, chosen from the grid by what they show."""
-    batches = evidence.grid("lenet")
-    best = {B: evidence.best_rate(rates, "epochs") for B, rates in batches.items()}
-    runs = [(B, lr, run) for B, rates in batches.items() for lr, each in rates.items() for run in each]
-    large = [run for B, lr, run in runs if lr > best[B] and run.ended is None]
-    ended = [run for *_, run in runs if run.ended and run.accuracy and run.accuracy[-1] < 2 * evidence.GUESSING]
-    found = {
-        "too small": batches[max(batches)][min(batches[max(batches)])][0],
-        "good": batches[256][best[256]][0],
-        "jumps": max(large, key=jumping),
-        "dead at once": batches[256][max(batches[256])][0],
-        "learned, then died": max(ended, key=lambda run: max(run.accuracy)),
-    }
-    return {letter: found[word] for letter, word in LETTERS.items()}
+def run_of(losses, same_from=STEPS, apart=1.0):
+    """(losses, logits) of a run, whose images get one and the same row of logits from step `same_from` on.
+
+    Before, the rows differ, all images fall into class 0, and the first two are one image. `apart` scales the logits.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = []
+    for step in range(len(losses)):
+        rows = apart * torch.rand(IMAGES, CLASSES, generator=generator)
+        rows[:, 0] += apart
+        rows[1] = rows[0]
+        logits.append(rows[:1].expand(IMAGES, CLASSES).clone() if step >= same_from else rows)
+    return losses, logits
 
 
-def jumping(run):
-    """The mean fall of accuracy between measurements in the second half of them; 0 for a run that hardly learned."""
-    late = run.accuracy[len(run.accuracy) // 2 :]
-    falls = [max(0, before - after) for before, after in pairwise(late)]
-    return statistics.fmean(falls) if statistics.fmean(late) > 0.5 else 0
+def falling(steps=STEPS):
+    return [2.4 * 0.9**step for step in range(steps)]
+
+
+def planted_runs():
+    """(what happens, when it may be ended, run, what to say of a wrong answer) for all runs of the check."""
+    nan, inf = math.nan, math.inf
+    yield "learns", -1, run_of(falling()), "nothing is wrong with it, though all its images get the same class"
+    plateau = [2.41] + [GUESS] * 6 + falling(5)
+    hint = "it stands at ln 10 with different logits, and then learns: the loss alone doesn't tell"
+    yield "waits at ln 10", -1, run_of(plateau, apart=0.01), hint
+    spike = [2.41, 6e9, 3e4, 12.0, *falling(8)]
+    yield "jumps once", -1, run_of(spike), "however large, a finite loss may come down again"
+    hint = "from step 4 on all images get the same logits; their loss is that of guessing"
+    yield "dies early", 4, run_of([2.41, 1.9, 6e9] + [GUESS] * 9, same_from=4), hint
+    yield "learns, then dies", 9, run_of(falling(9) + [GUESS] * 3, same_from=9), "it is dead from step 9 on"
+    lost = falling(3) + [nan] * 9
+    yield "becomes NaN", 3, (lost, run_of(lost)[1][:3] + [torch.full((IMAGES, CLASSES), nan)] * 9), "its loss is NaN"
+    hint = "its loss is infinite, which is no less final than NaN"
+    yield "becomes infinite", 5, run_of(falling(5) + [inf] * 7), hint
 
 
 @exercise
-def check_diagnose(answer):
-    """diagnose(curve): for "A" to "E" one of five words."""
-    for letter, right in LETTERS.items():
-        got = filled(answer(letter))
-        expect(isinstance(got, str) and got in EXPLAINED, f"curve {letter}: {got!r} is none of {', '.join(EXPLAINED)}")
-        expect(got == right, f"curve {letter} isn't {got!r}. Look for this: {EXPLAINED[got].partition('. ')[0]}")
-    return " ".join(
-        f"{letter}, {word}: {EXPLAINED[word].partition('Change: ')[2]}." for letter, word in LETTERS.items()
-    )
+def check_died_at(answer):
+    """died_at(losses, logits): the first step after which a run may be ended, or -1."""
+    for what, right, run, hint in planted_runs():
+        losses, logits = run
+        got = filled(answer([*losses], [rows.clone() for rows in logits]))
+        expect(isinstance(got, int), f"you return {got!r}; return the number of a step, or -1")
+        how = "may not be ended" if right < 0 else f"may be ended after step {right}"
+        expect(got == right, f"the run that {what} {how}, you say {got}: {hint}")
+    return f"LeNet of the chapter, at a rate of 2.0, could have been ended after step {answer(*too_fast())} of 60"
+
+
+def too_fast(steps=60):
+    """(losses, logits) of the chapter's LeNet on its 60 images at a rate of 2.0, on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    X, y = torch.rand(60, 1, 28, 28, generator=generator), torch.arange(60) % CLASSES
+    params, losses, logits = [p.requires_grad_() for p in lenet_params()], [], []
+    for _ in range(steps):
+        loss = cross_entropy(lenet(X, params), y)
+        with torch.no_grad():
+            for p, grad in zip(params, torch.autograd.grad(loss, params)):
+                p -= 2.0 * grad
+            losses.append(loss.item())
+            logits.append(lenet(X, params))
+    return losses, logits
 
 
 # Two lists of seeds

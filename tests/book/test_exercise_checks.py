@@ -7,7 +7,7 @@ import torch
 from pages import cells
 from test_exercises import SHOWN, answer, said
 
-from mgpu_lib import evidence, exercises, planning, recorded, thresholds
+from mgpu_lib import exercises, planning, recorded, thresholds
 from mgpu_lib.exercises import (
     batch_size_and_learning_rate,
     distributeddataparallel,
@@ -100,29 +100,13 @@ def test_the_cut_traces_have_no_name_for_the_pass_in_which_the_gpu_idles_longest
 # Batch size and learning rate
 
 
-def five():
-    letters = batch_size_and_learning_rate.LETTERS
-    return {letters[letter]: run for letter, run in batch_size_and_learning_rate.curves().items()}
-
-
-def test_the_five_curves_show_what_they_are_called():
-    found, jumping = five(), batch_size_and_learning_rate.jumping
-    assert found.keys() == batch_size_and_learning_rate.EXPLAINED.keys()
-    assert len({id(run) for run in found.values()}) == 5
-    slow, good, jumps, late = (found[name] for name in ("too small", "good", "jumps", "learned, then died"))
-    assert slow.ended is good.ended is jumps.ended is None
-    assert slow.accuracy[-1] < good.accuracy[-1] - 0.05
-    assert jumping(slow) <= jumping(good) < jumping(jumps) / 2 and max(jumps.accuracy) > 0.6
-    assert slow.accuracy[-1] > max(slow.accuracy[:-3]), "still rising"
-    assert found["dead at once"].ended and max(found["dead at once"].accuracy) < 2 * evidence.GUESSING
-    assert late.ended and max(late.accuracy) > 0.3 and late.accuracy[-1] < 2 * evidence.GUESSING
-
-
-def test_a_run_whose_loss_was_no_longer_finite_is_not_one_that_died(monkeypatch):
-    batches, died = evidence.grid("lenet"), five()["learned, then died"]
-    batches[16][max(batches[16])].append(died._replace(accuracy=[*died.accuracy[:-1], 0.95]))
-    monkeypatch.setattr(evidence, "grid", lambda net: batches)
-    assert five()["learned, then died"] == died
+def test_the_chapter_s_run_at_a_rate_of_2_dies_on_the_way(capsys):
+    """The last line of exercise 7.1 has a step at which all images already get the same logits, not just the last."""
+    died_at = answer("died_at", SHOWN["died_at"])
+    step = died_at(*batch_size_and_learning_rate.too_fast())
+    assert 0 < step < 59
+    exercises.check_died_at(died_at)
+    assert capsys.readouterr().out.endswith(f"after step {step} of 60\n")
 
 
 # DistributedDataParallel

@@ -391,12 +391,17 @@ WRONG = {
         ("return sum(right) / len(pairs)", "return str(sum(right))", "Return a number from 0 to 1"),
     ],
     # Batch size and learning rate
-    "diagnose": [
-        ("dead at once", "good", "curve B isn't 'good'. Look for this: it rises fast"),
-        ("too small", "good", "curve C isn't 'good'. Look for this: it rises fast"),
-        ("jumps", "too small", "curve A isn't 'too small'. Look for this: it rises slowly"),
-        ("learned, then died", "dead at once", "it never leaves the 10 % of guessing"),
-        ("good", "jumps", "curve E isn't 'jumps'. Look for this: it is far above guessing"),
+    "died_at": [
+        ("not math.isfinite(loss) or ", "", "the run that becomes NaN may be ended after step 3, you say -1"),
+        ("not math.isfinite(loss)", "math.isnan(loss)", "no less final than NaN"),
+        ("not math.isfinite(loss)", "not loss < 100", "jumps once may not be ended, you say 1: however large"),
+        (" or (rows == rows[0]).all()", "", "from step 4 on all images get the same logits"),
+        ("(rows == rows[0]).all()", "(rows[1] == rows[0]).all()", "learns may not be ended, you say 0"),
+        ("(rows == rows[0]).all()", "len(set(rows.argmax(1).tolist())) == 1", "all its images get the same class"),
+        ("(rows == rows[0]).all()", "abs(loss - math.log(10)) < 1e-4", "the loss alone doesn't tell"),
+        ("(rows == rows[0]).all()", "rows.std() < 0.1", "the loss alone doesn't tell"),
+        ("return step", "return len(losses) - 1", "after step 4, you say 11"),
+        ("return -1", "return 'never'", "return the number of a step, or -1"),
     ],
     "seeds_needed": [
         ("first[seed] - second[seed]", "second[seed] - first[seed]", "the wrong sign"),

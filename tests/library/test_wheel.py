@@ -28,7 +28,7 @@ moved = [{"name": "net", "limits": {}, "pipeline": [0, 80], "tensor": [0, 160], 
 given = {"TimelineViewer": [machine.timeline], "MemoryExplorer": [table], "SplitExplorer": [moved]}
 quick = {*widgets.__all__} - {"TuningExplorer", "LoopExplorer"}  # those make their data of a record, which takes long
 shown = {name: len(getattr(widgets, name)(*given.get(name, [])).static_html()) for name in quick}
-exercises.check_diagnose(lambda curve: "good")
+exercises.check_died_at(lambda losses, logits: -1)
 assert "<img" in widgets.WhySlower().static_html(), "the pictures for pages without JavaScript come along"
 assert len(load_alice().tokens) == 143_082 and len(mgpu.load_fashion_mnist().X_train) == 1_500
 print(json.dumps({"figures": shown, "results": sorted(path.name for path in recorded.RESULTS.glob("*.json"))}))
