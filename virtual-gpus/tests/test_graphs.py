@@ -1,7 +1,9 @@
 """CUDA graphs: the examples of PyTorch's notes on them, compared bit for bit with the same steps run eagerly."""
 
 import copy
+import functools
 import itertools
+import re
 
 import pytest
 import torch
@@ -13,7 +15,6 @@ from virtual_gpus import dry_run, virtual_gpus
 from virtual_gpus.clock.rates import GRAPH_LAUNCH
 
 PINNED = "unless the CPU tensor is pinned"
-REFUSED = "operation not permitted when stream is capturing"
 
 
 def network():
@@ -96,19 +97,6 @@ def test_a_whole_step_replayed_gives_what_it_gives_eagerly(gpus, make_optimizer,
     assert_equal(results[0][1], results[1][1])
 
 
-def test_an_lstm_in_a_graph(gpus):
-    net, x = nn.LSTM(6, 5, num_layers=2).cuda(), torch.randn(7, 3, 6, device="cuda").requires_grad_()
-
-    def function():
-        out, (h, c) = net(x)
-        return out.detach(), *torch.autograd.grad(out.square().sum() + h.sum() + c.sum(), [x, *net.parameters()])
-
-    expected = function()
-    graph, found = capture(function)
-    graph.replay()
-    assert_equal(expected, found)
-
-
 def test_a_part_of_a_network_is_graphed(gpus):
     """make_graphed_callables, with control flow between the parts."""
     results = []
@@ -156,54 +144,51 @@ def test_accumulated_gradients(gpus):
         torch.testing.assert_close(p.grad, 3 * grad)
 
 
-def test_random_numbers_are_drawn_anew_in_each_replay(gpus):
-    x = torch.ones(4, 2, 3, 8, device="cuda")
-    draws = {
-        "dropout": lambda: F.dropout(x),
-        "rand": lambda: torch.rand(9, device="cuda"),
-        "in place": lambda: torch.empty(9, device="cuda").normal_(),
-        "attention": lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
-    }
-    for draw in draws.values():
-        torch.manual_seed(1)
-        expected = [draw() for _ in range(3)]
-        graph, out = capture(draw, warm_up=0)
-        torch.manual_seed(1)
-        for value in expected:
-            graph.replay()
-            assert torch.equal(out, value)
-        assert not torch.equal(*expected[1:])
+def drawing(x):
+    draws = F.dropout(x), torch.rand(9, device="cuda"), torch.empty(9, device="cuda").normal_()
+    return *draws, F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
-def test_dropout_of_attention_has_the_same_mask_backward(gpus):
-    x = torch.randn(1, 1, 4, 4).double().cuda().requires_grad_()
+def gradient_of_attention_with_dropout(x):
+    return torch.autograd.grad(F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum(), x)
 
-    def gradient():
-        return torch.autograd.grad(F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum(), x)[0]
 
+def recomputation(x):
+    out = checkpoint(lambda x: F.dropout(x).sin() * torch.rand_like(x), x, use_reentrant=False)
+    return out.detach(), torch.autograd.grad(out.sum(), x)[0], F.dropout(out.detach())
+
+
+def complex_numbers(x):
+    z = torch.view_as_complex(x.view(-1, 2))
+    out = torch.view_as_real(z * z.conj() * (1 + 2j)).square().sum()
+    return out.detach(), torch.autograd.grad(out, x)[0], z.detach().conj().imag.neg()
+
+
+@pytest.mark.parametrize("program", [drawing, gradient_of_attention_with_dropout, recomputation, complex_numbers])
+def test_each_replay_gives_what_the_next_call_would(gpus, program):
+    """Random numbers are drawn anew, and those of the forward pass are the backward pass's."""
+    x = torch.randn(4, 2, 3, 8).double().cuda().requires_grad_()
     torch.manual_seed(1)
-    expected = [gradient() for _ in range(3)]
-    graph, grad = capture(gradient, warm_up=0)
-    torch.manual_seed(1)
-    for value in expected:
-        graph.replay()
-        assert torch.equal(grad, value)
-
-
-def test_what_is_recomputed_draws_the_same_numbers(gpus):
-    x = torch.ones(64, device="cuda").requires_grad_()
-
-    def gradient():
-        out = checkpoint(lambda x: F.dropout(x).sin() * torch.rand(64, device="cuda"), x, use_reentrant=False)
-        return out.detach(), torch.autograd.grad(out.sum(), x)[0], F.dropout(out.detach())
-
-    torch.manual_seed(1)
-    expected = [gradient() for _ in range(3)]
-    graph, found = capture(gradient, warm_up=0)
+    expected = [program(x) for _ in range(3)]
+    graph, found = capture(lambda: program(x), warm_up=0)
     torch.manual_seed(1)
     for values in expected:
         graph.replay()
         assert_equal(values, found)
+    assert torch.equal(*(values[0] for values in expected[1:])) == (program is complex_numbers)
+
+
+def test_an_lstm_in_a_graph(gpus):
+    net, x = nn.LSTM(6, 5, num_layers=2).cuda(), torch.randn(7, 3, 6, device="cuda").requires_grad_()
+
+    def function():
+        out, (h, c) = net(x)
+        return out.detach(), *torch.autograd.grad(out.square().sum() + h.sum() + c.sum(), [x, *net.parameters()])
+
+    expected = function()
+    graph, found = capture(function)
+    graph.replay()
+    assert_equal(expected, found)
 
 
 def test_views_numbers_and_results_that_are_given(gpus):
@@ -222,20 +207,6 @@ def test_views_numbers_and_results_that_are_given(gpus):
     graph.replay()
     assert y.tolist() == [[2, 5], [2, 5]] and out.tolist() == [4, 10, 4, 10]
     assert whole.tolist() == (x.double() * 1e10).to(torch.int32).tolist()  # saturated as CUDA does
-
-
-def test_complex_numbers(gpus):
-    x = torch.randn(4, 2).cuda().requires_grad_()
-
-    def function():
-        z = torch.view_as_complex(x)
-        out = torch.view_as_real(z * z.conj() * (1 + 2j)).square().sum()
-        return out.detach(), torch.autograd.grad(out, x)[0], z.detach().conj().imag.neg()
-
-    expected = function()
-    graph, found = capture(function)
-    graph.replay()
-    assert_equal(expected, found)
 
 
 def test_pinned_memory_is_read_in_each_replay(gpus):
@@ -277,35 +248,6 @@ def test_a_stream_that_joins_is_captured_and_runs_beside(gpus):
     assert first.row != others[0].row and others[0].start < first.end
 
 
-def test_a_stream_that_has_not_joined_again(gpus):
-    x = torch.ones(3, device="cuda")
-    with (
-        pytest.raises(torch.AcceleratorError, match="capturing stream has unjoined work"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            x + 1
-    assert not torch.cuda.is_current_stream_capturing() and (x + 1).tolist() == [2, 2, 2]
-
-
-def test_events_of_others(gpus):
-    outside = torch.cuda.current_stream().record_event()
-    with (
-        pytest.raises(torch.AcceleratorError, match="previous error") as caught,
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        torch.cuda.current_stream().wait_event(outside)
-    assert "dependency created on uncaptured work in another stream" in str(caught.value.__context__)
-    with (
-        pytest.raises(torch.AcceleratorError, match="previous error") as caught,
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        torch.cuda.current_stream().record_event().synchronize()
-    assert "an event last recorded in a capturing stream" in str(caught.value.__context__)
-
-
 def test_what_other_streams_run_is_not_captured(gpus):
     x, other = torch.zeros(2, device="cuda"), torch.cuda.Stream()
     with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
@@ -321,7 +263,25 @@ def test_what_other_streams_run_is_not_captured(gpus):
 
 # What a capture doesn't allow
 
-NOT_CAPTURED = {
+
+def leave_a_stream_behind(x):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x + 1
+
+
+def sparse_step():
+    net = nn.Embedding(4, 2, sparse=True, _weight=torch.zeros(4, 2, device="cuda"))
+    net(torch.zeros(2, dtype=torch.int64, device="cuda")).sum().backward()
+
+
+def stepped(optimizer, x):
+    x.requires_grad_().sum().backward()
+    optimizer([x]).step()
+
+
+WAITS = {  # what CUDA itself refuses, whose capture is over then
     "item": lambda x: x.sum().item(),
     "a decision": lambda x: 1 if x.sum() > 0 else 0,
     "print": lambda x: str(x),
@@ -333,23 +293,17 @@ NOT_CAPTURED = {
     "another": lambda x: torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__(),
     "pinned, waiting": lambda x: x.copy_(torch.zeros(3).pin_memory()),
 }
-
-
-@pytest.mark.parametrize("name", NOT_CAPTURED)
-def test_a_capture_refuses_what_waits(gpus, name):
-    x = torch.ones(3, device="cuda")
-    with (
-        pytest.raises(torch.AcceleratorError, match="failed due to a previous error during capture") as caught,
-        torch.cuda.graph(graph := torch.cuda.CUDAGraph()),
-    ):
-        NOT_CAPTURED[name](x)
-    assert REFUSED in str(caught.value.__context__)
-    assert x.sum().item() == 3  # the machine goes on
-    with pytest.raises(RuntimeError, match="capture"):
-        graph.replay()
-
-
-OTHERS_NOT_CAPTURED = {
+NOT_CAPTURED = {
+    **{name: (do, "operation not permitted when stream is capturing") for name, do in WAITS.items()},
+    "an event from before": (
+        lambda x: torch.cuda.current_stream().wait_event(event_before),
+        "dependency created on uncaptured work in another stream",
+    ),
+    "an event of the capture": (
+        lambda x: torch.cuda.current_stream().record_event().synchronize(),
+        "an event last recorded in a capturing stream",
+    ),
+    "a stream that doesn't join again": (leave_a_stream_behind, "capturing stream has unjoined work"),
     "to the CPU": (lambda x: x.cpu(), PINNED),
     "from the CPU": (lambda x: x.copy_(torch.ones(3)), PINNED),
     "a number": (lambda x: torch.tensor(1.0, device="cuda"), PINNED),
@@ -367,27 +321,27 @@ OTHERS_NOT_CAPTURED = {
 }
 
 
-def sparse_step():
-    net = nn.Embedding(4, 2, sparse=True, _weight=torch.zeros(4, 2, device="cuda"))
-    net(torch.zeros(2, dtype=torch.int64, device="cuda")).sum().backward()
-
-
-def stepped(optimizer, x):
-    x.requires_grad_().sum().backward()
-    optimizer([x]).step()
-
-
-@pytest.mark.parametrize("name", OTHERS_NOT_CAPTURED)
+@pytest.mark.parametrize("name", NOT_CAPTURED)
 def test_a_capture_refuses(gpus, name):
-    global other_graph, state_before
-    state_before = torch.cuda.get_rng_state()
+    global other_graph, state_before, event_before
+    state_before, event_before = torch.cuda.get_rng_state(), torch.cuda.current_stream().record_event()
     x = torch.ones(3, device="cuda")
     other_graph, _ = capture(lambda: x + 1)
-    do, words = OTHERS_NOT_CAPTURED[name]
-    with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    do, words = NOT_CAPTURED[name]
+    with pytest.raises(RuntimeError) as caught, torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
         y = x * 2
         do(x.detach())
-    assert y.isnan().all() and x.tolist() == [1, 1, 1]
+    error = caught.value
+    if name in WAITS or "an event" in name:
+        assert "failed due to a previous error during capture" in str(error)
+        error = error.__context__
+    assert re.search(words, str(error))
+    assert y.isnan().all() and x.tolist() == [1, 1, 1] and not torch.cuda.is_current_stream_capturing()
+    if isinstance(caught.value, torch.AcceleratorError):
+        with pytest.raises(RuntimeError, match="capture"):
+            graph.replay()
+    else:
+        assert name not in WAITS
 
 
 def test_the_mode_says_who_may_ask(gpus):
@@ -542,11 +496,10 @@ def test_without_values_a_replay_takes_the_same_time(gpus):
     assert took[0] == pytest.approx(took[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("graphed", [False, True])
-def test_a_plan_of_steps_in_a_graph(graphed):
+def test_a_plan_of_steps_in_a_graph():
     """With DistributedDataParallel on 16 GPUs: the same memory and communication, and less of the host's time."""
 
-    def program():
+    def program(graphed):
         with torch.cuda.stream(torch.cuda.Stream()):
             layers = [nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.1)) for _ in range(8)]
             net = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda())
@@ -557,19 +510,13 @@ def test_a_plan_of_steps_in_a_graph(graphed):
             net(x).sum().backward()
             optimizer.step()
 
-        if not graphed:
-            return step
-        return capture(step, warm_up=11)[0].replay
+        return capture(step, warm_up=11)[0].replay if graphed else step
 
-    made = dry_run(program, n_gpus=16)
-    (memory,) = made.memory
-    PLANS[graphed] = made.seconds, sum(memory.values()), [e.name for e in made.timeline if e.kind == "collective"]
-    if graphed:
-        assert PLANS[True][0] < 0.6 * PLANS[False][0] and PLANS[True][2] == PLANS[False][2]
-        assert PLANS[True][1] == pytest.approx(PLANS[False][1], rel=0.1)
-
-
-PLANS = {}
+    eager, graphed = (dry_run(functools.partial(program, graphed), n_gpus=16) for graphed in (False, True))
+    assert graphed.seconds < 0.6 * eager.seconds
+    assert graphed.peak_memory == pytest.approx(eager.peak_memory, rel=0.1)
+    collectives = [[e.name for e in plan.timeline if e.kind == "collective"] for plan in (eager, graphed)]
+    assert collectives[0] == collectives[1] != []
 
 
 def test_a_graph_of_another_machine_is_no_obstacle():
