@@ -154,19 +154,25 @@ def test_a_project_has_its_own_defaults(folder, monkeypatch, capsys):
 # run
 
 
-def test_run_does_what_torchrun_does(folder):
-    other = {"run": "of before", "processes": ["rank 0"]}  # its trace is replaced
-    (folder / "trace.json").write_text(json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": []}))
+def test_run_does_what_torchrun_does_and_ranks_report_together(folder):
+    """Once, and in order."""
+    (folder / "trace.json").write_text('{"otherData": {"run": "of before", "processes": ["rank 0"]}, "tra')  # replaced
     options = "-n", 2, "--gpu", "t4", "--account", "--trace", "trace.json"
     done = ranks.python(*ranks.VIRTUAL, "run", *options, "train.py", "end", folder=folder)
     assert done.stdout.endswith("2 2 True\n")  # before PyTorch 2.11 gloo says something before
     first, account, *lines, last = done.stderr.splitlines()
     assert first == "2 processes on 2 virtual T4, PCIe 3.0 x16: values are real, times are modelled"
     assert account == "2 processes, 2 virtual T4, PCIe 3.0 x16 (all times are modelled)"
-    assert [line[:6] for line in lines] == ["rank 0", "rank 0", "rank 1", "rank 1"]
+    assert len(lines) == 4
+    for rank, (step, memory) in enumerate((lines[:2], lines[2:])):
+        assert step.partition(": ")[::2] == (f"rank {rank}", lines[0].partition(": ")[2]), "they step together"
+        assert memory.startswith(f"rank {rank}, cuda:{rank}: at most 1.54 MiB")
     assert last.endswith("trace.json opens at https://ui.perfetto.dev")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {event["pid"] // 1000 for event in events} == {1, 2}
+    processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert processes == {f"rank {r}, {what}" for r in "01" for what in ("host", f"cuda:{r} (virtual T4)")}
+    sums = [event["ts"] for event in events if event.get("cat") == "collective"]
+    assert len(sums) == 2 * len(set(sums)) > 0, "on one clock"
 
 
 def test_a_rank_that_fails_is_the_only_one_with_a_traceback(folder):

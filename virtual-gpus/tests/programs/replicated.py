@@ -183,24 +183,17 @@ def normalized():
 
 @check
 def batch_norm_of_the_whole_batch(rank, n):
-    net, data = normalized(), list(batches(12, shape=(2, 6, 6)))
-    ddp = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).cuda(), device_ids=[rank])
-    train(ddp, parts(rank, n, data))
-    alone = trained_alone(net, data=data)
-    same_networks(ddp.module, alone)
-    ddp.eval(), alone.eval()
-    same(ddp(data[0][0].cuda()), alone(data[0][0]))
-
-
-@check
-def batch_norm_of_uneven_parts(rank, n):
-    """Rank r has r + 1 examples, one has none; losses are sums, which DDP divides by the number of ranks."""
-    net, data, sizes = normalized(), list(batches(sum(range(n)), shape=(2, 6, 6))), list(range(n))
-    ddp = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).cuda(), device_ids=[rank])
-    own = [(X.split(sizes)[rank].cuda(), y.split(sizes)[rank].cuda()) for X, y in data]
-    train(ddp, own, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum"))
-    alone = trained_alone(net, data=data, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum") / n)
-    same_networks(ddp.module, alone)
+    """Also where rank r has r examples; losses are sums, which DDP divides by the number of ranks."""
+    net = normalized()
+    for sizes in [3] * n, list(range(n)):
+        data = list(batches(sum(sizes), shape=(2, 6, 6)))
+        own = [(X.split(sizes)[rank].cuda(), y.split(sizes)[rank].cuda()) for X, y in data]
+        ddp = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).cuda(), device_ids=[rank])
+        train(ddp, own, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum"))
+        alone = trained_alone(net, data=data, loss=lambda y_hat, y: F.cross_entropy(y_hat, y, reduction="sum") / n)
+        same_networks(ddp.module, alone)
+        ddp.eval(), alone.eval()
+        same(ddp(data[0][0].cuda()), alone(data[0][0]))
 
 
 @check
