@@ -45,7 +45,7 @@ from mgpu_lib.exercises.meet_your_gpus import (
     check_visible_gpus,
 )
 from mgpu_lib.exercises.museum import check_clipped_step, check_gather_backward, check_own_bug, check_seed_of
-from mgpu_lib.exercises.pipelines import check_best_cut, check_one_f_one_b, check_step_time
+from mgpu_lib.exercises.pipelines import check_best_cuts, check_one_f_one_b, check_step_time
 from mgpu_lib.exercises.planning_a_run import (
     check_gpus_to_rent,
     check_page,
@@ -94,7 +94,7 @@ __all__ = [
     "check_balanced",
     "check_best_batch",
     "check_best_cap",
-    "check_best_cut",
+    "check_best_cuts",
     "check_best_pair",
     "check_bottleneck",
     "check_break_even_ms",

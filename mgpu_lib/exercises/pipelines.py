@@ -1,36 +1,47 @@
 """Checks for "Pipelines": cutting a network, and the order of a pipeline."""
 
+from itertools import combinations, pairwise
+
 from mgpu_lib.exercises.framework import exercise, expect, filled
 
 
 @exercise
-def check_best_cut(answer):
-    """best_cut(outputs, work): after which layer to cut, so that the busier GPU has little work, and little is sent."""
-    for outputs, work in [
-        ([1, 1, 1], [1, 1, 4]),
-        ([5, 4, 3, 2, 1], [6, 1, 1, 1, 1]),
-        ([9, 1, 1, 9], [1, 3, 3, 1]),
-        ([9, 7, 2, 9], [4, 0, 0, 4]),
-        ([9, 2, 2, 9], [4, 0, 0, 4]),
-        ([8, 8], [1, 3]),
+def check_best_cuts(answer):
+    """best_cuts(outputs, work, stages): where to cut, so that the busiest stage has little work, and little is sent."""
+    for outputs, work, stages in [
+        ([1, 1, 1], [1, 1, 4], 2),
+        ([9, 1, 1, 9], [1, 3, 3, 1], 2),
+        ([9, 7, 2, 9], [4, 0, 0, 4], 2),
+        ([1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5, 6], 3),
+        ([5, 1, 1, 5, 9], [4, 0, 4, 0, 4], 3),
+        ([7, 1, 1, 1], [1, 3, 2, 1], 4),
     ]:
-        cut, layers = filled(answer(list(outputs), list(work))), len(work)
-        case = f"outputs {outputs}, work {work}"
-        expect(cut in range(1, layers), f"{case}: {cut!r} leaves one GPU without layers; cut in 1 … {layers - 1}")
-        busier = [max(sum(work[:c]), sum(work[c:])) for c in range(layers)]
+        cuts, layers = list(filled(answer(list(outputs), list(work), stages))), len(work)
+        case = f"outputs {outputs}, work {work}, {stages} stages"
         expect(
-            busier[cut] == min(busier[1:]),
-            f"{case}: cut after layer {cut}, the busier GPU has {busier[cut]}, and {min(busier[1:])} is possible. "
-            "Work comes first: half of the layers isn't half of the work, and a small output balances nothing",
+            len(cuts) == stages - 1 and all(a < b for a, b in pairwise([0, *cuts, layers])),
+            f"{case}: {cuts} leaves a stage without layers, or has too few cuts or too many; give {stages - 1} of 1 … "
+            f"{layers - 1}, rising",
         )
-        best = min(range(1, layers), key=lambda c: (busier[c], outputs[c - 1]))
+        every = [list(some) for some in combinations(range(1, layers), stages - 1)]
+        least = min(busiest(work, some) for some in every)
         expect(
-            outputs[cut - 1] == outputs[best - 1],
-            f"{case}: after layer {cut} the GPUs are balanced, but {outputs[cut - 1]} numbers are sent, not "
-            f"{outputs[best - 1]}. What crosses a cut after c layers is outputs[c - 1]",
+            busiest(work, cuts) == least,
+            f"{case}: cut at {cuts}, the busiest stage has {busiest(work, cuts)}, and {least} is possible. Work comes "
+            "first: equal numbers of layers aren't equal work, and what fills one stage is missing in the next",
         )
-        expect(cut == best, f"{case}: {cut} and {best} are equally good; take the smaller one")
-    return "the busier GPU has as little as it can, and of such cuts yours sends the least"
+        sends = {tuple(some): sum(outputs[cut - 1] for cut in some) for some in every if busiest(work, some) == least}
+        sent = sends[tuple(cuts)]
+        expect(
+            sent == min(sends.values()),
+            f"{case}: cut at {cuts} the stages are balanced, but {sent} numbers are sent, not {min(sends.values())}. "
+            "What crosses a cut after c layers is outputs[c - 1]",
+        )
+    return "the busiest stage has as little as it can, and of such cuts yours send the least"
+
+
+def busiest(work, cuts):
+    return max(sum(work[a:b]) for a, b in pairwise([0, *cuts, len(work)]))
 
 
 @exercise

@@ -559,12 +559,19 @@ WRONG = {
         ),
     ],
     # Splitting a network
-    "best_cut": [
-        ("return len(work) // 2", "Work comes first"),
-        ("return 0", "without layers"),
-        ("max(sum(work[:cut]), sum(work[cut:])), ", "0, ", "Work comes first"),
+    "best_cuts": [
+        ("return [len(work) * stage // stages for stage in range(1, stages)]", "Work comes first"),
+        ("return [0] * (stages - 1)", "without layers"),
+        ("return list(range(1, stages + 1))", "too few cuts or too many"),
+        ("return busiest, ", "return ", "Work comes first"),
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
-        ("outputs[cut - 1]", "outputs[cut - 1], -cut", "take the smaller one"),
+        ("return busiest, sum(outputs[cut - 1] for cut in cuts)", "return busiest", "are sent, not 2"),
+        (
+            "    cuts, total = [], 0\n    for layer, more in enumerate(work):\n"
+            "        if total and total + more > sum(work) / stages and len(cuts) < stages - 1:\n"
+            "            cuts, total = [*cuts, layer], 0\n        total += more\n    return cuts",
+            "what fills one stage is missing in the next",
+        ),
     ],
     "step_time": [
         (
