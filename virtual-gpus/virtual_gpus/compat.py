@@ -33,7 +33,7 @@ jit_builtins, jit_recursive, jit_serialization = torch.jit._builtins, torch.jit.
 
 # Dispatch
 
-TensorBase = C.TensorBase  # methods as C++ has them, whatever torch.Tensor's are replaced by
+Base = C.TensorBase  # methods as C++ has them, also while torch.Tensor's are replaced
 TensorMeta = C._TensorMeta  # the class of torch.Tensor
 Generator = C.Generator  # for isinstance: torch.Generator is replaced
 DispatchKey, DispatchKeySet = C.DispatchKey, C.DispatchKeySet
@@ -42,14 +42,11 @@ ForceDispatchKeyGuard = C._ForceDispatchKeyGuard  # Python again where C++ has t
 dispatch_tls_local_include_set = C._dispatch_tls_local_include_set  # what that guard leaves as it is
 dispatch_tls_local_exclude_set = C._dispatch_tls_local_exclude_set
 AutoDispatchBelowAutograd = C._AutoDispatchBelowAutograd  # for an operation with a backward of its own
-DisableTorchDispatch = C._DisableTorchDispatch  # operations on the tensors inside of virtual ones
+DisableTorchDispatch = C._DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 DisableTorchFunctionSubclass = C.DisableTorchFunctionSubclass  # PyTorch's own as_subclass
 disabled_torch_function_impl = C._disabled_torch_function_impl  # virtual tensors are not asked at every function
 dispatch_has_kernel_for_dispatch_key = C._dispatch_has_kernel_for_dispatch_key  # whether an operation is made of others
-TorchDispatchModeKey, get_dispatch_mode = (
-    C._TorchDispatchModeKey,
-    C._get_dispatch_mode,
-)  # is a FakeTensorMode on?
+TorchDispatchModeKey, get_dispatch_mode = C._TorchDispatchModeKey, C._get_dispatch_mode  # is a FakeTensorMode on?
 len_torch_function_stack = C._len_torch_function_stack  # whether there is a mode, as of torch.device("cuda")
 get_current_function_mode_stack = torch.overrides._get_current_function_mode_stack  # and which
 DeviceContext = torch.utils._device.DeviceContext
@@ -80,7 +77,6 @@ get_math_sdp_enabled, get_mem_efficient_sdp_enabled = C._get_math_sdp_enabled, C
 # Files, TorchScript, data loaders
 
 rebuild_from_type_v2 = torch._tensor._rebuild_from_type_v2  # tensors of subclasses
-new_dtypes = torch.storage._new_dtypes  # those that no typed storage has
 package_registry = torch.serialization._package_registry  # who is asked where a storage lies
 get_allowed_globals = torch._weights_only_unpickler._get_allowed_globals  # caches functions that are replaced
 get_builtin_table = jit_builtins._get_builtin_table  # made once, of PyTorch's own functions
@@ -106,7 +102,8 @@ register_comm_hook = dist._register_comm_hook  # of DDP
 
 ATTRIBUTES = {
     torch.ops.aten.add.Tensor: "_schema _op_dk _overloadname",
-    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks _base _version _indices _values _nnz",
+    Tensor: "_make_subclass _cdata _backward_hooks _post_accumulate_grad_hooks _base _version _reduce_ex_internal "
+    "_indices _values _nnz",
     torch.autograd.Variable: "_execution_engine",
     torch.UntypedStorage: "_cdata",
     Generator: "_cdata",

@@ -18,20 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtual_gpus import compat
 from virtual_gpus.clock.clock import waits_for
 from virtual_gpus.clock.host import temporarily
 from virtual_gpus.clock.rates import GRAPH_LAUNCH, GRAPH_NODE
 from virtual_gpus.clock.streams import Stream, current_stream_of, set_stream
 from virtual_gpus.clock.work import is_view
-from virtual_gpus.compat import (
-    ForceDispatchKeyGuard,
-    Generator,
-    TensorBase,
-    disable_current_modes,
-    dispatch_tls_local_exclude_set,
-    dispatch_tls_local_include_set,
-    tree_map_only,
-)
+from virtual_gpus.compat import Base, Generator, disable_current_modes, tree_map_only
 from virtual_gpus.errors import capture_error
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory.ledger import GraphPool
@@ -56,7 +49,7 @@ class Register:
         """A replay has computed `value`: it goes to the storage if the program holds that, else to `values`."""
         storage = self.storage()
         if storage is not None:
-            TensorBase.copy_(view(storage, 0, *self.meta), value)
+            Base.copy_(view(storage, 0, *self.meta), value)
             if value.is_meta:  # a dry run may know it
                 storage.constant = getattr(value.untyped_storage(), "constant", None)
         elif tensor_meta_of(value) == self.meta and value.storage_offset() == 0:
@@ -64,7 +57,7 @@ class Register:
         else:  # PyTorch foretold other strides
             shape, stride, dtype = self.meta
             like = empty_strided(shape, stride, dtype=dtype, device=value.device)
-            values[self] = TensorBase.copy_(like, value).untyped_storage()
+            values[self] = Base.copy_(like, value).untyped_storage()
 
 
 class Slot:
@@ -79,7 +72,7 @@ class Slot:
 
 def view(storage: torch.UntypedStorage, offset: int, shape: Sequence[int], stride: Sequence[int], dtype) -> Tensor:
     tensor = empty_strided((0,), (1,), dtype=dtype, device=storage.device)
-    return TensorBase.set_(tensor, storage, offset, shape, stride)
+    return Base.set_(tensor, storage, offset, shape, stride)
 
 
 class Node(NamedTuple):
@@ -220,7 +213,7 @@ class Capture:
     def resolve_conj(self, tensor: Tensor) -> Tensor:
         """A copy of `tensor` without the conjugate bit; part of the operation that it comes from."""
         made = self.allocate(tensor)
-        self.append(TensorBase.conj_physical, [tensor.conj()], [made.untyped_storage().register])
+        self.append(Base.conj_physical, [tensor.conj()], [made.untyped_storage().register])
         return made
 
     def call(self, function: Callable, *args: Any) -> None:
@@ -234,7 +227,7 @@ class Capture:
         """A replay does run(*args) in what is the current stream now."""
         stream = current_stream_of(self.gpu)
         self.seen[stream][stream] += 1
-        keys = dispatch_tls_local_include_set(), dispatch_tls_local_exclude_set()
+        keys = compat.dispatch_tls_local_include_set(), compat.dispatch_tls_local_exclude_set()
         held = tree_map_only(Tensor, self.hold, list(args))
         self.nodes.append(Node(stream, run, held, outs, self.gpu.clock.host().phase, keys))
 
@@ -315,7 +308,7 @@ class Capture:
 
 def replay_node(node: Node, values: Values) -> None:
     args = tree_map_only(Slot, lambda slot: slot.tensor(values), node.args)
-    with ForceDispatchKeyGuard(*node.keys) if node.keys else contextlib.nullcontext():
+    with compat.ForceDispatchKeyGuard(*node.keys) if node.keys else contextlib.nullcontext():
         out = node.run(*args)
         for register, value in zip(node.outs, tensors_in((out,)), strict=False):
             if register is not None:

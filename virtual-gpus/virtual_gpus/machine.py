@@ -18,13 +18,12 @@ from virtual_gpus.clock.rates import NEWEST, SOFTWARE
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.timeline import Timeline
 from virtual_gpus.clock.topology import find_topology
-from virtual_gpus.compat import parse_visible_devices
+from virtual_gpus.compat import Base, parse_visible_devices
 from virtual_gpus.errors import bad_fork
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory import history
 from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.ops.device_asserts import device_side_assert
-from virtual_gpus.ops.table import Base
 from virtual_gpus.ranks.communicator import Communicator, RealCommunicator
 from virtual_gpus.state import RUNNING, current
 from virtual_gpus.tensors import dispatch  # noqa: F401  (which registers the handlers of operations)

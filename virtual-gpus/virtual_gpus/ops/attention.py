@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from virtual_gpus.compat import (
-    OpOverload,
-    get_cudnn_sdp_enabled,
-    get_flash_sdp_enabled,
-    get_math_sdp_enabled,
-    get_mem_efficient_sdp_enabled,
-    get_sdp_priority_order,
-)
+from virtual_gpus import compat
+from virtual_gpus.compat import OpOverload
 from virtual_gpus.ops.normalization import to_accumulate
 
 aten = torch.ops.aten
@@ -48,20 +42,23 @@ def backend(
 
     RuntimeError if there is none. `capability` is the GPU's, `gqa`: fewer heads of keys than of queries are allowed.
     """
-    order = get_sdp_priority_order()
+    order = compat.get_sdp_priority_order()
     if order[:4] == [FLASH, EFFICIENT, MATH, CUDNN] and capability[0] in (9, 10):  # nobody has set another
         order = CUDNN, FLASH, EFFICIENT, MATH
     given = query, key, value, mask, is_causal, capability
     fits = is_regular(query, key, value, mask, gqa)
+    kernels = {  # whether each is switched on, and takes these tensors
+        FLASH: (compat.get_flash_sdp_enabled, flash_takes),
+        EFFICIENT: (compat.get_mem_efficient_sdp_enabled, efficient_takes),
+        CUDNN: (compat.get_cudnn_sdp_enabled, cudnn_takes),
+    }
     for kind in order:
-        if kind == FLASH and fits and get_flash_sdp_enabled() and flash_takes(*given):
-            return FLASH
-        if kind == EFFICIENT and fits and get_mem_efficient_sdp_enabled() and efficient_takes(*given):
-            return EFFICIENT
-        if kind == CUDNN and fits and get_cudnn_sdp_enabled() and cudnn_takes(*given):
-            return CUDNN
-        if kind == MATH and get_math_sdp_enabled():
+        if kind == MATH and compat.get_math_sdp_enabled():
             return MATH
+        if kind in kernels and fits:
+            enabled, takes = kernels[kind]
+            if enabled() and takes(*given):
+                return kind
     raise RuntimeError("No available kernel. Aborting execution.")
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import OpOverload, tree_map_only
+from virtual_gpus.compat import Base, OpOverload, tree_map_only
 from virtual_gpus.frames import program_line
-from virtual_gpus.ops.table import Base
 from virtual_gpus.tree import tensors_in
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import OpOverload, TensorBase, dispatch_has_kernel_for_dispatch_key
+from virtual_gpus.compat import Base, OpOverload, dispatch_has_kernel_for_dispatch_key
 from virtual_gpus.ops import attention, native_functions, normalization, products
 
-Base = TensorBase  # PyTorch's own methods, also while torch.Tensor's are patched
 PACK = "_pack_padded_sequence"
 MIXES_DEVICES = {
     *("copy_", PACK, "_pack_padded_sequence_backward"),  # the lengths of sequences stay on the CPU

@@ -9,9 +9,8 @@ import sys
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import make_wrapper_subclass
+from virtual_gpus.compat import Base, make_wrapper_subclass
 from virtual_gpus.ops.attention import EFFICIENT, MATH, backend, dispatched
-from virtual_gpus.ops.table import Base
 from virtual_gpus.patches.factories import WRAPPERS
 from virtual_gpus.patches.functions import SHARDED_ATTENTION
 from virtual_gpus.patches.patch import Method, after_import

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from virtual_gpus.compat import (
-    C_nn,
-    DeviceContext,
-    device_constructors,
-    get_current_function_mode_stack,
-    len_torch_function_stack,
-)
+from virtual_gpus import compat
+from virtual_gpus.compat import Base, C_nn, DisableTorchDispatch
 from virtual_gpus.compat import Generator as _Generator
 from virtual_gpus.constants import FEW, set_constant
 from virtual_gpus.errors import check_generator
@@ -27,7 +22,7 @@ from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import host_memory, move, pinned
 from virtual_gpus.tensors.sparse import check_values
-from virtual_gpus.tensors.tensor import Base, DisableTorchDispatch, VirtualTensor, inner_of, wrap
+from virtual_gpus.tensors.tensor import VirtualTensor, inner_of, wrap
 from virtual_gpus.unknown import UnknownScalar, UnknownTensor, call_with_unknown, forget, stand_in
 
 RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"}
@@ -44,8 +39,8 @@ def default_device() -> Any:
     (torch.get_default_device would make a tensor to find out, and so come back here.)
     """
     default = None if current() is None else current().default_device
-    modes = get_current_function_mode_stack() if len_torch_function_stack() else ()
-    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), default)
+    modes = compat.get_current_function_mode_stack() if compat.len_torch_function_stack() else ()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, compat.DeviceContext)), default)
 
 
 @replaces(torch.utils.data.dataset, "randperm")  # which PyTorch itself has imported, for random_split
@@ -156,7 +151,7 @@ def public_name(function):
 
 
 CONSTRUCT = {**dict.fromkeys(("tensor", "as_tensor", "asarray"), from_data), "sparse_coo_tensor": sparse_coo_tensor}
-for owner, name in map(public_name, device_constructors()):
+for owner, name in map(public_name, compat.device_constructors()):
     patch(owner, {name: CONSTRUCT.get(name, construct)})
 
 

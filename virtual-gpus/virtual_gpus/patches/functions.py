@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from virtual_gpus.compat import VF, AutoDispatchBelowAutograd, C_nn, ExcludeDispatchKeyGuard
+from virtual_gpus.compat import VF, AutoDispatchBelowAutograd, C_nn, DisableTorchDispatch, ExcludeDispatchKeyGuard
 from virtual_gpus.errors import check_lengths, check_query, check_recurrent
 from virtual_gpus.ops import attention as kernels
 from virtual_gpus.ops.normalization import fused_rms_norm, fused_rms_norm_backward
 from virtual_gpus.patches.autocast import KEYS as AUTOCAST
 from virtual_gpus.patches.autocast import cast
 from virtual_gpus.patches.patch import replaces
-from virtual_gpus.tensors.tensor import DisableTorchDispatch, VirtualTensor, inner_of, wrap
+from virtual_gpus.tensors.tensor import VirtualTensor, inner_of, wrap
 
 aten = torch.ops.aten
 SCATTERED = (  # cuDNN copies such weights together at each call

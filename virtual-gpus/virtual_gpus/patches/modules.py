@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from virtual_gpus.compat import DisableTorchFunctionSubclass
+from virtual_gpus.compat import Base, DisableTorchFunctionSubclass
 from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import transfer
 from virtual_gpus.tensors.identity import move_in_place, swap_impl
 from virtual_gpus.tensors.subclasses import virtual_class
-from virtual_gpus.tensors.tensor import Base, VirtualTensor, cpu_class, set_data
+from virtual_gpus.tensors.tensor import VirtualTensor, cpu_class, set_data
 
 _moving = threading.local()  # .swap: whether the module that this thread is moving has its parameters swapped
 

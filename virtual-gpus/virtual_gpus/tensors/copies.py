@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from virtual_gpus.compat import Base
 from virtual_gpus.constants import constant_of, invalidate_constants, set_constant
 from virtual_gpus.errors import no_values
 from virtual_gpus.gpu import VirtualGPU, check_copy, record_copy
 from virtual_gpus.ops.conversions import saturate
-from virtual_gpus.ops.table import Base
 from virtual_gpus.tensors.sparse import nbytes_of
 from virtual_gpus.tensors.tensor import VirtualTensor, check_dense, inner_of, wrap
 from virtual_gpus.unknown import UnknownTensor, forget, unknown_tensor

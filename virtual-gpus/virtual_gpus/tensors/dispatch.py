@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import DispatchKey, DispatchKeySet, Generator
+from virtual_gpus.compat import Base, DispatchKey, DispatchKeySet, Generator
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_mask
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.ops import attention
 from virtual_gpus.ops.conversions import saturate
 from virtual_gpus.ops.nondeterministic import NONDETERMINISTIC, check_deterministic
-from virtual_gpus.ops.table import PACK, Base, Op, is_composite_implicit, named, register_handler, with_generator
+from virtual_gpus.ops.table import PACK, Op, is_composite_implicit, named, register_handler, with_generator
 from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
 from virtual_gpus.state import current
 from virtual_gpus.tensors.arguments import Arguments

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.clock.work import stored
-from virtual_gpus.compat import make_wrapper_subclass, torch_utils
+from virtual_gpus.compat import DisableTorchDispatch, make_wrapper_subclass, torch_utils
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.meta_cache import tensor_meta_of
-from virtual_gpus.tensors.tensor import CPU, WRAP, AnyTensor, DisableTorchDispatch, VirtualTensor, call_it_tensor, wrap
+from virtual_gpus.tensors.tensor import CPU, WRAP, AnyTensor, VirtualTensor, call_it_tensor, wrap
 
 ALLOWED = set(
     "_indices indices _values values _nnz sparse_dim dense_dim is_coalesced _coalesce coalesce _coalesced_ to_dense "

@@ -15,27 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from virtual_gpus.compat import (
-    DisableTorchDispatch,
-    DispatchKey,
-    DispatchKeySet,
-    ForceDispatchKeyGuard,
-    TensorMeta,
-    add_suffixes,
-    disabled_torch_function_impl,
-    dispatch_tls_local_exclude_set,
-    dispatch_tls_local_include_set,
-    make_wrapper_subclass,
-    new_dtypes,
-    rebuild_from_type_v2,
-    tensor_str,
-    torch_utils,
-)
+from virtual_gpus import compat
+from virtual_gpus.compat import Base, DisableTorchDispatch, DispatchKey, make_wrapper_subclass
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_gradient, no_addresses, no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
-from virtual_gpus.ops.table import OPS, Base, MixedDevices, add_to_table
+from virtual_gpus.ops.table import OPS, MixedDevices, add_to_table
 from virtual_gpus.tensors.identity import (
     ALL_ATTRIBUTES,
     VIRTUAL_ATTRIBUTES,
@@ -46,7 +32,6 @@ from virtual_gpus.tensors.identity import (
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 from virtual_gpus.unknown import unknown_scalars
 
-DisableTorchDispatch = DisableTorchDispatch  # inside, no mode of the program's sees operations on inner tensors
 SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
 WRAP: dict[torch.layout, Callable] = {}  # {layout: what wraps an inner tensor that has it}, beside dense ones
 STRIDED, CPU = torch.strided, torch.device("cpu")
@@ -70,7 +55,7 @@ class VirtualTensor(Tensor):
     tensor_meta: tuple  # meta_cache.tensor_meta_of(inner), kept because it is part of every key
     gpu: VirtualGPU
 
-    __torch_function__ = disabled_torch_function_impl
+    __torch_function__ = compat.disabled_torch_function_impl
 
     def __new__(cls, data, requires_grad=None):
         """type(x)(data), as libraries copy a tensor; with requires_grad=…, as they copy a parameter, a parameter."""
@@ -83,7 +68,7 @@ class VirtualTensor(Tensor):
         try:
             return (OPS.get(id(func)) or add_to_table(func))(args, kwargs or {})
         except MixedDevices:  # of an operation that PyTorch composes of others: those check their devices
-            return func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **kwargs or {})
+            return func.redispatch(compat.DispatchKeySet(DispatchKey.CPU), *args, **kwargs or {})
 
     @property
     def __dict__(self):
@@ -104,7 +89,7 @@ class VirtualTensor(Tensor):
     def __repr__(self, *, tensor_contents=None):
         self.gpu.clock.wait_for_value(self.gpu)
         with DisableTorchDispatch():
-            body = "..." if self.inner.is_meta else tensor_str(self.inner, indent=len("tensor("))
+            body = "..." if self.inner.is_meta else compat.tensor_str(self.inner, indent=len("tensor("))
         notes = [f"device='{self.device}'"]
         if self.inner.is_meta or (self.numel() == 0 and self.dim() != 1):
             notes.append(f"size={tuple(self.shape)}")
@@ -115,7 +100,7 @@ class VirtualTensor(Tensor):
         elif self.requires_grad:
             notes.append("requires_grad=True")
         head = "tensor(" if type(self) is VirtualDenseTensor else f"{type(self).__name__}("
-        text = add_suffixes(head + body, notes, len(head), force_newline=False)
+        text = compat.add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
     def item(self):
@@ -251,26 +236,20 @@ class VirtualTensor(Tensor):
     def __reduce_ex__(self, protocol):
         """Pickled as PyTorch pickles a tensor on cuda:i: nothing of this library is needed to load it."""
         if isinstance(self, Parameter):
-            return torch_utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
+            return compat.torch_utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         if self.inner.is_meta:
             raise no_values("saving a tensor")
         record_copy(self.nbytes, self.gpu, None)
         inner = Base.cpu(self.inner)
-        storage = inner.untyped_storage()
-        storage.saved_from = str(self.device)  # read by serialization.location_of
-        where = inner.storage_offset(), tuple(inner.size()), inner.stride(), self.requires_grad, OrderedDict()
-        if self.dtype in new_dtypes():  # which no typed storage has
-            rebuilt = torch_utils._rebuild_tensor_v3, (storage, *where, self.dtype)
-        else:
-            typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
-            rebuilt = torch_utils._rebuild_tensor_v2, (typed, *where)
+        inner.untyped_storage().saved_from = str(self.device)  # read by serialization.location_of
+        function, (storage, offset, size, stride, _, *others) = Tensor._reduce_ex_internal(inner, protocol)
+        arguments = storage, offset, size, stride, self.requires_grad, *others
         if type(self) is VirtualDenseTensor:
-            return rebuilt
-        function, arguments = rebuilt
-        return rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, dict(vars(self)))
+            return function, arguments
+        return compat.rebuild_from_type_v2, (function, cpu_class(type(self)), arguments, dict(vars(self)))
 
 
-class AnyTensor(TensorMeta):
+class AnyTensor(compat.TensorMeta):
     """A class that all tensors are instances of, as they are of type(x) if x is on a real GPU: that is torch.Tensor."""
 
     def __instancecheck__(cls, instance):
@@ -313,12 +292,12 @@ def is_truth(index: Any) -> bool:
     return isinstance(index, bool) or (isinstance(index, Tensor) and not index.dim() and index.dtype in kinds)
 
 
-def enable_dispatch_keys(*keys: DispatchKey) -> ForceDispatchKeyGuard:
+def enable_dispatch_keys(*keys: DispatchKey) -> compat.ForceDispatchKeyGuard:
     """Inside, C++ dispatches by these keys, too, which it has excluded on its way here."""
-    excluded = dispatch_tls_local_exclude_set()
+    excluded = compat.dispatch_tls_local_exclude_set()
     for key in keys:
         excluded = excluded.remove(key)
-    return ForceDispatchKeyGuard(dispatch_tls_local_include_set(), excluded)
+    return compat.ForceDispatchKeyGuard(compat.dispatch_tls_local_include_set(), excluded)
 
 
 def is_virtual(value: Any) -> bool:
@@ -349,9 +328,8 @@ def wrap(inner: Tensor, gpu: VirtualGPU) -> VirtualTensor:
     dtype = inner.dtype
     if dtype.is_complex and inner.is_conj():
         capture = gpu.capturing()
-        inner = (
-            inner.resolve_conj() if capture is None else capture.resolve_conj(inner)
-        )  # C++ looks for the conjugate bit on the wrapper, which has none
+        # C++ looks for the conjugate bit on the wrapper, which has none
+        inner = inner.resolve_conj() if capture is None else capture.resolve_conj(inner)
     storage = inner.untyped_storage()
     block = getattr(storage, "block", None)
     if block is None:
