@@ -83,7 +83,6 @@ from mgpu_lib.exercises.where_the_time_goes import (
     check_epoch_loss,
     check_first_to_fix,
     check_gain_without_host,
-    check_longest_gap,
     check_step_seconds,
 )
 
@@ -119,7 +118,6 @@ __all__ = [
     "check_is_wrong",
     "check_logged_norm",
     "check_longest",
-    "check_longest_gap",
     "check_mended_comparison",
     "check_mended_script",
     "check_mended_step",

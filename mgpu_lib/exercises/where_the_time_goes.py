@@ -1,4 +1,4 @@
-"""Checks for "Where the time goes": gaps on a timeline, a trace, a stopwatch, what launching costs, a loop to mend."""
+"""Checks for "Where the time goes": a timeline, a trace, a stopwatch, what launching costs, a loop to mend."""
 
 import statistics
 import warnings
@@ -17,32 +17,6 @@ from mgpu_lib.models import lenet_module
 from mgpu_lib.prediction import predict
 from mgpu_lib.recorded import study
 from virtual_gpus import virtual_gpus
-
-
-class Span(NamedTuple):
-    """What counts of an event for a gap."""
-
-    start: float
-    end: float
-
-
-@exercise
-def check_longest_gap(answer):
-    """longest_gap(events): the longest time between the first start and the last end in which none of them runs."""
-    for times, right, why in [
-        ([(0, 2), (3, 4), (6, 7)], 2, "from 4 to 6 nothing runs"),
-        ([(5, 6), (8, 9)], 2, "the time before the first event is no gap"),
-        ([(6, 7), (0, 2), (3, 4)], 2, "they come in no order: sort them by their start"),
-        ([(0, 10), (1, 2), (12, 13)], 2, "an event may run inside a longer one: remember the latest end so far"),
-        ([(0, 1), (3, 4), (2, 20)], 1, "from 1 to 2 nothing runs; the last to end isn't the last to start"),
-        ([(0, 3), (1, 4), (4, 5)], 0, "something runs all the time"),
-        ([(3, 9)], 0, "one event has no gap"),
-    ]:
-        gap = filled(answer([Span(float(start), float(end)) for start, end in times]))
-        expect(abs(gap - right) < 1e-9, f"events {times}: {gap:g} instead of {right}; {why}")
-    timeline = predict(lenet_module(), torch.empty(256, 1, 28, 28, device="meta"), "A100-80", n_gpus=4).timeline
-    gaps = [answer(timeline.on(gpu)) for gpu in timeline.gpus]
-    return f"in LeNet's step on four A100 the longest gaps are {', '.join(f'{1e6 * gap:.0f}' for gap in gaps)} µs"
 
 
 @exercise

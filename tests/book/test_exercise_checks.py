@@ -85,7 +85,7 @@ def test_half_of_the_communication_is_hidden_and_no_threshold_will_do():
 
 
 def test_the_cut_traces_have_no_name_for_the_pass_in_which_the_gpu_idles_longest():
-    """As the text of exercise 6.3 says."""
+    """As the text of exercise 6.2 says."""
     for cut in recorded.study("trace_cut")["traces"]:
         assert not [event for event in cut["traceEvents"] if re.search("forward|backward", event["name"].lower())]
     step = recorded.study("trace_resnet50")["steps"][1]

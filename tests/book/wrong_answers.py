@@ -322,17 +322,6 @@ WRONG = {
         ("for epoch in range(epochs)", "for epoch in range(epochs - 1)", "aren't those of the same training"),
     ],
     # Where the time goes
-    "longest_gap": [
-        ("return max((b.start - a.end for a, b in zip(events, events[1:])), default=0)", "sort them"),
-        ("latest_end = max(latest_end, event.end)", "latest_end = event.end", "inside a longer one"),
-        ("0, events[0].end", "0, 0", "before the first event"),
-        (
-            "events = sorted(events, key=lambda event: event.end)\n"
-            "return max([0, *(b.start - a.end for a, b in zip(events, events[1:]))])",
-            "the last to end isn't the last to start",
-        ),
-        ("return longest", "return sum(b.start - a.end for a, b in zip(events, events[1:]))", "from 4 to 6"),
-    ],
     "bottleneck": [
         (HIDDEN, 'bound.get("link", 0)', "Only the communication that overlap() doesn't hide"),
         ("return max(timeline.bound_by(0), key=timeline.bound_by(0).get)", "'fixed' is none of"),
