@@ -41,8 +41,18 @@ def test_peaks_follow_from_cores_and_clocks_and_memory_is_what_pytorch_prints(gp
 def test_what_cuda_says_of_it_is_known(gpu):
     with virtual_gpus(1, gpu.key):
         found = torch.cuda.get_device_properties(0)
-    assert found.L2_cache_size > 0 and found.multi_processor_count == gpu.sm_count
-    assert (found.major, found.minor) == gpu.capability and found.shared_memory_per_multiprocessor > 0
+    _, clock, bits, memory_clock, *_ = READ[gpu.key]
+    assert found.L2_cache_size == 2**20 * gpu.cache > 0 and found.multi_processor_count == gpu.sm_count
+    assert (found.major, found.minor) == gpu.capability and found.warp_size == 32
+    assert found.shared_memory_per_block_optin <= found.shared_memory_per_multiprocessor <= 228 * 1024
+    assert found.max_threads_per_multi_processor in (1024, 1536, 2048)
+    assert found.clock_rate == pytest.approx(1e6 * clock, rel=0.01)
+    if gpu.bus is None:
+        with pytest.raises(AttributeError, match=f"memory_bus_width: the data sheet of the {gpu.key} has no"):
+            found.memory_bus_width  # noqa: B018
+    else:
+        assert found.memory_bus_width == bits
+        assert found.memory_clock_rate == pytest.approx(1e3 * memory_clock, rel=0.03)
 
 
 @every_gpu

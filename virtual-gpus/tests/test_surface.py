@@ -166,21 +166,6 @@ def test_the_default_type(gpus):
     assert torch.ones(2).device.type == "cpu" and torch.ones(2).dtype == torch.float32
 
 
-def test_more_properties():
-    def properties(gpu):
-        with virtual_gpus(1, gpu):
-            return torch.cuda.get_device_properties(0)
-
-    t4, b200 = map(properties, ("T4", "B200"))
-    assert (t4.L2_cache_size, b200.L2_cache_size, t4.memory_bus_width) == (4 * 2**20, 126.5 * 2**20, 256)
-    assert (t4.warp_size, t4.max_threads_per_multi_processor) == (32, 1024)
-    assert t4.shared_memory_per_block_optin == 64 * 1024 and t4.clock_rate == pytest.approx(1.59e6, rel=0.01)
-    # as deviceQuery and nvidia-smi say
-    assert [t4.memory_clock_rate, b200.memory_clock_rate] == pytest.approx([5_001_000, 3_996_000], rel=0.01)
-    with pytest.raises(AttributeError, match="memory_bus_width: the data sheet of the H200 has no"):
-        properties("H200").memory_bus_width  # noqa: B018
-
-
 # Streams and events
 
 

@@ -263,24 +263,21 @@ def test_gradients_cross_devices_both_ways(gpus):
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        [0, 2],
-        ([0, 2],),
-        (slice(None), [0, 2]),
-        (..., [True, False, True]),
-        (0, range(2)),
-        ([3, 0], (0, 2)),
-        (None, [1]),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("value", [1.5, torch.tensor(2.5)])
-def test_lists_of_numbers_are_indices(gpus, index, value):
+INDICES = [[0, 2], ([0, 2],), (slice(None), [0, 2]), (..., [True, False, True]), (0, range(2)), ([3, 0], (0, 2))]
+MASKS = [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)]  # without dimensions: all or nothing
+
+
+@pytest.mark.parametrize("index", [*INDICES, (None, [1]), *MASKS], ids=str)
+@pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
+def test_lists_and_masks_are_indices(gpus, index, value):
     x, expected = torch.zeros(4, 3, device="cuda:1"), torch.zeros(4, 3)
-    x[index], expected[index] = value, value
-    assert x.tolist() == expected.tolist()
+    expected[index] = value
+    masks = tuple(torch.tensor(i, device="cuda:1") if isinstance(i, bool) else i for i in index)
+    for same in (index, masks) if index in MASKS else (index,):
+        x.zero_()[same] = value
+        assert x.tolist() == expected.tolist()
+    with pytest.raises(RuntimeError, match="expanded size"):
+        x[torch.tensor(False, device="cuda:1")] = torch.ones(2)
 
 
 def test_a_number_of_numpy_is_no_tensor_that_would_be_copied_to_the_gpu(gpus):
@@ -291,17 +288,6 @@ def test_a_number_of_numpy_is_no_tensor_that_would_be_copied_to_the_gpu(gpus):
     assert x.tolist()[2] == [1.5] * 3 and moved.total("cpu", "cuda:1") == 0
     x[:, numpy.arange(2)] = 2.5
     assert x.tolist() == [[2.5, 2.5, 0], [2.5, 2.5, 0], [2.5, 2.5, 1.5], [2.5, 2.5, 0]]
-
-
-@pytest.mark.parametrize("index", [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)], ids=str)
-@pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
-def test_a_mask_without_dimensions_picks_all_or_nothing(gpus, index, value):
-    x, expected = torch.zeros(4, 3, device="cuda:1"), torch.zeros(4, 3)
-    for masks in (index, tuple(torch.tensor(i, device="cuda:1") if isinstance(i, bool) else i for i in index)):
-        x[masks], expected[index] = value, value
-        assert x.tolist() == expected.tolist()
-    with pytest.raises(RuntimeError, match="expanded size"):
-        x[torch.tensor(False, device="cuda:1")] = torch.ones(2)
 
 
 def test_a_slice_takes_anything_and_chosen_elements_a_number_from_another_device(gpus):

@@ -59,12 +59,6 @@ def workers():
     batches = list(DataLoader(OnGPU(), batch_size=2, num_workers=1, multiprocessing_context="forkserver"))
     assert [batch.tolist() for batch in batches] == [[[0.0] * 2, [1.0] * 2], [[2.0] * 2, [3.0] * 2]]
     assert batches[0].device == torch.device("cuda", 1)
-    try:
-        list(DataLoader(OnGPU(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
-    except RuntimeError as error:
-        assert "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing" in str(error)
-    else:
-        raise AssertionError("a forked process has used the GPUs")
 
 
 def total(queue):
