@@ -146,7 +146,7 @@ def test_accumulated_gradients(gpus):
 
 def drawing(x):
     draws = F.dropout(x), torch.rand(9, device="cuda"), torch.empty(9, device="cuda").normal_()
-    return *draws, F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    return *draws, F.scaled_dot_product_attention(*[x.float()] * 3, dropout_p=0.5)
 
 
 def gradient_of_attention_with_dropout(x):

@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -63,9 +64,9 @@ def network():
     return Transformer()
 
 
-def training(net, optimizer, tokens=(2, TOKENS)):
-    """A step of a language model on some sequences of tokens a rank."""
-    tokens = torch.zeros(tokens, dtype=torch.long, device="cuda")
+def training(net, optimizer):
+    """A step of a language model on two sequences of tokens a rank."""
+    tokens = torch.zeros(2, TOKENS, dtype=torch.long, device="cuda")
 
     def step():
         loss = F.cross_entropy(net(tokens).flatten(0, 1).float(), tokens.flatten())
@@ -82,22 +83,12 @@ def ddp():
     return training(net, torch.optim.AdamW(net.parameters(), 1e-3))
 
 
-def fsdp(recompute=False, net=None, tokens=(2, TOKENS), **options):
-    net, mesh = net or network(), dist.init_device_mesh("cuda", (dist.get_world_size(),))
+def fsdp(recompute=False, **options):
+    net, mesh = network(), dist.init_device_mesh("cuda", (dist.get_world_size(),))
     for i, layer in enumerate(net.layers):
         net.layers[i] = fully_shard(checkpoint_wrapper(layer) if recompute else layer, mesh=mesh, **options)
     fully_shard(net, mesh=mesh, **options)
-    if next(net.parameters()).is_meta:
-        net.to_empty(device="cuda")
-    return training(net, torch.optim.AdamW(net.parameters(), 1e-3), tokens)
-
-
-def fsdp_in_half_precision():
-    return fsdp(mp_policy=HALF, recompute=True)
-
-
-def fsdp_that_keeps():
-    return fsdp(reshard_after_forward=False)
+    return training(net, torch.optim.AdamW(net.parameters(), 1e-3))
 
 
 def tensor_parallel():
@@ -131,13 +122,13 @@ def pipeline(schedule=Schedule1F1B, chunks=1, width=WIDTH, batch=64):
     return step
 
 
-def interleaved_pipeline():
-    return pipeline(ScheduleInterleaved1F1B, 2)
-
-
 PROGRAMS = {
-    program.__name__: program
-    for program in (ddp, fsdp_in_half_precision, fsdp_that_keeps, tensor_parallel, pipeline, interleaved_pipeline)
+    "ddp": ddp,
+    "fsdp_in_half_precision": partial(fsdp, mp_policy=HALF, recompute=True),
+    "fsdp_that_keeps": partial(fsdp, reshard_after_forward=False),
+    "tensor_parallel": tensor_parallel,
+    "pipeline": pipeline,
+    "interleaved_pipeline": partial(pipeline, ScheduleInterleaved1F1B, chunks=2),
 }
 
 
