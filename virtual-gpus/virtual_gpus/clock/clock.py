@@ -18,7 +18,7 @@ from torch import Tensor
 from virtual_gpus.clock import costs
 from virtual_gpus.clock.events import EventLog
 from virtual_gpus.clock.host import Host, Launch, temporarily, this_thread
-from virtual_gpus.clock.rates import HOST, HOST_COPY, NEWEST
+from virtual_gpus.clock.rates import HOST, HOST_COPY, NEWEST, TENSOR
 from virtual_gpus.clock.streams import Stream, current_stream_of
 from virtual_gpus.clock.work import tf32_allowed, work_of
 from virtual_gpus.compat import OpOverload
@@ -116,7 +116,7 @@ class Clock:
         cost = costs.cost(work_of(func, args, kwargs, out, tf32), spec, self.software)
         if len(self.costs) > MAX_COSTS:  # a program with ever new shapes
             self.costs.clear()
-        switched = spec.tf32 is not None and cost.work.kind in costs.TENSOR
+        switched = spec.tf32 is not None and cost.work.kind in TENSOR
         self.costs[key] = cost, waits_for(cost.work.name, args), tf32 if switched else None
         return self.costs[key]
 

@@ -6,27 +6,7 @@ and a fixed time beside. The rates that a GPU reaches stand in `rates`.
 
 from typing import NamedTuple
 
-from virtual_gpus.clock.rates import (
-    ATTENTION,
-    COPY,
-    CORES,
-    FACTOR,
-    FIXED,
-    HALF,
-    HOST,
-    HOST_MEMORY,
-    LOW_POWER,
-    MEMORY,
-    MOST,
-    NEWEST,
-    POINTWISE_BESIDE,
-    ROUND,
-    SOFTWARE,
-    TENSOR,
-    TILE,
-    WAITING,
-    generation,
-)
+from virtual_gpus.clock import rates
 from virtual_gpus.clock.specs import GPU, Link
 from virtual_gpus.clock.topology import Connection
 from virtual_gpus.clock.work import Work
@@ -56,16 +36,16 @@ class Cost(NamedTuple):
     beside: Beside = ALL  # how much longer its kernels take beside a collective operation
 
 
-def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
+def cost(work: Work, spec: GPU, software: str = rates.NEWEST) -> Cost:
     """What `work` costs on a GPU with the data sheet `spec`, with the `software` of a year, a key of rates.SOFTWARE."""
-    from_python, from_cpp = (HOST[work.kind][i] + work.tensors * HOST["tensor"][i] for i in (0, 1))
+    from_python, from_cpp = (rates.HOST[work.kind][i] + work.tensors * rates.HOST["tensor"][i] for i in (0, 1))
     if not work.kernels:
         return Cost(work, 0.0, "fixed", from_python, from_cpp)
     arithmetic = work.flops / rate(work, spec, software) if work.flops else 0.0
     traffic = work.nbytes / bandwidth(work.kind, spec)
-    fixed, layout = work.kernels * FIXED[work.kind], 0.0
+    fixed, layout = work.kernels * rates.FIXED[work.kind], 0.0
     if on_tensor_cores(work, spec):
-        fixed += work.layout_copies * FIXED["layout"]
+        fixed += work.layout_copies * rates.FIXED["layout"]
         layout = work.layout_nbytes / bandwidth("layout", spec)
     longest = max(arithmetic, traffic)
     bound = "fixed" if fixed > longest + layout else "compute" if arithmetic > traffic + layout else "memory"
@@ -75,39 +55,39 @@ def cost(work: Work, spec: GPU, software: str = NEWEST) -> Cost:
 def slowed_beside(work: Work, spec: GPU) -> Beside:
     """How much longer the kernels of `work` take beside a collective operation."""
     if work.kind in ("pointwise", "foreach"):
-        return Beside(POINTWISE_BESIDE, 0.0)
+        return Beside(rates.POINTWISE_BESIDE, 0.0)
     if work.kind == "matmul" and spec.capability[0] >= 9 and on_tensor_cores(work, spec):
-        return Beside(1.0, min(MOST, WAITING * TILE * spec.sm_count / work.outputs))
+        return Beside(1.0, min(rates.MOST, rates.WAITING * rates.TILE * spec.sm_count / work.outputs))
     return ALL
 
 
 def bandwidth(kind: str, spec: GPU) -> float:
     """Bytes per second that a GPU's memory reaches under a kernel of this kind."""
-    return spec.bandwidth * min(1.0, MEMORY[kind] * FACTOR["memory"].get(generation(spec), 1.0))
+    return spec.bandwidth * min(1.0, rates.MEMORY[kind] * rates.FACTOR["memory"].get(rates.generation(spec), 1.0))
 
 
 def on_tensor_cores(work: Work, spec: GPU) -> bool:
-    return work.precision != "fp32" and getattr(spec, work.precision) is not None and work.kind in TENSOR
+    return work.precision != "fp32" and getattr(spec, work.precision) is not None and work.kind in rates.TENSOR
 
 
-def rate(work: Work, spec: GPU, software: str = NEWEST) -> float:
+def rate(work: Work, spec: GPU, software: str = rates.NEWEST) -> float:
     """FLOP per second that a GPU reaches. Few outputs don't fill its multiprocessors."""
     kind = f"{work.kind} backward" if work.kind in SLOWER_BACKWARD and work.name.endswith("backward") else work.kind
-    group, throttled = generation(spec), FACTOR["low power"] if spec.power <= LOW_POWER else 1.0
+    group, throttled = rates.generation(spec), rates.FACTOR["low power"] if spec.power <= rates.LOW_POWER else 1.0
     if on_tensor_cores(work, spec) and work.kind == "attention":
         reached = getattr(spec, work.precision) * attention_part(work, group, software)
     elif on_tensor_cores(work, spec):
-        factor = FACTOR["products" if work.kind == "matmul" else "tensor cores"]
-        reached = getattr(spec, work.precision) * min(1.0, TENSOR[kind] * factor.get(group, 1.0))
+        factor = rates.FACTOR["products" if work.kind == "matmul" else "tensor cores"]
+        reached = getattr(spec, work.precision) * min(1.0, rates.TENSOR[kind] * factor.get(group, 1.0))
     else:
-        reached = spec.fp32 * CORES[kind] * FACTOR["cores"].get(group, 1.0)
-    return throttled * reached * work.outputs / (work.outputs + HALF * spec.sm_count)
+        reached = spec.fp32 * rates.CORES[kind] * rates.FACTOR["cores"].get(group, 1.0)
+    return throttled * reached * work.outputs / (work.outputs + rates.HALF * spec.sm_count)
 
 
 def attention_part(work: Work, group: str, software: str) -> float:
     """The part of the tensor cores' peak that attention reaches on a generation of GPUs: less for short sequences."""
-    kernels = [kernel for name, kernel in SOFTWARE[software].items() if name in work.name]
-    parts = ATTENTION[kernels[0] if kernels else "FlashAttention 1"]  # assumed of the memory-efficient kernel
+    kernels = [kernel for name, kernel in rates.SOFTWARE[software].items() if name in work.name]
+    parts = rates.ATTENTION[kernels[0] if kernels else "FlashAttention 1"]  # assumed of the memory-efficient kernel
     part, half = parts["Hopper" if group in ("Hopper", "Blackwell") else "Ampere"]  # assumed of other generations
     # numbers that a query is compared with: it takes two products forward, and five backward
     length = work.flops / work.outputs / (5 if work.name.endswith("backward") else 2)
@@ -115,15 +95,15 @@ def attention_part(work: Work, group: str, software: str) -> float:
 
 
 def link_seconds(nbytes: float, link: Link | Connection, kind: str) -> float:
-    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY or HOST_MEMORY."""
-    if kind in HOST_MEMORY:  # pinned memory comes between, which the host fills: the slower of two sets the pace
-        return link.latency + nbytes / min(link.bandwidth * COPY["pinned"], HOST_MEMORY[kind])
-    return link.latency + nbytes / (link.bandwidth * COPY[kind])
+    """Seconds that a copy of `nbytes` takes over `link`; its `kind` is a key of rates.COPY or rates.HOST_MEMORY."""
+    if kind in rates.HOST_MEMORY:  # pinned memory comes between, which the host fills: the slower of two sets the pace
+        return link.latency + nbytes / min(link.bandwidth * rates.COPY["pinned"], rates.HOST_MEMORY[kind])
+    return link.latency + nbytes / (link.bandwidth * rates.COPY[kind])
 
 
 def round_seconds(nbytes: float, link: Link) -> float:
     """Seconds of one round of a collective operation, in which every GPU sends at most `nbytes`."""
-    return ROUND + nbytes / (link.bandwidth * COPY["collective"])
+    return rates.ROUND + nbytes / (link.bandwidth * rates.COPY["collective"])
 
 
 def ring_seconds(nbytes: float, k: int, link: Link) -> float:
@@ -133,7 +113,7 @@ def ring_seconds(nbytes: float, k: int, link: Link) -> float:
 
 def pipeline_seconds(nbytes: float, k: int, link: Link) -> float:
     """Seconds of a broadcast or a reduction of `nbytes` among `k` GPUs in a chain, cut fine: every link is busy."""
-    return (k - 2) * ROUND + round_seconds(nbytes, link) if k > 1 else 0.0
+    return (k - 2) * rates.ROUND + round_seconds(nbytes, link) if k > 1 else 0.0
 
 
 def packing_seconds(nbytes: float, spec: GPU) -> float:
