@@ -108,7 +108,7 @@ def track(func, name: str, args: Sequence, kwargs: dict, constants: dict[int, Te
     targets = written(func, args, kwargs)
     if any(constant.numel() > LIMIT for constant in constants.values()):
         elementwise = torch.Tag.pointwise in getattr(func, "tags", ()) or (name in OF_ALL and len(args) == 1)
-        if not (elementwise and all(map(is_expanded, constants.values()))):
+        if not (elementwise and all(values.numel() == 1 or not any(values.stride()) for values in constants.values())):
             return invalidate_constants(targets)
         constants = {key: first(constant) for key, constant in constants.items()}
     constants = {key: constant.clone() for key, constant in constants.items()}  # which func may write to
@@ -129,10 +129,6 @@ def written(func, args: Sequence, kwargs: dict) -> list[Tensor]:
     given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     writes = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
     return list(tensors_in([given[name] for name in writes if name in given]))
-
-
-def is_expanded(values: Tensor) -> bool:
-    return values.numel() == 1 or not any(values.stride())
 
 
 def call_by_values(func, args: Sequence, kwargs: dict) -> Any:

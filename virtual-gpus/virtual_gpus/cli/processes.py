@@ -72,8 +72,9 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     store = socket.create_server(("127.0.0.1", 0), backlog=max(128, options.n))
     ours, run = [here, store.fileno()], uuid.uuid4().hex
     named = "gpu", "link", "network", "host", "software", "trace"
-    flags = [option for name in named for option in option_of(options, name)]
-    flags += ["--gpus", str(options.n)] + ["--account"] * options.account + ["-m"] * options.module
+    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None} | {"gpus": options.n}
+    flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    flags += ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):
         told = of_rank(rank, options.n, options.n, store.getsockname()[1], run)
@@ -85,11 +86,6 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
         inherited = ours if POSIX else ()
         ranks.append(subprocess.Popen(command, env=env, start_new_session=POSIX, pass_fds=inherited))
     store.close()  # rank 0 has it
-
-
-def option_of(options: argparse.Namespace, name: str) -> list[str]:
-    value = getattr(options, name)
-    return [] if value is None else [f"--{name}", str(value)]
 
 
 def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:

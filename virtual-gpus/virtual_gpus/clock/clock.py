@@ -165,7 +165,7 @@ class Clock:
         for port in ports:
             self.ports[port] = end
         name = f"copy {name_of(source)} to {name_of(target)}"
-        self.occupy(streams, rows, start, end, call, name, "copy", nbytes)
+        self.occupy(streams, rows, call, name=name, kind="copy", start=start, end=end, nbytes=nbytes)
         if not peer and not (memory == "pinned" and non_blocking):
             host.wait(first.index, end)
         elif peer and host.engine is not None:  # the thread that serves the target hears of it now
@@ -185,29 +185,16 @@ class Clock:
         host, streams = self.host_in_use(), [current_stream_of(gpu) for gpu in gpus]
         call = host.launch(HOST_COPY * len(gpus), gpus[0].index)
         start = max(call.launched, *(stream.done_at for stream in streams))
-        rows = ["collective"] * len(gpus)
-        self.occupy(streams, rows, start, start + seconds, call, name, "collective", nbytes)
+        event = {"name": name, "kind": "collective", "start": start, "end": start + seconds, "nbytes": nbytes}
+        self.occupy(streams, ["collective"] * len(gpus), call, **event)
         for gpu in gpus:
             host.wait(gpu.index, call.launched)
 
-    def occupy(
-        self,
-        streams: list[Stream],
-        rows: list[str],
-        start: float,
-        end: float,
-        call: Launch,
-        name: str,
-        kind: str,
-        nbytes: int,
-    ) -> None:
-        """Something runs in all these `streams` at once: an event in a row of each stream's GPU."""
+    def occupy(self, streams: list[Stream], rows: list[str], call: Launch, **event: Any) -> None:
+        """An `event` that is in all these `streams` at once, in a row of each stream's GPU."""
         for stream, row in zip(streams, rows, strict=True):
-            stream.done_at = end
-            gpu = stream.gpu.index
-            self.log.record(
-                call, name=name, kind=kind, gpu=gpu, row=row, start=start, end=end, bound="link", nbytes=nbytes
-            )
+            stream.done_at = event["end"]
+            self.log.record(call, gpu=stream.gpu.index, row=row, bound="link", **event)
 
     def host_work(self, seconds: float, name: str = "work") -> None:
         """The host itself does something for so long."""

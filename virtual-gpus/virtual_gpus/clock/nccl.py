@@ -188,9 +188,7 @@ def algorithm_seconds(algorithm: str, protocol: str, name: str, nbytes: float, r
     if route.nodes > 1:
         latency += fitted["hop"][route.transport] * hops * tuning.network
         inter_node = route.inter_node * fitted["network"][route.transport]
-        if (
-            algorithm != "ring"
-        ):  # with two nodes each sends every byte once; around a ring, or up and down a tree, twice
+        if algorithm != "ring":  # with two nodes each sends every byte once; around a ring, or in a tree, twice
             inter_node *= fitted["tree"][route.link] * (2 if route.nodes == 2 else 1)
     rate = min(intra_node, inter_node) * tuning.efficiency
     size = int(math.log2(max(nbytes, 64) / 64))

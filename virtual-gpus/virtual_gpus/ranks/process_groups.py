@@ -43,10 +43,8 @@ class Group:
         """Of all ranks, this one with `gpu`."""
         if gpu.index not in self.communicators:
             members = self.members.under(f"communicator {len(self.communicators)}")
-            options = {"work_class": self.work_class, "exclusive": self.exclusive}
-            self.communicators[gpu.index] = gpu.machine.communicator_class(
-                gpu, members, name=self.name, row=self.row, **options
-            )
+            of_group = {"name": self.name, "row": self.row, "work_class": self.work_class, "exclusive": self.exclusive}
+            self.communicators[gpu.index] = gpu.machine.communicator_class(gpu, members, **of_group)
         return self.communicators[gpu.index]
 
     @property
@@ -63,9 +61,8 @@ class Group:
             ends = min(source, target), max(source, target)
             name, direction = f"{self.name}, ranks {ends[0]} and {ends[1]}", ends.index(source)
             members = self.members.subset(ends).under(f"direction {direction}")
-            self.channels[source, target] = gpu.machine.communicator_class(
-                gpu, members, name=name, row="messages", direction=direction
-            )
+            of_ends = {"name": name, "row": "messages", "direction": direction}
+            self.channels[source, target] = gpu.machine.communicator_class(gpu, members, **of_ends)
         return self.channels[source, target]
 
     def close(self, seconds: float | None = None) -> None:

@@ -22,13 +22,7 @@ from virtual_gpus.errors import check_gradient, no_addresses, no_values
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.ops.table import OPS, MixedDevices, add_to_table
-from virtual_gpus.tensors.identity import (
-    ALL_ATTRIBUTES,
-    VIRTUAL_ATTRIBUTES,
-    UserAttributes,
-    copy_attributes,
-    move_in_place,
-)
+from virtual_gpus.tensors import identity
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 from virtual_gpus.unknown import unknown_scalars
 
@@ -72,12 +66,14 @@ class VirtualTensor(Tensor):
 
     @property
     def __dict__(self):
-        return UserAttributes(ALL_ATTRIBUTES.__get__(self))
+        return identity.UserAttributes(identity.ALL_ATTRIBUTES.__get__(self))
 
     @__dict__.setter
     def __dict__(self, attributes):
-        own = ALL_ATTRIBUTES.__get__(self)
-        ALL_ATTRIBUTES.__set__(self, {**attributes, **{name: own[name] for name in VIRTUAL_ATTRIBUTES}})
+        own = identity.ALL_ATTRIBUTES.__get__(self)
+        identity.ALL_ATTRIBUTES.__set__(
+            self, {**attributes, **{name: own[name] for name in identity.VIRTUAL_ATTRIBUTES}}
+        )
 
     device = property(lambda self: self.gpu.device)
     is_cuda = property(lambda self: True)
@@ -214,7 +210,7 @@ class VirtualTensor(Tensor):
     def __copy__(self):
         if isinstance(self, Parameter):
             return Parameter(self.data, self.requires_grad)
-        return copy_attributes(self, wrap(self.inner.detach(), self.gpu)).requires_grad_(self.requires_grad)
+        return identity.copy_attributes(self, wrap(self.inner.detach(), self.gpu)).requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
         if id(self) in memo:
@@ -363,4 +359,4 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
     else:
         moved = value.detach()
         moved = Parameter(moved) if isinstance(tensor, Parameter) else moved
-        move_in_place(tensor, moved.requires_grad_(tensor.requires_grad))
+        identity.move_in_place(tensor, moved.requires_grad_(tensor.requires_grad))
