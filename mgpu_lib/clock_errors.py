@@ -142,15 +142,15 @@ def percent(error):
     return f"{error:.0%}" if error >= 0.0095 else f"{error:.1%}"
 
 
-def summary_row(name, found):
-    """What a study says of one group of measurements."""
-    return {
-        "": name,
+def summary_row(name, found, blind=None):
+    """What a study says of one group of measurements, and whether they were blind."""
+    row = {
+        "compared": name,
         "rows": found["rows"],
-        "median error": f"{found['median']:.1%}",
+        "typical error": f"{found['median']:.1%}",
         "nine in ten up to": f"{found['nine in ten']:.1%}",
-        "worst": f"{found['worst']:.1%}",
-    } | ({"typically": f"{found['typically']:+.1%}"} if "typically" in found else {})
+    }
+    return row | ({"worst": f"{found['worst']:.1%}"} if blind is None else {"blind?": blind})
 
 
 def trial_table(rows):
