@@ -130,9 +130,6 @@ class UnknownScalar:
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
 
-    def __complex__(self) -> complex:
-        return complex(float(self.decide()))
-
     def __hash__(self) -> int:
         return hash(self.decide())
 

@@ -23,9 +23,9 @@ from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor
 # What can't be imitated
 
 
-def not_imitated(what):
+def not_imitated(what, instead="; it needs real ones"):
     def refuse(*args, **kwargs):
-        raise RuntimeError(f"{what} can't be imitated by virtual GPUs; it needs real ones")
+        raise RuntimeError(f"{what} can't be imitated by virtual GPUs{instead}")
 
     return refuse
 

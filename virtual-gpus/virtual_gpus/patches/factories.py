@@ -204,8 +204,6 @@ def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_
 @replaces(Tensor)
 def to(self, *args, **kwargs):
     """Tensor.to in all its forms."""
-    if current() is None and not isinstance(self, VirtualTensor):
-        return Base.to(self, *args, **kwargs)
     other = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
     copy = kwargs.pop("copy", False)
     flags = [a for a in args if isinstance(a, bool)]
@@ -254,8 +252,6 @@ def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=
 
 @replaces(Tensor)
 def cuda(self, device=None, non_blocking=False, memory_format=None):
-    if current() is None and not isinstance(self, VirtualTensor):
-        return Base.cuda(self, device, non_blocking)
     return convert(self, "cuda" if device is None else device, memory_format=memory_format, non_blocking=non_blocking)
 
 
@@ -310,17 +306,13 @@ def check_pin(pin, gpu):
 
 
 @replaces(Tensor)
-def pin_memory(original, self, *args, **kwargs):
+def pin_memory(self, *args, **kwargs):
     """A copy that says it is pinned; what that saves is the clock's business."""
-    if current() is None:
-        return original(self, *args, **kwargs)
     return self if self.is_pinned() else pinned(self.clone())
 
 
 @replaces(Tensor)
-def is_pinned(original, self, *args, **kwargs):
-    if current() is None:
-        return original(self, *args, **kwargs)
+def is_pinned(self, *args, **kwargs):
     return getattr(self.untyped_storage(), "pinned", False)
 
 

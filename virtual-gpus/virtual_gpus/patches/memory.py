@@ -2,6 +2,7 @@
 
 from virtual_gpus.compat import C
 from virtual_gpus.memory import history
+from virtual_gpus.patches.cuda import not_imitated
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 
@@ -11,24 +12,11 @@ REFUSED = {
     "_cuda_setMemoryMetadata": "metadata of memory",
     "_cuda_attach_out_of_memory_observer": "an observer of out-of-memory errors",
 }
-
-
-def refusing(what):
-    def refuse(*args):
-        raise not_imitated(what)
-
-    return refuse
-
-
-def not_imitated(what):
-    return RuntimeError(
-        f"{what} can't be imitated by virtual GPUs. What they offer instead: torch.cuda.memory_snapshot() has every "
-        "block in use with its size and, if torch.cuda.memory._record_memory_history() was called, its stack"
-    )
-
-
-for name, what in REFUSED.items():
-    patch(C, {name: refusing(what)})
+INSTEAD = (
+    ". What they offer instead: torch.cuda.memory_snapshot() has every block in use with its size and, if "
+    "torch.cuda.memory._record_memory_history() was called, its stack"
+)
+patch(C, {name: not_imitated(what, INSTEAD) for name, what in REFUSED.items()})
 
 
 @replaces(C)
@@ -65,7 +53,7 @@ def record_memory_history(
     check_option("stacks", stacks, ("python", "all"))
     for name, wanted in (("record_pinned_host_memory", pinned), ("global_record_annotations", annotations)):
         if wanted:
-            raise not_imitated(f"{name}=True")
+            not_imitated(f"{name}=True", INSTEAD)()
     if cuda:
         entries = max(1, max_entries) if enabled == "all" else 1  # in PyTorch, too, at least one stays
         settings = history.Settings(context, entries, frozenset(skip_actions))
