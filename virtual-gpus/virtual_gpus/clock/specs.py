@@ -56,7 +56,8 @@ class GPU:
     @property
     def frequency(self):
         """Cycles per second at which the ordinary cores reach `fp32`: each does a multiplication and an addition."""
-        return self.fp32 / (2 * CORES_PER_SM[self.capability] * self.sm_count)
+        cores, *_ = PER_MULTIPROCESSOR[self.capability]
+        return self.fp32 / (2 * cores * self.sm_count)
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,17 @@ class Link:
     latency_source: Source
 
 
-# FP32 cores of a multiprocessor, by compute capability: _ConvertSMVer2Cores in helper_cuda.h of NVIDIA's CUDA samples
-CORES_PER_SM = {
-    (7, 0): 64,
-    (7, 5): 64,
-    (8, 0): 64,
-    (8, 9): 128,
-    (9, 0): 128,
-    (10, 0): 128,
+# By compute capability: FP32 cores of a multiprocessor (_ConvertSMVer2Cores in helper_cuda.h of NVIDIA's CUDA samples);
+# threads, and KiB of shared memory, of a multiprocessor; KiB that one block may ask for. The last three: CUDA C++
+# Programming Guide (legacy edition), table 27, "Technical Specifications per Compute Capability". It begins at 7.5: 7.0
+# is from arch_traits.h of NVIDIA's CCCL, whose other rows say the same as the table.
+PER_MULTIPROCESSOR = {
+    (7, 0): (64, 2048, 96, 96),
+    (7, 5): (64, 1024, 64, 64),
+    (8, 0): (64, 2048, 164, 163),
+    (8, 9): (128, 1536, 100, 99),
+    (9, 0): (128, 2048, 228, 227),
+    (10, 0): (128, 2048, 228, 227),
 }
 
 # Caches: V100, A100, H100: l2_cache_size in OpenXLA's device descriptions. T4: gist Terminus-IMRC/5e4b7782. RTX 4090:

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 CONTEXTS = None, "state", "alloc", "all"  # what gets a stack: nothing; blocks; their allocation, too; frees, too
 STATE, ALLOC, ALL = 1, 2, 3
-ALLOCATOR_SETTINGS = {  # of PyTorch's allocator, as they are if nobody sets them
-    "PYTORCH_CUDA_ALLOC_CONF": "",
-    "max_split_size": -1,
-    "garbage_collection_threshold": 0.0,
-    "expandable_segments": False,
-    "pinned_num_register_threads": 1,
-    "release_lock_on_cudamalloc": False,
-    "pinned_use_cuda_host_register": False,
-    "roundup_power2_divisions": {},
-}
 
 
 class Settings(NamedTuple):
@@ -118,7 +108,7 @@ def snapshot(ledgers: Iterable[Ledger], traces: bool = True) -> dict:
     return {
         "segments": [segment for segments, _ in described for segment in segments],
         "device_traces": [trace if traces else [] for _, trace in described],
-        "allocator_settings": dict(ALLOCATOR_SETTINGS),
+        "allocator_settings": {},  # nobody has set any
         "external_annotations": [],
     }
 

@@ -6,27 +6,15 @@ A property that stands in neither is missing here, too: asking for it is an erro
 import functools
 import uuid
 
-from virtual_gpus.clock.specs import GPU
+from virtual_gpus.clock.specs import GPU, PER_MULTIPROCESSOR
 
 KIB, MIB = 2**10, 2**20
-
-# Compute capability: threads, and KiB of shared memory, of a multiprocessor; KiB that one block may ask for.
-# CUDA C++ Programming Guide (legacy edition), table 27, "Technical Specifications per Compute Capability". It begins
-# at 7.5: 7.0 is from arch_traits.h of NVIDIA's CCCL, whose other rows say the same as the table.
-LIMITS = {
-    (7, 0): (2048, 96, 96),
-    (7, 5): (1024, 64, 64),
-    (8, 0): (2048, 164, 163),
-    (8, 9): (1536, 100, 99),
-    (9, 0): (2048, 228, 227),
-    (10, 0): (2048, 228, 227),
-}
 
 
 class DeviceProperties:
     """torch.cuda.get_device_properties(i), of a virtual GPU."""
 
-    # the same for every compute capability (sources: see LIMITS)
+    # the same for every compute capability (sources: see PER_MULTIPROCESSOR)
     max_threads_per_block, regs_per_multiprocessor, shared_memory_per_block, warp_size = 1024, 65536, 48 * KIB, 32
     is_integrated = is_multi_gpu_board = pci_device_id = pci_domain_id = 0
     gcnArchName = ""  # of GPUs of another maker
@@ -37,7 +25,7 @@ class DeviceProperties:
         self.major, self.minor = spec.capability
         self.uuid = uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual-{spec.key}-{number}")
         self.pci_bus_id, self.clock_rate = index, round(spec.frequency / 1e3)  # kHz
-        threads, shared, optin = LIMITS[spec.capability]
+        _, threads, shared, optin = PER_MULTIPROCESSOR[spec.capability]
         self.max_threads_per_multi_processor = threads
         self.shared_memory_per_multiprocessor, self.shared_memory_per_block_optin = shared * KIB, optin * KIB
         self.L2_cache_size = int(spec.cache * MIB)
