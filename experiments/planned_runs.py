@@ -95,7 +95,7 @@ def whole(plan, micro_batches, mesh, split):
 
 def sharded(plan, micro_batches, mesh, split):
     """The same with parameters in parts over all GPUs that have the same part of matrices."""
-    options = {"mesh": mesh["data"], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}
+    options = {"mesh": mesh["data"], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
     net = made(plan, split, 0)
     for layer in net.layers:
         fully_shard(layer, reshard_after_forward=plan.zero == 3, **options)

@@ -185,7 +185,8 @@ def parameters(sizes):
 
 
 def model_flops(run):
-    """Of a step: two for each parameter in a product and each token, causal attention, and twice that backward."""
+    """Of a step: two for each parameter in a product and each token, causal attention, and twice that backward. To these
+    attention's kernel adds a product that it repeats, as in PyTorch's flop_counter and in dry runs."""
     sizes, tokens = run.sizes, run.batch * run.seq_len
     products = parameters(sizes) - sizes["width"] * (sizes["vocab"] + 2 * sizes["layers"] + 1)
     attention = 2 * sizes["layers"] * run.seq_len * sizes["width"]
@@ -234,14 +235,14 @@ def fullest_moment(run, mine, last):
     """When most may be held: in the backward pass of a layer, or at the loss, with logits in 16 bits and in 32. Of it
     (bytes of activations beside those that layers keep, bytes that `fully_shard` has whole at that time)."""
     again = kept_numbers(mine) if run.recompute else 0
-    # At the end of the backward pass, gradients of the output layer wait for those of the embedding.
-    backward = 2 * mine.tokens * (5 * mine.inner + again), whole_bytes(run, mine, 3, 2 + run.recompute)
+    # Gradients of the output layer wait for those of the embedding; a layer's are copied, to be sent in 32 bits.
+    backward = 2 * mine.tokens * (5 * mine.inner + again), whole_bytes(run, mine, 3, 3 + run.recompute)
     loss = 6 * mine.tokens * mine.vocab, whole_bytes(run, mine, 2, 1)
     return loss if last and sum(loss) > sum(backward) else backward
 
 
 def whole_bytes(run, mine, tables, layers):
-    """What `fully_shard` has whole, in 16 bits: so many tables and layers, and in stage 2 all layers beside."""
+    """What `fully_shard` has whole, so many tables and layers as if in 16 bits, and in stage 2 all layers beside."""
     if run.zero < 2:
         return 0
     return 2 * (tables * mine.table + (layers + (mine.layers if run.zero == 2 else 0)) * mine.layer)
@@ -270,11 +271,16 @@ def time_of_step(run, rates):
 
 def pipeline_time(run, mine, rates, stages):
     """A step of all micro-batches through `stages`, each with its seconds for one of them, there and back (1F1B)."""
-    near = run.data * run.tensor < PER_NODE
-    begin, each = rates["collectives"]["send"]["near" if near else "far"]
-    message = begin + each * 2 * mine.tokens * mine.part
-    sent = 2 * (run.pipeline - 1) * message
+    hops, nodes = run.pipeline - 1, -(-run.n_gpus // PER_NODE)
+    far = min(hops, nodes - 1)  # from the last stage of a node to the next one
+    near, across = [begin + each * 2 * mine.tokens * mine.part for begin, each in messages(rates)]
+    sent = 2 * ((hops - far) * near + far * across)
     return sum(stages) + (run.micro_batches - 1) * max(stages) + sent
+
+
+def messages(rates):
+    """(seconds before the first byte, for each byte) of a message inside a node, and of one between two."""
+    return [rates["collectives"]["send"][where] for where in ("near", "far")]
 
 
 def product_time(rates, rows, inner, columns):
@@ -417,21 +423,24 @@ def sharded_time(run, mine, rates):
     def gather(n):
         return collective_time(rates, run, "gather", 2 * n, run.data, run.tensor)
 
+    def scatter(n):  # gradients travel in 32 bits
+        return collective_time(rates, run, "gather", 4 * n, run.data, run.tensor)
+
     def copy(n):
         return memory_time(rates, 4 * n, 1)
 
     layer, tables = mine.layer, 2 * mine.table
     ways = [there_and_back(run, mine, those) for those in (rates, beside(rates, run.data, run.tensor))]
     there, back = zip(*ways)  # alone, and beside collectives
-    whole = run.micro_batches * (copy(layer) * mine.layers + copy(tables))  # gradients, into one buffer
+    whole = run.micro_batches * memory_time(rates, 6 * (mine.layers * layer + tables), mine.layers + 1)  # gradients
     times = run.micro_batches if run.zero == 3 else 1  # that parameters are gathered for the forward pass
     whole += times * (gather(tables) + copy(tables) + gather(layer) + mine.layers * copy(layer))
     whole += times * (mine.layers - 1) * beyond(gather(layer), *there)
-    behind = gather(layer) * (2 if run.zero == 3 else 1)  # parameters for a layer, and gradients of another
+    behind = scatter(layer) + (gather(layer) if run.zero == 3 else 0.0)  # of a layer, and parameters for another
     if run.zero == 3:
         whole += run.micro_batches * mine.layers * copy(layer)
     whole += run.micro_batches * (mine.layers - 1) * beyond(behind, *back)
-    return whole + run.micro_batches * (gather(layer) + gather(tables))
+    return whole + run.micro_batches * (scatter(layer) + scatter(tables))
 
 
 def there_and_back(run, mine, rates):

@@ -48,7 +48,8 @@ class Prediction(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of a rank in the step, on average, without what is computed once more."""
+        """Floating-point operations of a rank in the step, on average, without what checkpointing computes once more.
+        The product that attention's backward kernel repeats counts, as in torch.utils.flop_counter."""
         return self.mean("flops")
 
     @property
