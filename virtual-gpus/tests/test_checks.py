@@ -73,6 +73,69 @@ def test_there_is_nothing_to_compare_with_fewer_than_two():
         checks.assert_replicas_equal([])
 
 
+def test_what_holds_nothing_is_not_called_right():
+    """Each of these passed; what an optimizer has read of net.parameters() is gone."""
+    for name in "replicas_equal buffers_equal no_aliasing".split():
+        read = [make_net().parameters() for _ in range(2)]
+        for parameters in read:
+            torch.optim.SGD(parameters, 0.1)
+        with pytest.raises(ValueError, match=r"none of the 2 replicas has a tensor .* list\(net.parameters\(\)\)"):
+            getattr(checks, f"assert_{name}")(read)
+    with pytest.raises(ValueError, match="none of the 2 replicas has a tensor"):
+        checks.assert_buffers_equal([nn.Linear(1, 1)] * 2)
+    with pytest.raises(ValueError, match=r"^0 replicas: pass one or more"):
+        checks.assert_gradients_fresh([])
+    with pytest.raises(ValueError, match="none of the 0 tensors in `before`"):
+        checks.assert_step_matches_single_device([], [], [])
+    trained = [torch.ones(2)]
+    with pytest.raises(ValueError, match="was `before` copied before the step"):
+        checks.assert_step_matches_single_device(trained, trained, trained)
+    with pytest.raises(ValueError, match="no GPU drew anything"):
+        checks.assert_draws_agree([[], []])
+    with pytest.raises(ValueError, match="total is 0"):
+        checks.assert_every_row_once([], 0)
+    with pytest.raises(ValueError, match=r"devices are \[\]"):
+        checks.assert_every_gpu_works(lambda: None, iter([]))
+
+
+def test_a_generator_is_read_once():
+    net = make_net()
+    net[0].weight.grad = torch.ones(4, 3)
+    with pytest.raises(AssertionError, match="'parameter 0' of replica 0 still has a gradient"):
+        checks.assert_gradients_fresh([net.parameters()])
+    checks.assert_step_matches_single_device(*[module.parameters() for module in (net, moved(net, 1), moved(net, 1))])
+    with virtual_gpus(2) as machine, pytest.raises(AssertionError, match="cuda:0, cuda:1 did nothing"):
+        checks.assert_every_gpu_works(lambda: None, iter(machine.devices))
+
+
+@pytest.mark.parametrize(
+    "ours, others, gap",
+    [
+        (torch.tensor(1 + 1j), torch.tensor(1 + 9j), "8"),
+        (torch.tensor(1 + 1j), torch.tensor(1 + 1j).conj(), "2"),
+        (torch.tensor(complex(0, math.inf)), torch.tensor(1j), "inf"),
+        (torch.tensor(2**60), torch.tensor(2**60 + 1), "1"),  # float64 holds both as one number
+        (torch.tensor(0, dtype=torch.uint8), torch.tensor(255, dtype=torch.uint8), r"2.6e\+02"),
+        (torch.tensor(True), torch.tensor(False), "1"),
+    ],
+)
+def test_numbers_of_every_type_are_compared_in_full(ours, others, gap):
+    with pytest.raises(AssertionError, match=f"by up to {gap}"):
+        checks.assert_replicas_equal([[ours], [others]])
+    checks.assert_replicas_equal([[ours], [ours.clone()]])
+
+
+def test_a_complex_tensor_is_no_real_one_and_takes_steps_of_its_own():
+    zero, real = torch.zeros(3, dtype=torch.complex64), torch.zeros(2)
+    with pytest.raises(AssertionError, match=r"'parameter 0' is \(3,\) and \(3,\) complex"):
+        checks.assert_replicas_equal([[zero], [zero.real]])
+    for before in [zero], [zero, real]:
+        after, expected = [p + 1 for p in before], [zero + 1 + 5j, real + 1][: len(before)]
+        checks.assert_step_matches_single_device(before, expected, expected)
+        with pytest.raises(AssertionError, match=r"0\.2[05] times as long"):
+            checks.assert_step_matches_single_device(before, after, expected)
+
+
 def test_buffers_are_looked_at_by_their_own_check(devices):
     replicas = make_replicas(devices, "modules")
     checks.assert_buffers_equal(replicas)
@@ -163,9 +226,31 @@ def test_rounding_of_the_parameters_is_no_wrong_step_and_no_step_is_no_longer():
     checks.assert_step_matches_single_device([before], [before + step], [before + (step + 1e-9)])
     with pytest.raises(AssertionError):
         checks.assert_step_matches_single_device([before], [before + step], [before + 2 * step])
-    half = before.bfloat16()  # the check could not fail: no step at all would pass
-    with pytest.raises(ValueError, match="compare in 32 or 64 bits"):
+    half = before.bfloat16()
+    with pytest.raises(ValueError, match=r"`before` to `expected` is 0.3\d long, .* Compare in 64 bits"):
         checks.assert_step_matches_single_device([half], [half], [(before - 0.01).bfloat16()])
+
+
+@pytest.mark.parametrize("roundings", [0, 1.1, 1.5, 3, 9, 12])
+def test_half_a_step_is_refused_or_caught_never_passed(roundings):
+    """Where a step was once or twice as long as the rounding, half of it passed; where three times, 0.8 of it."""
+    before, step = torch.ones(1000), roundings * 4 * torch.finfo(torch.float32).eps
+    for part in 0, 0.5, 0.8, 0.9, 1.5, 2:
+        with pytest.raises((AssertionError, ValueError)):
+            checks.assert_step_matches_single_device([before], [before + part * step], [before + step])
+
+
+def test_counters_are_no_part_of_a_step():
+    """Two batches counted are a longer step than any at a small rate: all of those passed."""
+    net = make_net().double()
+    before, half, expected = (dict(moved(net, length).state_dict()) for length in (0, 5e-6, 1e-5))
+    for state in half, expected:
+        state["1.num_batches_tracked"] = torch.tensor(2)
+    with pytest.raises(AssertionError, match=r"0\.50 times as long.* is an old gradient in it"):
+        checks.assert_step_matches_single_device(before, half, expected)
+    counter = [torch.tensor(2)]
+    with pytest.raises(ValueError, match="none of the 1 tensors in `before` holds numbers that a step could change"):
+        checks.assert_step_matches_single_device(counter, counter, counter)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +295,8 @@ def test_the_mean_is_that_over_all_rows(devices):
         checks.assert_mean_over_rows(0.5, [*parts, [math.nan]])
     with pytest.raises(AssertionError, match=r"0\.001 was reported, but the mean over all 2 rows is 0"):
         checks.assert_mean_over_rows(0.001, [[0.0], [0.0]])
+    with pytest.raises(AssertionError, match=r"but the mean over all 2 rows is 1\+1j"):
+        checks.assert_mean_over_rows(1.0, [[1 + 1j], [1 + 1j]])
     with pytest.raises(ValueError, match="1 part: pass two or more"):
         checks.assert_mean_over_rows(0.5, parts[:1])
     with pytest.raises(ValueError, match="none of the 2 parts has a row"):

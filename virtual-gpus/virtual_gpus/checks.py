@@ -2,7 +2,7 @@
 
 A *replica* is a module, a dict of tensors, or a list of tensors: one GPU's copy of the network. Everything works on
 real GPUs, virtual GPUs and CPUs. Put them into your tests, or for some steps into your training loop.
-What compares replicas raises ValueError when there are fewer than two: it could not fail.
+A check that could not fail raises ValueError: there are fewer than two replicas, or nothing in them to look at.
 Where each GPU has a process of its own, `from_all_ranks` makes the list that a check takes, on every rank.
 """
 
@@ -62,7 +62,10 @@ def assert_buffers_equal(replicas: Iterable[Replica], atol: float = 0.0) -> None
 
 def assert_draws_agree(draws: Iterable[Numbers]) -> None:
     """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
-    first, *others = (torch.as_tensor(draw).tolist() for draw in two_or_more(draws, "draw"))
+    draws = [torch.as_tensor(draw) for draw in two_or_more(draws, "draw")]
+    if not any(draw.numel() for draw in draws):
+        raise ValueError("no GPU drew anything: there is nothing to compare")
+    first, *others = (draw.tolist() for draw in draws)
     for gpu, draw in enumerate(others, start=1):
         fail_if(
             draw != first,
@@ -88,8 +91,10 @@ def assert_draws_differ(draws: Iterable[Numbers]) -> None:
 def assert_no_aliasing(replicas: Iterable[Replica]) -> None:
     """No two tensors of different `replicas` share memory."""
     spans = {}  # for each storage: what bytes of it belong to which tensor of which replica
-    for number, replica in enumerate(two_or_more(replicas)):
-        for name, tensor in tensors(replica, buffers=True).items():
+    replicas = [tensors(replica, buffers=True) for replica in two_or_more(replicas)]
+    need_tensors(replicas)
+    for number, replica in enumerate(replicas):
+        for name, tensor in replica.items():
             start, end = span(tensor)
             others = spans.setdefault(memory_of(tensor), [])
             for first, last, owner, other in others:
@@ -107,13 +112,16 @@ def assert_gradients_fresh(replicas: Iterable[Replica]) -> None:
 
     Raises ValueError for a replica without anything that takes a gradient, such as a state_dict.
     """
+    replicas = [tensors(replica) for replica in replicas]
+    if not replicas:
+        raise ValueError("0 replicas: pass one or more")
     for number, replica in enumerate(replicas):
-        if not any(tensor.requires_grad for tensor in tensors(replica).values()):
+        if not any(tensor.requires_grad for tensor in replica.values()):
             raise ValueError(
                 f"no tensor of replica {number} takes a gradient: pass modules or parameters; a "
                 "state_dict holds detached tensors"
             )
-        for name, tensor in tensors(replica).items():
+        for name, tensor in replica.items():
             fail_if(
                 tensor.grad is not None and bool((tensor.grad != 0).any()),
                 f"{name!r} of replica {number} still has a gradient, and the next backward will add to it. Zero "
@@ -126,28 +134,33 @@ def assert_step_matches_single_device(before: Replica, after: Replica, expected:
 
     Each of the three is a replica. Take two steps or more on batches that don't divide evenly: stale gradients show
     from the second step on. The difference may be `rtol` of the step's length, and four roundings of the parameters.
-    Raises ValueError for a step that is no longer than these.
+    Raises ValueError for a step less than ten times as long as these. Whole numbers, such as counters, take no step.
     """
     replicas = [tensors(replica) for replica in (before, after, expected)]
     if any(replica.keys() != replicas[0].keys() for replica in replicas):  # perhaps a list beside a module
         replicas = [tensors(replica.values()) for replica in replicas]
     assert_same_shapes(replicas, ["`before`", "`after`", "`expected`"])
-    start, ours, single = (flat([replica[name] for name in replicas[0]]) for replica in replicas)
-    eps = max(torch.finfo(p.dtype).eps for p in tensors(before).values() if p.is_floating_point())
+    steps = {name: p.dtype for name, p in replicas[0].items() if p.is_floating_point() or p.is_complex()}
+    if not steps:
+        raise ValueError(f"none of the {len(replicas[0])} tensors in `before` holds numbers that a step could change")
+    start, ours, single = (torch.cat([numbers(replica[name]) for name in steps]) for replica in replicas)
+    eps = max(torch.finfo(dtype).eps for dtype in steps.values())
     step, wanted = ours - start, single - start
     error, length = (step - wanted).norm(), wanted.norm()
     rounding = 4 * eps * start.norm()
-    if 0 < length <= rounding:
+    if length == 0:
+        raise ValueError("`expected` equals `before`, with no step between: was `before` copied before the step?")
+    if length <= 10 * rounding:
         raise ValueError(
-            f"the step is {length:.2g} long, and rounding the parameters takes up to {rounding:.2g}: "
-            "compare in 32 or 64 bits, or take more steps"
+            f"the step from `before` to `expected` is {length:.2g} long, and rounding the parameters takes up to "
+            f"{rounding:.2g}: a wrong step could pass. Compare in 64 bits, or take more or longer steps"
         )
     if error <= rtol * length + rounding:
         return
     ratio, cosine = step.norm() / length, nn.functional.cosine_similarity(step, wanted, dim=0)
     advice = "Are the gradients of all GPUs in it, of this step only, and all rows with one weight?"
     if cosine > 0.95 and abs(ratio - 1) > 0.1:
-        advice = "What are loss and gradients divided by: shard or batch, once or twice?"
+        advice = "What are loss and gradients divided by: shard or batch, once or twice? Or is an old gradient in it?"
     raise AssertionError(
         f"the step differs from a single device's by {error / length:.2g} of its length: it is {ratio:.2f} "
         f"times as long, and the cosine of the angle between them is {cosine:.2f}. {advice}"
@@ -161,6 +174,8 @@ def assert_every_row_once(rows: Iterable[Numbers], total: int) -> None:
     Traceback (most recent call last):
     AssertionError: of 4 rows 1 were never used (3), and 1 more than once (2). Do all GPUs cut ...
     """
+    if total < 1:
+        raise ValueError(f"total is {total}: there are no rows to use")
     seen = Counter(int(row) for part in rows for row in part)
     never = [row for row in range(total) if row not in seen]
     often = [row for row, times in seen.items() if times > 1]
@@ -179,7 +194,8 @@ def assert_mean_over_rows(reported: float | torch.Tensor, parts: Iterable[Number
     A value is a loss, say, or whether the answer was right. That no row is in two parts, `assert_every_row_once` says.
     Raises ValueError when there are no rows.
     """
-    parts = [torch.as_tensor(part).detach().cpu().double().flatten() for part in two_or_more(parts, "part")]
+    parts = [torch.as_tensor(part).detach().cpu().flatten() for part in two_or_more(parts, "part")]
+    parts = [part.to(torch.promote_types(part.dtype, torch.float64)) for part in parts]
     sizes, rows = [len(part) for part in parts], torch.cat(parts)
     if len(rows) == 0:
         raise ValueError(f"none of the {len(parts)} parts has a row: there is no mean")
@@ -209,7 +225,8 @@ def assert_one_rank_saves(save: Callable[[str], Any]) -> None:
 
 def assert_every_gpu_works(step: Callable[[], Any], devices: Sequence[torch.device | str]) -> None:
     """One call of `step()` uses memory on each of the `devices`. ValueError for a CPU, whose memory isn't counted."""
-    if any(torch.device(device).type != "cuda" for device in devices):
+    devices = list(devices)
+    if not devices or any(torch.device(device).type != "cuda" for device in devices):
         raise ValueError(f"devices are {devices}: pass GPUs, real or virtual; nothing counts a CPU's memory")
     before = {}
     for device in devices:
@@ -225,6 +242,7 @@ def assert_every_gpu_works(step: Callable[[], Any], devices: Sequence[torch.devi
 
 def assert_equal_by_name(replicas, atol, advice):
     """Each dict of tensors in `replicas` has the names and, to `atol`, the values of the first."""
+    need_tensors(replicas)
     assert_same_shapes(replicas, [f"replica {number}" for number in range(len(replicas))])
     for number, replica in enumerate(replicas):
         gaps = {name: largest_gap(tensor, replicas[0][name]) for name, tensor in replica.items()}
@@ -244,7 +262,7 @@ def assert_same_shapes(replicas, called):
     """
     for replica, title in zip(replicas, called, strict=True):
         for name in {**replicas[0], **replica}:
-            ours, first = (tuple(r[name].shape) if name in r else "missing" for r in (replica, replicas[0]))
+            ours, first = (shape(r[name]) if name in r else "missing" for r in (replica, replicas[0]))
             fail_if(
                 ours != first,
                 f"{title} and {called[0]} differ in the names or shapes of their tensors: {name!r} "
@@ -276,9 +294,17 @@ def two_or_more(replicas, what="replica"):
     return replicas
 
 
+def need_tensors(replicas):
+    if not any(replicas):
+        raise ValueError(
+            f"none of the {len(replicas)} replicas has a tensor to look at. Was net.parameters() passed after an "
+            "optimizer had read it? It can be read once: pass the module, or list(net.parameters())"
+        )
+
+
 def largest_gap(a, b):
-    a, b = a.detach().cpu().double(), b.detach().cpu().double()
-    return torch.where(a == b, 0.0, a - b).abs().max().item() if a.numel() else 0.0  # infinity - infinity is NaN
+    a, b = numbers(a), numbers(b)
+    return torch.where(a == b, 0.0, (a - b).double()).abs().max().item() if len(a) else 0.0  # infinity - infinity: NaN
 
 
 def tensors(replica, buffers=False):
@@ -288,8 +314,15 @@ def tensors(replica, buffers=False):
     return dict(replica) if isinstance(replica, dict) else {f"parameter {i}": t for i, t in enumerate(replica)}
 
 
-def flat(tensors):
-    return torch.cat([t.detach().cpu().double().flatten() for t in tensors])
+def numbers(tensor):
+    """A tensor's numbers, two for a complex one, in a row on the CPU; none is rounded: in float64, or in int64."""
+    tensor = tensor.detach().cpu().resolve_conj()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.flatten().to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def shape(tensor):
+    return f"{tuple(tensor.shape)}{' complex' * tensor.is_complex()}"
 
 
 def memory_of(tensor):
