@@ -47,8 +47,13 @@ def turned(X, angles):
 
 
 def rotary_angles(tokens, head_width, device=None, dtype=None):
-    """(cos, sin) of the angles for positions 0 to tokens - 1, each (tokens, head_width), as `turned` takes them."""
-    rates = BASE ** (-torch.arange(0, head_width, 2, device=device) / head_width)
+    """(cos, sin) of the angles for positions 0 to tokens - 1, each (tokens, head_width), as `turned` takes them.
+
+    The angles of float64 have all its digits. Those of 16-bit numbers are rounded last: bfloat16 can't tell position
+    257 from 256.
+    """
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    rates = BASE ** (-torch.arange(0, head_width, 2, device=device, dtype=exact) / head_width)
     angles = torch.outer(torch.arange(tokens, device=device), rates).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

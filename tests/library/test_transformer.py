@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mgpu_lib.transformer import LLAMA, Transformer
+from mgpu_lib.transformer import LLAMA, Transformer, rotary_angles
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,17 @@ def test_a_block_computes_what_its_formulas_say():
     X = X + torch.cat(attended, -1) @ attention.out.weight.T
     H, two = norm(X, block.feed_forward_norm), block.feed_forward
     X = X + (F.silu(H @ two.gate.weight.T) * (H @ two.up.weight.T)) @ two.down.weight.T
-    torch.testing.assert_close(net(tokens)[0], norm(X, net.norm) @ net.head.weight.T)
+    torch.testing.assert_close(net(tokens)[0], norm(X, net.norm) @ net.head.weight.T, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 3e-3)])
+def test_angles_are_as_exact_as_their_numbers_and_16_bits_are_rounded_last(dtype, error):
+    """Far out: positions up to 3,000, of which bfloat16 has only every sixteenth, times rates that no format has."""
+    rates = torch.tensor([10_000.0 ** (-i / 3) for i in range(3)], dtype=torch.float64)
+    turns = torch.outer(torch.arange(3001.0, dtype=torch.float64), rates).repeat(1, 2)
+    for table, exact in zip(rotary_angles(3001, 6, dtype=dtype), (turns.cos(), turns.sin())):
+        assert table.dtype == dtype
+        torch.testing.assert_close(table.double(), exact, rtol=0, atol=error)
 
 
 @pytest.mark.parametrize(
