@@ -185,8 +185,8 @@ def parameters(sizes):
 
 
 def model_flops(run):
-    """Of a step: two for each parameter in a product and each token, causal attention, and twice that backward. To these
-    attention's kernel adds a product that it repeats, as in PyTorch's flop_counter and in dry runs."""
+    """Of a step: two for each parameter in a product and each token, causal attention, and twice that backward; there
+    attention's kernel repeats a product, which counts, as in PyTorch's flop_counter and in dry runs."""
     sizes, tokens = run.sizes, run.batch * run.seq_len
     products = parameters(sizes) - sizes["width"] * (sizes["vocab"] + 2 * sizes["layers"] + 1)
     attention = 2 * sizes["layers"] * run.seq_len * sizes["width"]
