@@ -40,7 +40,9 @@ import contextlib
 import ctypes
 import hashlib
 import io
+import math
 import os
+import platform
 import signal
 import sys
 import time
@@ -82,11 +84,10 @@ def parse_args():
 
 def main():
     args = parse_args()
-    device = join_group()
-    try:
-        train(args, device)
-    finally:
-        dist.destroy_process_group()
+    train(args, join_group())
+    # Not in a `finally`: NCCL waits for the other ranks here. After an error on this one, they wait for it, and its
+    # traceback, which Python prints last, would never be seen.
+    dist.destroy_process_group()
 
 
 def join_group():
@@ -96,11 +97,14 @@ def join_group():
         # If torchrun is killed, so are its ranks. They would otherwise train on as orphans, and overwrite the files of
         # the run that you start in their place. 1 is PR_SET_PDEATHSIG.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
-        backend, device = "nccl", torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    local_rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if torch.cuda.device_count() >= ranks:
+        backend, device = "nccl", torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         backend, device = "gloo", torch.device("cpu")
+    if local_rank == 0:  # of each machine, before they meet: if only one lacks GPUs, they wait for each other
+        print(f"{platform.node()}: {ranks} ranks on {device.type}, {backend}", flush=True)
     if launched:
         store, rank, world_size = next(dist.rendezvous("env://"))
         if os.environ["GROUP_WORLD_SIZE"] == "1":
@@ -131,7 +135,7 @@ def train(args, device):
     settle_buckets(model, *to_device(X[:1], y[:1], device))
     step = resume(args, net, optimizer, scaler)
     if args.metrics:
-        on_rank_0(cut_metrics, args.metrics, step)
+        on_rank_0(cut_metrics, args.metrics, step, args.every if args.checkpoint else math.inf)
 
     # torchrun and Slurm end a run with SIGTERM, and some time later with SIGKILL. Up to here, SIGTERM may end the
     # process where it stands; from here on it's a request to save a checkpoint first.
@@ -157,6 +161,9 @@ def train(args, device):
             dist.all_reduce(stop)
             (loss_sum, images), stop = report.tolist(), stop.item()
             loss, accuracy, done = loss_sum / images, "", step == args.epochs * steps_per_epoch
+            # fp16's scaler skips such a step and halves its scale, which is 1 without fp16. Down there it has failed.
+            if not math.isfinite(loss) and scaler.get_scale() <= 1:
+                leave(f"the loss of step {step} is {loss}: not saved")
             if step % steps_per_epoch == 0:
                 accuracy = evaluate(net, X_test, y_test, device)
             if args.metrics:
@@ -166,6 +173,7 @@ def train(args, device):
                 tested = f"test accuracy {accuracy:.3f}, " if accuracy != "" else ""
                 print(f"epoch {epoch}, step {step}: loss {loss:.3f}, {tested}{speed:,.0f} images/s", flush=True)
             if args.checkpoint and (step % args.every == 0 or stop or done):
+                on_rank_0(check_finite, net, step)
                 on_rank_0(save_checkpoint, args, step, net, optimizer, scaler)
             if stop and not done:
                 leave(f"stopped by SIGTERM after step {step}", status=0)
@@ -217,7 +225,8 @@ def settle_buckets(model, X, y):
     model.train()
 
 
-# Files. Rank 0 alone reads and writes checkpoints and metrics, so only its machine needs to see them.
+# Files. Rank 0 alone reads and writes checkpoints and metrics. After a restart it may be on another machine: with
+# several of them, name files in a folder that all of them see.
 
 
 def on_rank_0(function, *args):
@@ -252,7 +261,15 @@ def leave(message, status=1):
     if dist.get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
     dist.barrier()  # torchrun ends the others when one has left: not before rank 0 has connected and spoken
+    dist.destroy_process_group()
     sys.exit(status)
+
+
+def check_finite(net, step):
+    """Whether the parameters are worth saving: a step's loss is finite if those before the step were."""
+    norm = nn.utils.get_total_norm(net.parameters()).item()
+    if not math.isfinite(norm):
+        raise ValueError(f"the norm of the parameters is {norm} after step {step}: not saved")
 
 
 def save_checkpoint(args, step, net, optimizer, scaler):
@@ -289,6 +306,8 @@ def resume(args, net, optimizer, scaler):
     """Continue from args.checkpoint if it exists: the number of steps that are done."""
     state = on_rank_0(read_checkpoint, args.checkpoint)
     if state is None:
+        if args.checkpoint and dist.get_rank() == 0:
+            print(f"no checkpoint {args.checkpoint}: starting from the beginning", flush=True)
         return 0
     for name, value in state["args"].items():
         if getattr(args, name) != value:
@@ -310,12 +329,15 @@ def read_checkpoint(path):
         raise ValueError(f"{path} can't be read as a checkpoint ({error}): name another file") from error
 
 
-def cut_metrics(path, step):
-    """Keep the lines up to the checkpoint's step. Those after it will be computed, and written, again."""
+def cut_metrics(path, step, longest):
+    """Keep the lines up to the checkpoint's step. `longest`: as many there can be before the first checkpoint."""
     with explaining(f"the metrics {path}"), open(path, "a+") as file:
         file.seek(0)
-        kept = file.readlines()[: step + 1]
-        kept = [] if HEADER.startswith("".join(kept)) else kept  # a full disk may have left a part of the header
+        lines = file.readlines()
+        if step == 0 and len(lines) - 1 > longest:
+            raise ValueError(f"{path} has {len(lines) - 1} steps, but their checkpoint is missing: name another file")
+        part = HEADER.startswith("".join(lines))  # of the header, which a full disk may have left
+        kept = [] if part else lines[: step + 1]
         file.truncate(len("".join(kept)))
         file.write("" if kept else HEADER)
 

@@ -42,7 +42,9 @@ From weights that somebody has trained, and back to one file that any PyTorch pr
 import argparse
 import ctypes
 import hashlib
+import math
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -68,7 +70,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 TEXT = Path(__file__).resolve().parent.parent / "mgpu_lib" / "text" / "alice.txt"
-FIXED = "layers", "width", "heads", "context", "batch_size", "lr", "amp", "seed"  # a resumed run must not change these
+# What a resumed run must not change:
+FIXED = "layers", "width", "heads", "context", "batch_size", "lr", "clip", "amp", "seed", "text_hash"
 HEADER = "step,loss,gradient norm\n"
 VOCABULARY = 256  # a token is a byte: no tokenizer to download
 
@@ -100,11 +103,10 @@ def parse_args():
 
 def main():
     args = parse_args()
-    device = join_group()
-    try:
-        train(args, device)
-    finally:
-        dist.destroy_process_group()
+    train(args, join_group())
+    # Not in a `finally`: NCCL waits for the other ranks here. After an error on this one, they wait for it, and its
+    # traceback, which Python prints last, would never be seen.
+    dist.destroy_process_group()
 
 
 def join_group():
@@ -114,11 +116,14 @@ def join_group():
         # If torchrun is killed, so are its ranks. They would otherwise train on as orphans, and overwrite the files of
         # the run that you start in their place. 1 is PR_SET_PDEATHSIG.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
-        backend, device = "nccl", torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    local_rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if torch.cuda.device_count() >= ranks:
+        backend, device = "nccl", torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         backend, device = "gloo", torch.device("cpu")
+    if local_rank == 0:  # of each machine, before they meet: if only one lacks GPUs, they wait for each other
+        print(f"{platform.node()}: {ranks} ranks on {device.type}, {backend}", flush=True)
     if launched:
         store, rank, world_size = next(dist.rendezvous("env://"))
         if os.environ["GROUP_WORLD_SIZE"] == "1":
@@ -136,13 +141,13 @@ def train(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if args.batch_size % (world_size * args.accumulate):
         leave(f"--batch-size {args.batch_size} can't be split over {world_size} ranks and {args.accumulate} passes")
-    tokens, test_tokens = on_each_rank(load_text, args.text, args.context)
+    tokens, test_tokens, args.text_hash = on_each_rank(load_text, args.text, args.context)
     net = make_net(args, device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=0.1)
     files = Checkpoints(args, net, optimizer)
     step = files.resume()
     if args.metrics:
-        on_rank_0(cut_metrics, args.metrics, step)
+        on_rank_0(cut_metrics, args.metrics, step, 2 * args.every if args.checkpoints else math.inf)
 
     # torchrun and Slurm end a run with SIGTERM, and some time later with SIGKILL. Up to here, SIGTERM may end the
     # process where it stands; from here on it's a request to save a checkpoint first.
@@ -163,6 +168,9 @@ def train(args, device):
         dist.all_reduce(loss)
         dist.all_reduce(stop)
         loss, norm, stop = loss.item() / world_size, norm.item(), stop.item()
+        if not math.isfinite(loss + norm):
+            files.finish()
+            leave(f"the loss of step {step} is {loss}, the gradient's norm {norm}: not saved")
         if args.metrics:
             on_rank_0(add_metrics, args.metrics, f"{step},{loss!r},{norm!r}\n")
         if rank == 0 and (step % 20 == 0 or step == args.steps):
@@ -174,12 +182,9 @@ def train(args, device):
             files.finish()
             leave(f"stopped by SIGTERM after step {step}", status=0)
     files.finish()
-    test = sequences(test_tokens, args.context, 8 * world_size, seed=0)[rank::world_size].to(device)
-    with torch.no_grad():
-        loss = loss_of(net, test) / world_size
-    dist.all_reduce(loss)
+    loss = evaluate(net, test_tokens, args.context, device)
     if rank == 0:
-        print(f"test loss {loss.item():.3f} nats per byte", flush=True)
+        print(f"test loss {loss:.3f} nats per byte", flush=True)
     if args.export:
         export(net, args.export)
 
@@ -201,10 +206,21 @@ def train_step(net, optimizer, rows, args):
     return losses, norm.full_tensor()
 
 
-def loss_of(net, rows):
-    """Mean loss of predicting each token of `rows` (sequences, context + 1) from those before it."""
+@torch.no_grad()
+def evaluate(net, tokens, context, device):
+    """Mean loss of 64 sequences, the same ones on any number of ranks. Each rank adds up the losses of its own."""
+    rank, world_size, loss = dist.get_rank(), dist.get_world_size(), torch.zeros((), device=device)
+    for rows in sequences(tokens, context, 64, seed=0).split(8 * world_size):
+        # Perhaps none is left for this rank. But a forward pass gathers parameters, so all ranks run equally many.
+        loss += loss_of(net, rows[rank::world_size].to(device), "sum")
+    dist.all_reduce(loss)
+    return loss.item() / (64 * context)
+
+
+def loss_of(net, rows, reduction="mean"):
+    """Loss of predicting each token of `rows` (sequences, context + 1) from those before it."""
     logits = net(rows[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction=reduction)
 
 
 # The network
@@ -304,9 +320,8 @@ def export(net, path):
 
 
 def write_whole(state, path):
-    new = f"{path}.new"
-    torch.save(state, new)
-    os.replace(new, path)  # the name is never that of a half-written file
+    torch.save(state, f"{path}.new")
+    os.replace(f"{path}.new", path)  # the name is never that of a half-written file
 
 
 # Checkpoints: a folder for each, in which every rank writes its shards
@@ -322,6 +337,8 @@ class Checkpoints:
         self.args, self.net, self.optimizer = args, net, optimizer
         self.group = dist.new_group(backend="gloo")  # of the thread's own: its messages cross those of training
         self.writing = None  # the Future of the checkpoint that is being written
+        if args.checkpoints:
+            check_shared(args.checkpoints)
 
     def state(self, step):
         net, optimizer = get_state_dict(self.net, self.optimizer)
@@ -330,6 +347,9 @@ class Checkpoints:
 
     def save(self, step):
         self.finish()  # one at a time: the one before is whole before this one begins
+        norm = nn.utils.get_total_norm(self.net.parameters()).full_tensor().item()
+        if not math.isfinite(norm):  # the loss is finite if the parameters before the step were
+            leave(f"the norm of the parameters is {norm} after step {step}: not saved")
         folder = self.args.checkpoints / f"step-{step:08}"
         on_rank_0(make_room, folder)
         self.writing = dcp.async_save(self.state(step), checkpoint_id=folder, process_group=self.group)
@@ -349,27 +369,34 @@ class Checkpoints:
         """Continue from the newest whole checkpoint: the number of steps that are done."""
         folder = on_rank_0(newest, self.args.checkpoints)
         if folder is None:
+            if self.args.checkpoints and dist.get_rank() == 0:
+                print(f"no checkpoint in {self.args.checkpoints}: starting from the beginning", flush=True)
             return 0
         state = self.state(0)
         dcp.load(state, checkpoint_id=folder, process_group=self.group)  # into the shards of as many ranks as there are
-        for name, value in state["settings"].items():
-            if getattr(self.args, name) != value:
-                leave(
-                    f"{folder} was trained with {name} = {value}, not {getattr(self.args, name)}: name another folder"
-                )
+        for name, old in state["settings"].items():
+            if (new := getattr(self.args, name)) != old:
+                leave(f"{folder} was trained with {name} = {old}, not {new}: name another folder")
         set_state_dict(self.net, self.optimizer, model_state_dict=state["net"], optim_state_dict=state["optimizer"])
         if dist.get_rank() == 0:
             print(f"resuming {folder} after step {state['step']}", flush=True)
         return state["step"]
 
 
-def whole_ones(folder):
-    """The whole checkpoints in a folder, the newest last."""
-    return sorted(mark.parent for mark in Path(folder).glob("step-*/.metadata"))
+def check_shared(folder):
+    """Leave unless all ranks see one folder. Their shards would lie in several, and nobody could read them."""
+    mark = folder / "shared"
+    on_rank_0(make_room, mark)
+    seen = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, mark.exists())
+    on_rank_0(mark.rmdir)
+    if not all(seen):
+        leave(f"rank {seen.index(False)} doesn't see rank 0's {folder}: name a folder that all machines see")
 
 
 def newest(folder):
-    return (whole_ones(folder) or [None])[-1] if folder else None
+    """The newest whole checkpoint in a folder."""
+    return max((mark.parent for mark in folder.glob("step-*/.metadata")), default=None) if folder else None
 
 
 def make_room(folder):
@@ -418,15 +445,19 @@ def leave(message, status=1):
     if dist.get_rank() == 0:
         print(message, file=sys.stderr, flush=True)
     dist.barrier()  # torchrun ends the others when one has left: not before rank 0 has connected and spoken
+    dist.destroy_process_group()
     sys.exit(status)
 
 
-def cut_metrics(path, step):
-    """Keep the lines up to the checkpoint's step. Those after it will be computed, and written, again."""
+def cut_metrics(path, step, longest):
+    """Keep the lines up to the checkpoint's step. `longest`: as many there can be before the first checkpoint."""
     with open(path, "a+") as file:
         file.seek(0)
-        kept = file.readlines()[: step + 1]
-        kept = [] if HEADER.startswith("".join(kept)) else kept  # a full disk may have left a part of the header
+        lines = file.readlines()
+        if step == 0 and len(lines) - 1 > longest:
+            raise ValueError(f"{path} has {len(lines) - 1} steps, but their checkpoint is missing: name another file")
+        part = HEADER.startswith("".join(lines))  # of the header, which a full disk may have left
+        kept = [] if part else lines[: step + 1]
         file.truncate(len("".join(kept)))
         file.write("" if kept else HEADER)
 
@@ -437,14 +468,14 @@ def add_metrics(path, line):
 
 
 def load_text(path, context):
-    """The bytes of a text, for training and for testing."""
+    """The bytes of a text, for training and for testing, and a hash of it."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: name a text with --text")
-    tokens = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-    parts = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
-    if len(parts[1]) <= context + 1:
-        raise ValueError(f"{path} has {len(tokens)} bytes, too few for a context of {context}")
-    return parts
+    text = bytearray(path.read_bytes())
+    tokens, test_tokens = torch.frombuffer(text, dtype=torch.uint8).tensor_split([len(text) * 9 // 10])
+    if len(test_tokens) <= context + 1:
+        raise ValueError(f"{path} has {len(text)} bytes, too few for a context of {context}")
+    return tokens, test_tokens, hashlib.sha256(text).hexdigest()[:16]
 
 
 def seed_of(*parts):

@@ -1,6 +1,8 @@
 """examples/train_ddp.py: what it computes, what it writes, and how it ends."""
 
 import os
+import platform
+import re
 import signal
 import sys
 
@@ -11,7 +13,7 @@ import running
 import torch
 from ranks import happens
 
-from examples import train_ddp
+from examples import train_ddp, train_fsdp
 
 PLAIN = running.FORK, running.SCRIPT
 SHORT = "--batch-size 24 --images 120 --epochs 1 --checkpoint run.pt --metrics run.csv".split()
@@ -26,6 +28,7 @@ def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
     (tmp_path / "run.csv").write_text("step,epo")  # what a run has left whose disk was full
     said = running.done([*PLAIN, *SHORT], tmp_path)
     assert "epoch 0, step 5: loss" in said and "test accuracy" in said
+    assert "no checkpoint run.pt: starting from the beginning" in said
     table = [line.split(",") for line in running.lines(tmp_path)]
     assert table[0] == ["step", "epoch", "loss", "accuracy"]
     assert [row[:2] for row in table[1:]] == [[str(step), "0"] for step in range(1, 6)]
@@ -37,7 +40,9 @@ def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
 
 def test_two_ranks_count_every_test_image_once(tmp_path):
     """61 images can't be halved: a share of correct ones is a whole number of sixty-firsts."""
-    running.done(torchrun(*SHORT), tmp_path)
+    said = running.done(torchrun(*SHORT), tmp_path)
+    device = "cuda, nccl" if torch.cuda.device_count() >= 2 else "cpu, gloo"
+    assert said.count(f"{platform.node()}: 2 ranks on {device}\n") == 1
     correct = 61 * float(running.lines(tmp_path)[-1].split(",")[3])
     assert correct == pytest.approx(round(correct), abs=1e-9) and running.checkpoint(tmp_path)["step"] == 5
 
@@ -190,6 +195,40 @@ def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
     assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
 
 
+@pytest.mark.parametrize("script", [train_ddp, train_fsdp])
+def test_an_error_on_one_rank_is_told_before_anything_waits_for_the_others(script, monkeypatch):
+    """NCCL ends a group together: a rank that left it before it told its error would wait, and be killed."""
+    ended = []
+
+    def train(args, device):
+        raise RuntimeError("an error on one rank")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["script.py"])
+        patch.setattr(script, "train", train)
+        patch.setattr(script.dist, "destroy_process_group", lambda: ended.append(1))
+        with pytest.raises(RuntimeError, match="an error on one rank"):
+            script.main()
+    script.dist.destroy_process_group()
+    assert not ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "words", "saved"),
+    [
+        ("--lr 1e18", r"^the loss of step 2 is nan: not saved", 1),
+        ("--lr 1e30", r"^the norm of the parameters is inf after step 1: not saved", 0),
+        # The scaler skips sixteen steps first, which spoil nothing.
+        ("--lr 1e18 --amp fp16 --images 10 --batch-size 2 --epochs 5 --every 99", "^the loss of step 1[678] is nan", 0),
+    ],
+)
+def test_a_network_of_nan_or_inf_stops_all_ranks_and_the_last_checkpoint_stays(options, words, saved, tmp_path):
+    said = running.done(torchrun(*SHORT, "--every", "1", *options.split()), tmp_path, status=1)
+    assert len(re.findall(words, said, re.M)) == 1 and 'train_ddp.py", line' not in said, said
+    assert (running.checkpoint(tmp_path)["step"] if saved else (tmp_path / "run.pt").exists()) == saved
+
+
 # Disks
 
 
@@ -215,6 +254,17 @@ def test_a_disk_that_does_not_take_a_checkpoint_is_named_and_the_last_one_stays(
     new.mkdir() if "directory" in reason else new.symlink_to("/dev/full")
     check_refusal(running.done(torchrun(*SHORT, "--epochs", "2"), good[0], status=1), good, reason)
     assert os.path.lexists(new) == new.is_dir()
+
+
+@pytest.mark.slow
+def test_metrics_of_more_steps_than_a_run_without_a_checkpoint_can_have_are_kept(good):
+    (good[0] / "run.pt").unlink()
+    before = running.lines(good[0])
+    said = running.done(torchrun(*SHORT, "--every", "4"), good[0], status=1)
+    assert said.count("run.csv has 5 steps, but their checkpoint is missing: name another file") == 1, said
+    assert running.lines(good[0]) == before and not (good[0] / "run.pt").exists()
+    running.done([*PLAIN, *SHORT, "--every", "5"], good[0])  # it may have been killed before it saved step 5
+    assert len(running.lines(good[0])) == len(before)
 
 
 @pytest.mark.slow

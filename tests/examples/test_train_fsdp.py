@@ -40,7 +40,7 @@ def on_one_device(state, steps):
     """(rows of the metrics, state_dict) of plain PyTorch, from a state_dict on."""
     net = train_fsdp.Transformer(layers=2, width=24, heads=3, context=16)
     net.load_state_dict(state)
-    tokens, _ = train_fsdp.load_text(train_fsdp.TEXT, 16)
+    tokens = train_fsdp.load_text(train_fsdp.TEXT, 16)[0]
     optimizer, rows = torch.optim.AdamW(net.parameters(), weight_decay=0.1), []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 1e-3 * (step + 1) / 20
@@ -53,6 +53,15 @@ def on_one_device(state, steps):
     return rows, net.state_dict()
 
 
+@torch.no_grad()
+def loss_of_the_test(state):
+    """The loss of the 64 sequences that every run is tested with."""
+    net = train_fsdp.Transformer(layers=2, width=24, heads=3, context=16)
+    net.load_state_dict(state)
+    tokens = train_fsdp.load_text(train_fsdp.TEXT, 16)[1]
+    return train_fsdp.loss_of(net, train_fsdp.sequences(tokens, 16, 64, 0)).item()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "options"),
@@ -60,8 +69,9 @@ def on_one_device(state, steps):
 )
 def test_ranks_compute_what_one_device_computes(count, options, tmp_path):
     running.done([running.FORK, SCRIPT, *TINY, "--steps", "0", "--export", "first.pt"], tmp_path)
-    running.done(torchrun(count, *RUN, *options.split()), tmp_path)
+    said = running.done(torchrun(count, *RUN, *options.split()), tmp_path)
     rows, state = on_one_device(exported(tmp_path, "first.pt"), 10)
+    assert float(re.search(r"test loss (\S+) nats", said)[1]) == pytest.approx(loss_of_the_test(state), abs=6e-4)
     torch.testing.assert_close(torch.tensor(numbers(tmp_path)), torch.tensor(rows), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(exported(tmp_path), state, rtol=1e-3, atol=1e-5)
 
@@ -72,6 +82,7 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     said = running.done(torchrun(2, *RUN), folder)
     assert "step 10: loss" in said and "nats per byte" in said
+    assert said.count("no checkpoint in run: starting from the beginning") == said.count(": 2 ranks on ") == 1
     return folder
 
 
@@ -137,7 +148,9 @@ def test_a_network_that_somebody_has_trained_is_the_start(undisturbed, tmp_path)
         ("--text nowhere.txt", "nowhere.txt is missing: name a text with --text"),
         ("--pretrained torn.pt", "torn.pt can't be read as a state_dict: "),
         ("--pretrained other.pt", "other.pt isn't of this network: tokens.weight is None, not (256, 24)"),
-        ("--lr 0.5", "was trained with lr = 0.001, not 0.5: name another folder"),
+        ("--clip 2", "was trained with clip = 1.0, not 2.0: name another folder"),
+        ("--text other.txt", "was trained with text_hash = "),
+        ("--metrics run.csv --every 4 --checkpoints new", "run.csv has 10 steps, but their checkpoint is missing"),
         ("--export nowhere/net.pt", "Parent directory nowhere does not exist"),
     ],
 )
@@ -145,9 +158,49 @@ def test_mistakes_are_named_once_and_all_ranks_leave(options, words, undisturbed
     whole = (undisturbed / "net.pt").read_bytes()
     (tmp_path / "torn.pt").write_bytes(whole[: len(whole) // 2])
     torch.save({"a": torch.ones(3)}, tmp_path / "other.pt")
-    resumed = ["--checkpoints", undisturbed / "run"] if "--lr" in options else []
+    (tmp_path / "other.txt").write_bytes(train_fsdp.TEXT.read_bytes().replace(b"Alice", b"Edith"))
+    shutil.copy(undisturbed / "run.csv", tmp_path)
+    resumed = ["--checkpoints", undisturbed / "run"] if "was trained" in words else []
     said = running.done(torchrun(2, *TINY, "--steps", 1, *options.split(), *resumed), tmp_path, status=1)
     assert said.count(words) == 1 and 'train_fsdp.py", line' not in said, said
+    assert running.lines(tmp_path) == running.lines(undisturbed)
+
+
+OWN_FOLDER = """
+import os, runpy, sys
+os.mkdir(os.environ["RANK"])
+os.chdir(os.environ["RANK"])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_folder_that_not_all_ranks_see_is_named_before_they_train(tmp_path):
+    (tmp_path / "own_folder.py").write_text(OWN_FOLDER)
+    command = [running.FORK, *running.TORCHRUN, 2, "own_folder.py", SCRIPT, *RUN]
+    said = running.done(command, tmp_path, status=1)
+    assert said.count("rank 1 doesn't see rank 0's run: name a folder that all machines see") == 1, said
+    assert 'train_fsdp.py", line' not in said and not [*tmp_path.glob("*/run/*")], said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lr", "words", "saved"),
+    [
+        ("1e17", r"^the loss of step \d+ is nan, the gradient.s norm nan: not saved", 1),
+        ("1e30", r"^the norm of the parameters is inf after step 1: not saved", 0),
+    ],
+)
+def test_a_network_of_nan_or_inf_stops_all_ranks_and_the_last_checkpoint_stays(lr, words, saved, tmp_path):
+    said = running.done(torchrun(2, *RUN, "--every", 1, "--lr", lr), tmp_path, status=1)
+    assert len(re.findall(words, said, re.M)) == 1 and 'train_fsdp.py", line' not in said, said
+    assert len([*(tmp_path / "run").glob("*/.metadata")]) == saved
+
+
+def test_a_rank_without_sequences_adds_nothing_to_the_loss():
+    net = train_fsdp.Transformer(layers=1, width=8, heads=2, context=4)
+    assert train_fsdp.loss_of(net, torch.zeros(0, 5, dtype=torch.long), reduction="sum") == 0
 
 
 @pytest.mark.slow
