@@ -619,7 +619,7 @@ QKV = (
 )
 DEVICES = [("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
 SIZE = "input 1 has invalid size: got 3x2, but expected 4x2"
-ON_CPU = "reduce_add expects all inputs to be on GPUs, but input 1 is on CPU"
+ON_CPU = "reduce_add expects all inputs to be on GPUs"
 WORDS = {
     **{QKV.format(*d): [partial(attend, *d, is_causal=causal) for causal in (True, False)] for d in DEVICES},
     "same dtype": [lambda: F.scaled_dot_product_attention(on("cuda").double(), on("cpu"), on("cuda"))],  # comes first

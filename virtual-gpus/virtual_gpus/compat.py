@@ -147,11 +147,13 @@ def unbox_reduce_op(script_object: torch.ScriptObject) -> Any:
     return SimpleNamespace(op=op, factor=factor)
 
 
-def vmap_for_bhqkv(mask_mod: Any) -> Any:
+def call_for_bhqkv(mask_mod: Any, *indices: torch.Tensor) -> torch.Tensor:
     """flex_attention's mask of (batch, head, query, key), which takes many of each at once. Imports much."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch.nn.attention import flex_attention
 
-    return flex_attention._vmap_for_bhqkv(mask_mod, prefix=())
+    with TransformGetItemToIndex():  # before PyTorch 2.11 a mask can't read tensors[index] without it
+        return flex_attention._vmap_for_bhqkv(mask_mod, prefix=())(*indices)
 
 
 # Who makes a process group's backends. From 2.14 on plugins do; before, a chain of ifs in distributed_c10d.

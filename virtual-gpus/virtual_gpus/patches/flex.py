@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import disable_current_modes, vmap_for_bhqkv
+from virtual_gpus.compat import call_for_bhqkv, disable_current_modes
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import no_values
 from virtual_gpus.frames import program_line
@@ -145,7 +145,7 @@ def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
     place = "cpu" if query.inner.is_meta else query.inner.device
     batch, heads, rows, columns = (i.to(place) for i in (*map(torch.arange, query.shape[:2]), rows, columns))
     with disable_current_modes():
-        return vmap_for_bhqkv(function)(batch, heads, rows, columns).double().mean().item()
+        return call_for_bhqkv(function, batch, heads, rows, columns).double().mean().item()
 
 
 def centers(length: int) -> Tensor:
