@@ -62,10 +62,10 @@ def assert_buffers_equal(replicas: Iterable[Replica], atol: float = 0.0) -> None
 
 def assert_draws_agree(draws: Iterable[Numbers]) -> None:
     """What each GPU drew at random (a dropout mask, an order of the rows), one tensor per GPU, is the same for all."""
-    draws = [torch.as_tensor(draw) for draw in two_or_more(draws, "draw")]
-    if not any(draw.numel() for draw in draws):
+    drawn = [torch.as_tensor(draw) for draw in two_or_more(draws, "draw")]
+    if not any(draw.numel() for draw in drawn):
         raise ValueError("no GPU drew anything: there is nothing to compare")
-    first, *others = (draw.tolist() for draw in draws)
+    first, *others = (draw.tolist() for draw in drawn)
     for gpu, draw in enumerate(others, start=1):
         fail_if(
             draw != first,
@@ -91,9 +91,9 @@ def assert_draws_differ(draws: Iterable[Numbers]) -> None:
 def assert_no_aliasing(replicas: Iterable[Replica]) -> None:
     """No two tensors of different `replicas` share memory."""
     spans = {}  # for each storage: what bytes of it belong to which tensor of which replica
-    replicas = [tensors(replica, buffers=True) for replica in two_or_more(replicas)]
-    need_tensors(replicas)
-    for number, replica in enumerate(replicas):
+    named = [tensors(replica, buffers=True) for replica in two_or_more(replicas)]
+    need_tensors(named)
+    for number, replica in enumerate(named):
         for name, tensor in replica.items():
             start, end = span(tensor)
             others = spans.setdefault(memory_of(tensor), [])
@@ -112,10 +112,10 @@ def assert_gradients_fresh(replicas: Iterable[Replica]) -> None:
 
     Raises ValueError for a replica without anything that takes a gradient, such as a state_dict.
     """
-    replicas = [tensors(replica) for replica in replicas]
-    if not replicas:
+    named = [tensors(replica) for replica in replicas]
+    if not named:
         raise ValueError("0 replicas: pass one or more")
-    for number, replica in enumerate(replicas):
+    for number, replica in enumerate(named):
         if not any(tensor.requires_grad for tensor in replica.values()):
             raise ValueError(
                 f"no tensor of replica {number} takes a gradient: pass modules or parameters; a "
@@ -194,11 +194,11 @@ def assert_mean_over_rows(reported: float | torch.Tensor, parts: Iterable[Number
     A value is a loss, say, or whether the answer was right. That no row is in two parts, `assert_every_row_once` says.
     Raises ValueError when there are no rows.
     """
-    parts = [torch.as_tensor(part).detach().cpu().flatten() for part in two_or_more(parts, "part")]
-    parts = [part.to(torch.promote_types(part.dtype, torch.float64)) for part in parts]
-    sizes, rows = [len(part) for part in parts], torch.cat(parts)
+    values = [torch.as_tensor(part).detach().cpu().flatten() for part in two_or_more(parts, "part")]
+    values = [part.to(torch.promote_types(part.dtype, torch.float64)) for part in values]
+    sizes, rows = [len(part) for part in values], torch.cat(values)
     if len(rows) == 0:
-        raise ValueError(f"none of the {len(parts)} parts has a row: there is no mean")
+        raise ValueError(f"none of the {len(values)} parts has a row: there is no mean")
     mean, reported = rows.mean().item(), float(reported)
     fail_if(
         not abs(reported - mean) <= rtol * abs(mean),  # NaN fails, too
