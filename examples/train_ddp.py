@@ -104,7 +104,7 @@ def join_group():
     else:
         backend, device = "gloo", torch.device("cpu")
     if local_rank == 0:  # of each machine, before they meet: if only one lacks GPUs, they wait for each other
-        print(f"{platform.node()}: {ranks} ranks on {device.type}, {backend}", flush=True)
+        print(f"{platform.node()}: {backend} on {device.type}; ranks: {ranks}", flush=True)
     if launched:
         store, rank, world_size = next(dist.rendezvous("env://"))
         if os.environ["GROUP_WORLD_SIZE"] == "1":

@@ -41,8 +41,8 @@ def test_one_process_trains_saves_and_has_nothing_left_to_do(tmp_path):
 def test_two_ranks_count_every_test_image_once(tmp_path):
     """61 images can't be halved: a share of correct ones is a whole number of sixty-firsts."""
     said = running.done(torchrun(*SHORT), tmp_path)
-    device = "cuda, nccl" if torch.cuda.device_count() >= 2 else "cpu, gloo"
-    assert said.count(f"{platform.node()}: 2 ranks on {device}\n") == 1
+    device = "nccl on cuda" if torch.cuda.device_count() >= 2 else "gloo on cpu"
+    assert said.count(f"{platform.node()}: {device}; ranks: 2\n") == 1
     correct = 61 * float(running.lines(tmp_path)[-1].split(",")[3])
     assert correct == pytest.approx(round(correct), abs=1e-9) and running.checkpoint(tmp_path)["step"] == 5
 
