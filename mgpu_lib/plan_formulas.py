@@ -235,14 +235,15 @@ def fullest_moment(run, mine, last):
     """When most may be held: in the backward pass of a layer, or at the loss, with logits in 16 bits and in 32. Of it
     (bytes of activations beside those that layers keep, bytes that `fully_shard` has whole at that time)."""
     again = kept_numbers(mine) if run.recompute else 0
-    # Gradients of the output layer wait for those of the embedding; a layer's are copied, to be sent in 32 bits.
-    backward = 2 * mine.tokens * (5 * mine.inner + again), whole_bytes(run, mine, 3, 3 + run.recompute)
+    # At the end of the backward pass, gradients of the output layer wait for those of the embedding. A layer's are
+    # copied to 32 bits, to be sent; dry runs have between none and all of that at the fullest moment: taken for half.
+    backward = 2 * mine.tokens * (5 * mine.inner + again), whole_bytes(run, mine, 3, 2.5 + run.recompute)
     loss = 6 * mine.tokens * mine.vocab, whole_bytes(run, mine, 2, 1)
     return loss if last and sum(loss) > sum(backward) else backward
 
 
 def whole_bytes(run, mine, tables, layers):
-    """What `fully_shard` has whole, so many tables and layers as if in 16 bits, and in stage 2 all layers beside."""
+    """What `fully_shard` has whole, in 16 bits: so many tables and layers, and in stage 2 all layers beside."""
     if run.zero < 2:
         return 0
     return 2 * (tables * mine.table + (layers + (mine.layers if run.zero == 2 else 0)) * mine.layer)

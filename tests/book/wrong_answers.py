@@ -847,7 +847,7 @@ WRONG = {
     "page": [
         ('"micro-batches": 1', '"micro-batches": 2', "and may have 2,097,152"),
         ('"GiB": 25.5', '"GiB": 64.6', "leave no room"),
-        ('"GiB": 25.5', '"GiB": 3.0', "the planner counts 30"),
+        ('"GiB": 25.5', '"GiB": 3.0', "the planner counts 29"),
         ('"recomputed": True', '"recomputed": False', "the planner counts 270"),
         ('"tokens at a time": 32_768', '"tokens at a time": 30_000', "whole sequences"),
         ('"MFU": 0.41', '"MFU": 0.55', "the network allows"),
