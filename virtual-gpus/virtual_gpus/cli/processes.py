@@ -26,20 +26,22 @@ UNTIL_THE_FIRST = 30.0  # that another rank has failed because of
 NOT_THE_FIRST = 5  # exit status of a rank that failed because another one had gone
 
 
-class Stopped(BaseException):
-    """This process was sent a signal, the only argument."""
-
-
 def run(options: argparse.Namespace) -> int:
     """Run the program in options.n processes; the exit status of the first that fails, or 0."""
     name = find_topology(options.link, find_gpu(options.gpu), options.network).name
     processes = f"{options.n} process{'es' * (options.n > 1)}"
     say(f"{processes} on {options.n} virtual {options.gpu}, {name}: values are real, times are modelled")
-    handlers = {number: signal.signal(number, stop) for number in GRACE}
+    received: list[int] = []  # signals: a handler that raised could leave the lock in a Popen taken, and poll() blind
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in GRACE}
     ranks: list[subprocess.Popen] = []
     try:
         start(ranks, options)
-        rank, status = wait(ranks)
+        rank, status = wait(ranks, received)
+        if received:
+            number = signal.Signals(received[0])
+            end(ranks, number, GRACE[number])
+            say(f"virtual-gpus: {processes} ended by {number.name}")
+            return 128 + number
         if status:
             end(ranks, signal.SIGTERM, AFTER_A_FAILURE)
             how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
@@ -47,11 +49,6 @@ def run(options: argparse.Namespace) -> int:
         elif options.trace:
             say(f"{options.trace} opens at https://ui.perfetto.dev")
         return status if status >= 0 else 128 - status
-    except Stopped as stopped:
-        (number,) = stopped.args
-        end(ranks, number, GRACE[number])
-        say(f"virtual-gpus: {processes} ended by {number.name}")
-        return 128 + number
     finally:
         end(ranks, None, math.inf)
         for number, handler in handlers.items():
@@ -60,10 +57,6 @@ def run(options: argparse.Namespace) -> int:
 
 def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
-
-
-def stop(number: int, frame: object) -> None:
-    raise Stopped(signal.Signals(number))
 
 
 def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
@@ -88,10 +81,10 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     store.close()  # rank 0 has it
 
 
-def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:
-    """(the rank that failed first, its exit status); the latter is 0 if all have ended well."""
+def wait(ranks: list[subprocess.Popen], received: list[int]) -> tuple[int, int]:
+    """(the rank that failed first, its exit status); the latter is 0 if all have ended well, or a signal came."""
     deadline = math.inf
-    while True:
+    while not received:
         states = [rank.poll() for rank in ranks]
         failed = {rank: state for rank, state in enumerate(states) if state}
         first = [item for item in failed.items() if item[1] != NOT_THE_FIRST]
@@ -102,6 +95,7 @@ def wait(ranks: list[subprocess.Popen]) -> tuple[int, int]:
         if failed:  # because of another rank, which has gone and will have ended in a moment
             deadline = min(deadline, time.monotonic() + UNTIL_THE_FIRST)
         time.sleep(0.01)
+    return 0, 0
 
 
 def end(ranks: list[subprocess.Popen], number: signal.Signals | None, seconds: float) -> None:
