@@ -274,14 +274,10 @@ def pipeline_time(run, mine, rates, stages):
     """A step of all micro-batches through `stages`, each with its seconds for one of them, there and back (1F1B)."""
     hops, nodes = run.pipeline - 1, -(-run.n_gpus // PER_NODE)
     far = min(hops, nodes - 1)  # from the last stage of a node to the next one
-    near, across = [begin + each * 2 * mine.tokens * mine.part for begin, each in messages(rates)]
+    ways = [rates["collectives"]["send"][where] for where in ("near", "far")]
+    near, across = [begin + each * 2 * mine.tokens * mine.part for begin, each in ways]
     sent = 2 * ((hops - far) * near + far * across)
     return sum(stages) + (run.micro_batches - 1) * max(stages) + sent
-
-
-def messages(rates):
-    """(seconds before the first byte, for each byte) of a message inside a node, and of one between two."""
-    return [rates["collectives"]["send"][where] for where in ("near", "far")]
 
 
 def product_time(rates, rows, inner, columns):
