@@ -11,7 +11,6 @@ from mgpu_lib.recorded import measured, study
 def errors():
     """{what was compared: its errors}. Where measurements were split in halves, those that no fit has seen."""
     clock, transformers, runs = map(study, ("clock_validation", "transformer_validation", "run_validation"))
-    planner = study("planner_validation")["summary"]["rows"].values()
     nodes = scaling_rows(study("ddp_scaling"))
     near, far = collectives()
     return {
@@ -23,7 +22,6 @@ def errors():
         "slow networks": far,
         "runs": [row["time"]["error"] for row in runs["runs"].values() if "time" in row],
         "memory of runs": [row["memory"]["error"] for row in runs["runs"].values() if "memory" in row],
-        "formulas": [row["time"]["error"] for row in planner],
         "tensors": [said["activations"] / real["activations"] - 1 for _, real, said in both("memory")],
         "Hopper": steps_on_a_gpu("ResNet-18") + steps_on_a_gpu("", "llama"),
         "LeNet": steps_on_a_gpu("LeNet"),
@@ -45,7 +43,8 @@ def by_regime():
         "the GPU": {
             "image networks, training": found["images"],
             "transformers, training": found["transformers"],
-            "ResNet-18, Llama, on an H200": resnet["train"] + resnet["infer"] + steps_on_a_gpu("", "llama"),
+            "ResNet-18, on an H200": resnet["train"] + resnet["infer"],
+            "Llama, on an H200": steps_on_a_gpu("", "llama"),
         },
         "the host": {
             "published, up to 8 images": small,

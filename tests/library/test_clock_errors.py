@@ -21,7 +21,6 @@ def test_errors_are_those_that_the_studies_summarize():
         "several nodes": scaling["several nodes"]["efficiency"],
         "runs": runs["time"]["both"]["all"],
         "memory of runs": runs["memory"]["both"]["all"],
-        "formulas": study("planner_validation")["summary"]["time"],
     }
     for name, summary in said.items():
         assert len(errors[name]) == summary["rows"], name
