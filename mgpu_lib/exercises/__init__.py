@@ -63,7 +63,7 @@ from mgpu_lib.exercises.tensor_parallelism import (
     check_norm_tokens,
     check_scatter_tokens,
     check_vocabulary_loss,
-    check_wrong_placement,
+    check_where_to_look,
 )
 from mgpu_lib.exercises.tensors_on_devices import (
     check_aliases,
@@ -154,6 +154,6 @@ __all__ = [
     "check_visible_gpus",
     "check_vocabulary_loss",
     "check_weighted_step",
+    "check_where_to_look",
     "check_within_capacity",
-    "check_wrong_placement",
 ]

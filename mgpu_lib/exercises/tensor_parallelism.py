@@ -1,7 +1,6 @@
 """Checks for "Tensor parallelism": layers and losses cut over ranks."""
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn import functional as F
 
 from mgpu_lib.exercises.framework import exercise, expect, filled
@@ -166,74 +165,32 @@ def check_vocabulary_loss(answer):
     return "loss and gradient are those of one device, with three numbers per token"
 
 
-NAMES = ("X", "H", "Y", "dY", "dH", "dA", "dX")
+LAYERS = "embedding", "norm", "attention", "up", "head"
 
 
-def placed(seed, ranks):
-    """Steps of a program without a mistake: (name, whole, placement, parts) for each name."""
-    placements = (Replicate(), Shard(1), Partial(), Replicate(), Shard(1), Shard(0), Partial())
-    steps = []
-    for i, (name, placement) in enumerate(zip(NAMES, placements, strict=True)):
-        [whole] = random(seed + i, (3, 5))
-        steps.append((name, whole, placement, parts_of(whole, placement, ranks)))
-    return steps
-
-
-def parts_of(whole, placement, ranks):
-    if placement.is_shard():
-        parts = list(whole.chunk(ranks, placement.dim))
-        return parts + [whole.narrow(placement.dim, 0, 0)] * (ranks - len(parts))
-    if placement.is_partial():
-        others = random(7, *[whole.shape] * (ranks - 1))
-        return [whole - sum(others), *others]
-    return [whole.clone() for _ in range(ranks)]
-
-
-WRONG_PLACEMENTS = {  # name: what is claimed, and where the tensor really lies
-    "dX": (Replicate(), Partial()),
-    "Y": (Replicate(), Partial()),
-    "H": (Shard(1), Replicate()),
-    "dH": (Partial(), Replicate()),
-    "dA": (Shard(0), Replicate()),
-    "dY": (Partial(), Shard(0)),
-}
+def expect_place(answer, right, wrong, how, ranks=(0, 1)):
+    """That `answer` is `right` where the gradients of the layers `wrong` are off on these `ranks` of three."""
+    gaps = [(n, [0.3 if n in wrong and r in ranks else 2e-16 * (r + 1) for r in range(3)]) for n in LAYERS]
+    found = filled(answer(gaps))
+    expect(isinstance(found, str), f"return a string such as 'in norm', not a {type(found).__name__}")
+    expect(found == right, f"{how}: you say {found!r} instead of {right!r}")
 
 
 @exercise
-def check_wrong_placement(answer):
-    """wrong_placement(steps): the name of the first tensor that isn't placed as claimed, or "none"."""
-    for ranks in (2, 3, 4):
-        found = filled(answer(placed(ranks, ranks)))
-        expect(isinstance(found, str), f"return a name, or 'none'; not a {type(found).__name__}")
-        expect(found == "none", f"a program without a mistake: you say {found!r}")
-        for name, (claimed, really) in WRONG_PLACEMENTS.items():
-            steps = placed(ranks, ranks)
-            at = NAMES.index(name)
-            whole = steps[at][1]
-            steps[at] = name, whole, claimed, parts_of(whole, really, ranks)
-            for later in range(at + 1, len(steps)):  # what is made of it is wrong, too
-                steps[later] = *steps[later][:3], [2 * part for part in steps[later][3]]
-            found = filled(answer(steps))
-            expect(
-                found == name,
-                f"on {ranks} ranks {name} claims {claimed} and lies as {really}, and what comes later is wrong, too: "
-                f"you say {found!r}",
-            )
-        for rank in range(ranks):
-            steps = placed(ranks, ranks)
-            *_, parts = steps[0]
-            parts[rank] += 1
-            expect(answer(steps) == "X", f"rank {rank}'s copy of X differs from the others', and you don't see it")
-        steps = placed(ranks, ranks)
-        *_, parts = steps[0]
-        parts[0] += 1
-        parts[-1] -= 1
-        expect(
-            answer(steps) == "X",
-            f"the copies of X on ranks 0 and {ranks - 1} are wrong, but their mean is right: compare each copy",
-        )
-    steps = placed(3, 3)
-    name, whole, claimed, _ = steps[1]
-    steps[1] = name, whole, claimed, parts_of(whole, Shard(0), 3)
-    expect(answer(steps) == name, f"{name} claims {claimed}, but each rank has a row, and you don't see it")
-    return "found in every program, also with uneven and empty parts"
+def check_where_to_look(answer):
+    """where_to_look(gaps): "in …" or "behind …" the layer to look at first, or "nowhere"."""
+    expect_place(answer, "nowhere", (), "all gaps are rounding")
+    for at, layer in enumerate(LAYERS):
+        how = f"the gradients of {layer} and of all layers before it are wrong, so what came into {layer} may be, too"
+        expect_place(answer, f"behind {layer}", LAYERS[: at + 1], how)
+        for rank in range(3):
+            how = f"rank {rank}'s gradients are wrong up to {layer}, and the other ranks' are right"
+            expect_place(answer, f"behind {layer}", LAYERS[: at + 1], how, [rank])
+        if at > 0:
+            how = f"only {layer}'s gradient is wrong, and a right one went through it to {LAYERS[at - 1]}"
+            expect_place(answer, f"in {layer}", [layer], how)
+    expect_place(answer, "in up", ["norm", "up"], "norm and up are wrong, and up is nearer to the loss")
+    expect_place(
+        answer, "in up", ["embedding", "norm", "up"], "up is wrong, and attention, which comes just before it, is right"
+    )
+    return "found in every program, also where a single rank is wrong, or two layers are"
