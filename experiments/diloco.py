@@ -36,7 +36,8 @@ def cases():
 
 
 def record(way, seed):
-    """{"accuracy", "test_loss", "sure": the mean of the highest probabilities} of rank 0's network, on test images."""
+    """Of rank 0's network, on test images: {"accuracy", "test_loss", "sure": the mean of the highest probabilities,
+    "spread": the standard deviation of the logits}."""
     X, y, X_test, y_test = images()
     nets = [digit_net(seed) for _ in range(RANKS)]
     params = [list(net.parameters()) for net in nets]
@@ -64,6 +65,7 @@ def record(way, seed):
         "accuracy": (answers == y_test).double().mean().item(),
         "test_loss": F.cross_entropy(logits, y_test).item(),
         "sure": highest.mean().item(),
+        "spread": logits.std().item(),
     }
 
 
@@ -102,15 +104,15 @@ def recipe():
 
 
 def summary(runs):
-    """{way: {"accuracy", "test_loss", "sure", "gain": accuracy beyond that of the same seed with averaged gradients}},
-    each with its mean over the seeds and the standard error of this mean."""
+    """{way: {"accuracy", "test_loss", "sure", "spread", "gain": accuracy beyond that of the same seed with averaged
+    gradients}}, each with its mean over the seeds and the standard error of this mean."""
     by_way = {way: [runs[key] for key in cases() if key in runs and key.startswith(f"{way}/")] for way in WAYS}
     return {way: means(several, by_way["gradients"]) for way, several in by_way.items() if len(several) > 1}
 
 
 def means(runs, others):
     gains = [run["accuracy"] - other["accuracy"] for run, other in zip(runs, others)]
-    measured = {name: [run[name] for run in runs] for name in ("accuracy", "test_loss", "sure")} | {"gain": gains}
+    measured = {name: [run[name] for run in runs] for name in runs[0]} | {"gain": gains}
     return {
         name: [statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))]
         for name, values in measured.items()
