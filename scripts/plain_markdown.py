@@ -107,7 +107,8 @@ def picture_before(caption):
     if isinstance(before, nodes.paragraph) and len(before) == 1 and isinstance(before[0], nodes.image):
         return before[0]
     if isinstance(before, nodes.container) and "cell" in before["classes"]:
-        return before[-1][-1]  # of the cell's outputs the last one
+        outputs = before[-1]
+        return outputs[-1] if outputs.children else None
     return None
 
 
