@@ -3,6 +3,7 @@
 None starts a process: what a rank sends is counted in a modelled one.
 """
 
+import itertools
 import math
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -120,33 +121,34 @@ def listed(tensor):
 
 @exercise
 def check_fsdp_bytes(answer):
-    """fsdp_bytes(parameters, k, passes, sync): (bytes that a rank sends in a step, bytes of gradients it keeps)."""
-    for sync in (True, False):
-        for k, passes in [(2, 2), (4, 2), (4, 5)]:
-            parameters, *right = modelled_bytes(k, passes, sync)
-            got = filled(answer(parameters, k, passes, sync))
-            case = f"{parameters:,} parameters, {k} ranks, {passes} passes, sync={sync}"
-            expect(isinstance(got, (tuple, list)) and len(got) == 2, f"{case}: {got!r}. Return two numbers")
-            for what, mine, theirs in zip(("sent", "kept"), got, right):
-                expect(
-                    not isinstance(mine, bool) and isinstance(mine, (int, float)) and abs(mine - theirs) < 1,
-                    f"{case}: {mine!r} bytes {what} instead of {theirs:,} in a modelled step. "
-                    + bytes_slip(what, mine, theirs, parameters, k, passes, sync),
-                )
-    return "six modelled steps of fully_shard send and keep as much"
+    """fsdp_bytes(parameters, k, passes, sync, keep): bytes that a rank sends in a step, and keeps between passes."""
+    for sync, keep, (k, passes) in itertools.product((True, False), (False, True), [(2, 2), (4, 5)]):
+        parameters, *right = modelled_bytes(k, passes, sync, keep)
+        got = filled(answer(parameters, k, passes, sync, keep))
+        case = f"{parameters:,} parameters, {k} ranks, {passes} passes, sync={sync}, keep={keep}"
+        expect(isinstance(got, (tuple, list)) and len(got) == 2, f"{case}: {got!r}. Return two numbers")
+        for what, mine, theirs in zip(("sent", "kept"), got, right):
+            expect(
+                not isinstance(mine, bool) and isinstance(mine, (int, float)) and abs(mine - theirs) < 1,
+                f"{case}: {mine!r} bytes {what} instead of {theirs:,} in a modelled step. "
+                + bytes_slip(what, mine, theirs, parameters, k, passes, sync, keep),
+            )
+    return "eight modelled steps of fully_shard send and keep as much"
 
 
-def modelled_bytes(k, passes, sync):
-    """(parameters, bytes that rank 0 sends, bytes of gradients between passes) of a small network's modelled step."""
+def modelled_bytes(k, passes, sync, keep):
+    """(parameters, bytes that rank 0 sends, bytes between passes beside its shards) of a small network's step."""
     with rank_0_of(k) as machine, torch.random.fork_rng(devices=[]):
         net = nn.Sequential(*(nn.Linear(32, 32, bias=False, device="cuda") for _ in range(3)))
         for layer in net:
-            fully_shard(layer, reshard_after_forward=True)
+            fully_shard(layer, reshard_after_forward=not keep)
         fully_shard(net)
         torch.cuda.synchronize()
         start, before = machine.elapsed(), torch.cuda.memory_allocated()
         for i in range(passes):
-            net.set_requires_gradient_sync(sync or i == passes - 1)
+            last = i == passes - 1
+            net.set_requires_gradient_sync(sync or last)
+            net.set_reshard_after_backward(last or not keep)
             if i == 1:
                 torch.cuda.synchronize()
                 kept = torch.cuda.memory_allocated() - before
@@ -168,17 +170,21 @@ def rank_0_of(k, backing="meta"):
             dist.destroy_process_group()
 
 
-def bytes_slip(what, got, right, parameters, k, passes, sync):
+def bytes_slip(what, got, right, parameters, k, passes, sync, keep):
     """What may be wrong with a number of bytes."""
     if not isinstance(got, (int, float)) or not got:
         return "Return numbers"
     if abs(got * 4 - right) < 1:
         return "A parameter has 4 bytes"
+    if what == "kept" and keep and abs(got + 4 * parameters - right) < 1:
+        return "The gathered parameters are there, too"
     if what == "kept":
         return "A shard of the gradient" if sync else "Nothing is scattered yet: how much of the gradient is there?"
     if abs(got * (k - 1) / k - right) < 1:
         return "Around a ring, a rank sends (k - 1)/k of what is gathered or scattered: one part is its own"
     one = 4 * parameters * (k - 1) / k  # of a collective
+    if keep:
+        return "What is kept until the last backward pass need not be gathered again: name each collective"
     if round(right / one) - round(got / one) == passes:
         return "Parameters are freed after the forward pass, too: the backward pass gathers them again"
     return f"That is {got / one:.3g} times a network's worth, and {right / one:.3g} are sent: name each collective"

@@ -708,10 +708,12 @@ WRONG = {
     "fsdp_bytes": [
         (" * (k - 1) / k", "", "one part is its own"),
         ("* 4 * parameters", "* parameters", "has 4 bytes"),
-        ("2 * passes", "passes", "the backward pass gathers them again"),
+        ("else 2 * passes", "else passes", "the backward pass gathers them again"),
+        ("1 if keep", "passes if keep", "need not be gathered again"),
         ("passes if sync else 1\n", "passes\n", "name each collective"),
         ("(k if sync else 1)", "k", "how much of the gradient is"),
         ("(k if sync else 1)", "1", "A shard of the gradient"),
+        ("return sent, gradients + gathered", "return sent, gradients", "The gathered parameters are there, too"),
         ("return sent, ", "return sent\n    ", "Return two numbers"),
     ],
     "logged_norm": [
