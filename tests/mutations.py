@@ -102,8 +102,8 @@ cells for the ranks always run in the notebook, too
     +     shell.run_cell(cell)
 a table puts values into the page as they are
     mgpu_lib/table.py: library/evidence library/devices
-    - html.escape(str(v))
-    + str(v)
+    - {html.escape(str(value))}
+    + {value}
 copies count as work of a GPU in the figure of a timeline
     mgpu_lib/widgets/events.js: figures/timeline
     - for (const item of lane.items) if (item.part !== "communication") found
@@ -162,9 +162,9 @@ in a dry run a sum is that of the ranks that are run
     - return stacked.sum(0, dtype=stacked.dtype) * (size // len(constants))
     + return stacked.sum(0, dtype=stacked.dtype)
 a number that a dry run doesn't know is true
-    virtual-gpus/virtual_gpus/constants.py: virtual/dry
-    - _DECISIONS = "bool float
-    + _DECISIONS = "float
+    virtual-gpus/virtual_gpus/unknown.py: virtual/unknown virtual/dry
+    - return bool(self.decide())
+    + return True
 torch.rand on a GPU ignores the generator that it is given
     virtual-gpus/virtual_gpus/patches/factories.py: virtual/tensors virtual/machine virtual/surface
     - kwargs["generator"] = generator or gpu.generator
