@@ -26,7 +26,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const shared = weight([...entry.pairs].filter((pair) => given.has(pair)));
         return { ...entry, shared, part: shared / weight(entry.pairs), partGiven: shared / weight(given) };
       })
-      .filter(({ shared, part, partGiven }) => shared >= 1 && Math.max(part, partGiven) > 0.27)
+      .filter(({ shared, part, partGiven }) => shared >= 1 && Math.max(part, partGiven) > 0.3)
       .sort((a, b) => Math.max(b.part, b.partGiven) - Math.max(a.part, a.partGiven) || b.part - a.part)
       .slice(0, 3);
   };
