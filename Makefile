@@ -78,8 +78,8 @@ test-virtual: FROM = $(if $(filter nightly,$(TORCH)),--pre --extra-index-url $(N
 test-virtual:
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(PY:/bin/python=)
 	$(PY) -m pip install -q --disable-pip-version-check $(FROM) 'torch$(OF)'
-	$(PY) -m pip install -q --disable-pip-version-check pytest psutil numpy expecttest hypothesis setuptools matplotlib
-	cd virtual-gpus && PYTHONPATH=$(CURDIR)/virtual-gpus MGPU_ALL=$(ALL) $(CURDIR)/$(PY) -m pytest -q
+	$(PY) -m pip install -q --disable-pip-version-check pytest psutil numpy expecttest hypothesis setuptools matplotlib -e ./virtual-gpus
+	cd virtual-gpus && MGPU_ALL=$(ALL) $(CURDIR)/$(PY) -m pytest -q
 
 serve: book
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html

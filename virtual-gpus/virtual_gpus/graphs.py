@@ -24,7 +24,7 @@ from virtual_gpus.clock.host import temporarily
 from virtual_gpus.clock.rates import GRAPH_LAUNCH, GRAPH_NODE
 from virtual_gpus.clock.streams import Stream, current_stream_of, set_stream
 from virtual_gpus.clock.work import is_view
-from virtual_gpus.compat import Base, Generator, disable_current_modes, tree_map_only
+from virtual_gpus.compat import Base, DispatchKey, Generator, disable_current_modes, tree_map_only
 from virtual_gpus.errors import capture_error
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory.ledger import GraphPool
@@ -227,7 +227,8 @@ class Capture:
         """A replay does run(*args) in what is the current stream now."""
         stream = current_stream_of(self.gpu)
         self.seen[stream][stream] += 1
-        keys = compat.dispatch_tls_local_include_set(), compat.dispatch_tls_local_exclude_set()
+        excluded = compat.dispatch_tls_local_exclude_set().remove(DispatchKey.PythonTLSSnapshot)  # before PyTorch 2.15
+        keys = compat.dispatch_tls_local_include_set(), excluded
         held = tree_map_only(Tensor, self.hold, list(args))
         self.nodes.append(Node(stream, run, held, outs, self.gpu.clock.host().phase, keys))
 
