@@ -219,3 +219,9 @@ def test_what_is_almost_right_is_a_warning(caplog, text, complaint):
     with caplog.at_level(logging.WARNING):
         made(text)
     assert complaint in caplog.text
+
+
+def test_a_cell_without_outputs_is_no_picture():
+    cell, caption = nodes.container("", nodes.container(), classes=["cell"]), nodes.paragraph()
+    nodes.section("", cell, caption)
+    assert plain_markdown.picture_before(caption) is None

@@ -95,7 +95,7 @@ def python(*arguments, folder=".", fork=True, check=True, seconds=2400):
     else:
         done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0 or not check, done.stderr
-    done.stdout = re.sub(r"^\[Gloo\] Rank .*\n", "", done.stdout, flags=re.M)  # of PyTorch 2.10
+    done.stdout = re.sub(r"^\[Gloo\] Rank .*\n", "", done.stdout, flags=re.M)  # before PyTorch 2.11
     return done
 
 
