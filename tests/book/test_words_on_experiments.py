@@ -9,7 +9,8 @@ import statistics
 
 import pytest
 
-from mgpu_lib import evidence, recorded
+from mgpu_lib import evidence, planning, recorded
+from virtual_gpus import GPUS
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +77,17 @@ def test_two_gpus_in_published_runs_and_in_our_own():
     one, two = (ours[setting]["test_accuracy"] for setting in ("1/256/0.1", "2/512/0.2"))
     assert all(a > b for first, second in zip(one, two, strict=True) for a, b in zip(first, second)), "each seed, epoch"
     assert max(abs(b - a) for run in two for a, b in itertools.pairwise(run)) > 0.2, "from one epoch to the next"
+
+
+def test_llama_65b_as_planned_on_2048_a100s():
+    """Chapter 14, published-card-why: the table in its fold, and "16% too slow" against the paper's 380."""
+    ways = {"kept": {"recompute": False}, "recomputed": {}, "8 ranks per matrix": {"tensor": 8, "rows": 8}}
+    runs = {
+        name: planning.recorded_plan("65B", 2048, "InfiniBand HDR", tokens=2048, **options)
+        for name, options in ways.items()
+    }
+    filled = {name: round(100 * run["gib"] * 2**30 / GPUS["A100-80"].memory) for name, run in runs.items()}
+    rates = {name: 2048 / run["seconds"] for name, run in runs.items()}
+    assert filled == {"kept": 70, "recomputed": 15, "8 ranks per matrix": 29}
+    assert [round(rate) for rate in rates.values()] == [381, 317, 297]
+    assert round(100 * (rates["recomputed"] / 380 - 1)) == -16
