@@ -32,9 +32,7 @@ OTHERS = {  # machines that virtual GPUs do not offer
     for kind in (
         replace(_DGX1, key="DGX-1V, 1 card", nics=1),
         replace(_HGX, key="Mahti", nics=1),
-        MachineType(
-            "Puhti", "nvlink2", _HGX.pcie_switches, 2, _DGX1.socket_bandwidth, None, {pair: 2 for pair in _HGX.nvlinks}
-        ),
+        MachineType("Puhti", "nvlink2", 4, 2, _DGX1.socket_bandwidth, None, {pair: 2 for pair in _HGX.nvlinks}),
     )
 }
 NETWORKS = {  # how published_transformers.json describes a network -> (machine, network)
