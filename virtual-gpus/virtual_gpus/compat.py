@@ -108,6 +108,7 @@ ATTRIBUTES = {
     "_indices _values _nnz",
     torch.autograd.Variable: "_execution_engine",
     torch.UntypedStorage: "_cdata",
+    torch.TypedStorage: "_pickle_storage_type _size _to",
     Generator: "_cdata",
     C.ScriptObject: "_type",
     torch.library.Library: "_destroy",
