@@ -204,9 +204,7 @@ def fit(rows, logs):
 
 
 # settings that are parts of a peak, and stay below it
-PARTS = {n for n in START if n.startswith("tensor cores ") and " of " not in n} | {
-    n for n in START if n.startswith("memory ") and " of " not in n
-}
+PARTS = {n for n in START if n.startswith(("tensor cores ", "memory ")) and " of " not in n}
 SPREAD = 0.1  # how far a good prediction may be off, as a factor e**s
 
 
