@@ -96,9 +96,9 @@ class Log(NamedTuple):
     kind: np.ndarray  # index into KINDS
     deep: np.ndarray  # whether it is the backward of a convolution, or of an attention on ordinary cores
     flops: np.ndarray
-    results: np.ndarray
+    outputs: np.ndarray
     nbytes: np.ndarray
-    layout: np.ndarray
+    layout_nbytes: np.ndarray
     layout_copies: np.ndarray
     kernels: np.ndarray
     tensors: np.ndarray
@@ -109,6 +109,7 @@ class Log(NamedTuple):
 
 
 KINDS = sorted(rates.HOST)
+OF_WORK = "flops outputs nbytes layout_nbytes layout_copies kernels tensors".split()  # fields of a Work that a Log has
 
 
 def record(row):
@@ -138,24 +139,21 @@ def log_of(sheet, tf32, step_on, copied=0, software=rates.NEWEST):
         step()
     work, engine = zip(*found, strict=True)
     fast = [getattr(spec, w.precision) if costs.on_tensor_cores(w, spec) else 0.0 for w in work]
-    attends = [w.kind == "attention" and costs.on_tensor_cores(w, spec) for w in work]
     group = rates.generation(spec)
-    parts = [costs.attention_part(w, group, software) if a else 0.0 for w, a in zip(work, attends, strict=True)]
-    columns = (
-        [KINDS.index(w.kind) for w in work],
-        [w.kind in costs.SLOWER_BACKWARD and w.name.endswith("backward") for w in work],
-        [w.flops for w in work],
-        [w.outputs for w in work],
-        [w.nbytes for w in work],
-        [w.layout_nbytes for w in work],
-        [w.layout_copies for w in work],
-        [w.kernels for w in work],
-        [w.tensors for w in work],
-        engine,
-        fast,
-        parts,
-    )
-    return Log(*(np.array(c, dtype=float if i else int) for i, c in enumerate(columns)), copied)
+    attention = [
+        costs.attention_part(w, group, software) if w.kind == "attention" and peak else 0.0
+        for w, peak in zip(work, fast, strict=True)
+    ]
+    columns = {
+        "kind": [KINDS.index(w.kind) for w in work],
+        "deep": [w.kind in costs.SLOWER_BACKWARD and w.name.endswith("backward") for w in work],
+        **{name: [getattr(w, name) for w in work] for name in OF_WORK},
+        "engine": engine,
+        "fast": fast,
+        "attention": attention,
+    }
+    arrays = {name: np.array(column, dtype=int if name == "kind" else float) for name, column in columns.items()}
+    return Log(**arrays, copied=copied)
 
 
 def replay(log, spec, table):
@@ -176,11 +174,13 @@ def replay(log, spec, table):
         log.fast * np.where(log.attention > 0, log.attention, reached),
         spec.fp32 * part("cores") * better["cores"],
     )
-    rate *= np.where(log.results > 0, log.results / (log.results + table["half"] * spec.sm_count), 1.0)
+    rate *= np.where(log.outputs > 0, log.outputs / (log.outputs + table["half"] * spec.sm_count), 1.0)
     rate *= table["factor"]["low power"] if spec.power <= rates.LOW_POWER else 1.0
     good = table["factor"]["memory"].get(group, 1.0)
     traffic = log.nbytes / (spec.bandwidth * np.minimum(1.0, of("memory") * good))
-    layout = np.where(log.fast > 0, log.layout, 0) / (spec.bandwidth * min(1.0, table["memory"]["layout"] * good))
+    layout = np.where(log.fast > 0, log.layout_nbytes, 0) / (
+        spec.bandwidth * min(1.0, table["memory"]["layout"] * good)
+    )
     copies = np.where(log.fast > 0, log.layout_copies, 0) * table["fixed"]["layout"]
     seconds = log.kernels * of("fixed") + copies + np.maximum(log.flops / rate, traffic) + layout
     host = np.array([table["host"][kind] for kind in KINDS])[log.kind, log.engine.astype(int)]
@@ -204,9 +204,7 @@ def fit(rows, logs):
 
 
 # settings that are parts of a peak, and stay below it
-PARTS = {n for n in START if n.startswith("tensor cores ") and " of " not in n} | {
-    n for n in START if n.startswith("memory ") and " of " not in n
-}
+PARTS = {n for n in START if n.startswith(("tensor cores ", "memory ")) and " of " not in n}
 SPREAD = 0.1  # how far a good prediction may be off, as a factor e**s
 
 

@@ -14,12 +14,11 @@ from unittest.mock import patch
 
 import torch
 import torchvision
-from torch.nn.parallel import DistributedDataParallel
 
 from calibration import published_scaling, steps
 from calibration.errors import summary
 from calibration.record import save
-from calibration.transformer_validation import alone, of_micro_batches
+from calibration.transformer_validation import alone, of_micro_batches, replicated
 from virtual_gpus.clock.machine_types import MACHINES
 from virtual_gpus.clock.specs import GPUS
 
@@ -59,10 +58,6 @@ def of_sentences(table, gpus):
     where = {"n_gpus": gpus, "gpu": table["sheet"], "link": table["machine"], "network": table["network"]}
     wrapped = partial(replicated, bucket_cap_mb=table["bucket_mib"]) if gpus > 1 else alone
     return of_micro_batches(table["steps"][gpus], wrapped, where)
-
-
-def replicated(net, bucket_cap_mb):
-    return DistributedDataParallel(net, device_ids=[next(net.parameters()).device], bucket_cap_mb=bucket_cap_mb)
 
 
 def record(table):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
@@ -486,23 +487,11 @@ def sharded(row, micro_batches):
 
 
 def llama(row):
-    sizes = {key: row[name] for key, name in (("vocab", "vocab"), ("width", "width"), ("layers", "layers"))}
-    net = Transformer(**sizes, heads=row["heads"], kv_heads=row["kv_heads"], inner=row["ffn"])
+    net = Transformer(row["vocab"], row["width"], row["layers"], row["heads"], row["kv_heads"], row["ffn"])
     if row["recomputation"] == "full":
         for i, layer in enumerate(net.layers):
-            net.layers[i] = Again(layer)
+            net.layers[i] = checkpoint_wrapper(layer)
     return net
-
-
-class Again(nn.Module):
-    """A layer whose inputs alone are kept."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs):
-        return checkpoint(self.layer, *inputs, use_reentrant=False)
 
 
 def loss(net, tokens):

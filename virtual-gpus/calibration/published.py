@@ -57,6 +57,7 @@ PROGRAMS = {
     "mx": {"update": True, "smallest": 16},  # MXNet 1.2 runs a graph without Python
     "hf": {"smallest": 16},  # the models of Hugging Face call more, smaller modules
 }
+SAME = "source sheet model mode precision memory_format".split()  # of all rows of a curve
 RULES = {
     "program": "the program that measured is not a PyTorch or MXNet that calls cuDNN 7 or later operation by operation",
     "sheet": "no data sheet of this GPU is in virtual_gpus.clock.specs",
@@ -77,20 +78,7 @@ def rows():
         row["url"], row["note"] = printed["urls"][row["url"]], printed["notes"][row["note"]]
         row["sheet"] = SHEETS.get(row["gpu"])
         row["small"] = row["batch_per_gpu"] <= 8
-        row["curve"] = "/".join(
-            map(
-                str,
-                (
-                    row["source"],
-                    row["sheet"],
-                    row["model"],
-                    row["mode"],
-                    row["precision"],
-                    row["memory_format"],
-                    "small" if row["small"] else "large",
-                ),
-            )
-        )
+        row["curve"] = "/".join([*(str(row[key]) for key in SAME), "small" if row["small"] else "large"])
         row["excluded"] = excluded(row)
     # Batches of 8 and less are curves of their own: there the host sets the pace.
     halve([row for row in found if not row["excluded"]], lambda row: (row["source"], row["small"]))

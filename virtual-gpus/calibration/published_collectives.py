@@ -40,7 +40,9 @@ RULES = {
 }
 # What ends the key of a table that is one of several of the same measurement: a repetition, one of several equal nodes,
 # or another program or setting for it. They go to one half, or the model would be fitted to what it is tested on.
-REPEATED = re.compile(r"(-panlichen)-\w+-\d+$|(-xxrjun)-\d+-\w+$|(-snellius\d?)-\w+$|(polaris-2)-\w+-setup\d$")
+REPEATED = re.compile(
+    r"(?<=-panlichen)-\w+-\d+$|(?<=-xxrjun)-\d+-\w+$|((?<=-snellius)|(?<=-snellius2))-\w+$|(?<=polaris-2)-\w+-setup\d$"
+)
 
 
 def tables():
@@ -50,14 +52,10 @@ def tables():
         begin = max((begin for begin in MACHINES if table["key"].startswith(begin)), key=len)
         table["machine"], table["network"], table["cards"] = MACHINES[begin]
         table["category"] = category(table)
-        table["curve"] = f"{REPEATED.sub(first_group, table['key'])}/{table['collective']}"
+        table["curve"] = f"{REPEATED.sub('', table['key'])}/{table['collective']}"
         table["excluded"] = excluded(table)
     halve([table for table in found if not table["excluded"]], lambda table: table["category"])
     return found
-
-
-def first_group(match):
-    return next(group for group in match.groups() if group)
 
 
 def category(table):

@@ -14,16 +14,10 @@ from pathlib import Path
 
 from calibration.halves import digest
 from calibration.published_scaling import OTHERS
+from calibration.published_transformers import SHEETS
 from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, Network
 
 PATH = Path(__file__).parent / "published_runs.json"
-SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet, machine of one node
-    "V100-SXM2-16GB": ("V100", "DGX-1V"),
-    "V100-SXM2-32GB": ("V100", "DGX-1V"),
-    "A100-SXM4-40GB": ("A100-40", "DGX A100"),
-    "A100-SXM4-80GB": ("A100-80", "DGX A100"),
-    "H100-SXM-80GB": ("H100", "DGX H100"),
-}
 NETWORKS = {  # how a network is described -> (machine, network)
     "1x InfiniBand EDR 100 Gb/s per node": ("DGX-1V, 1 card", "InfiniBand EDR"),
     "8x InfiniBand HDR 200 Gb/s per node": ("DGX A100", "InfiniBand HDR"),

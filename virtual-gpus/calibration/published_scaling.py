@@ -18,13 +18,9 @@ from virtual_gpus.clock.machine_types import MACHINES, MachineType
 from virtual_gpus.clock.specs import GPUS
 
 PATH = Path(__file__).parent / "published_scaling.json"
-SHEETS = {  # how the sources name GPUs, up to what is put into parentheses -> key of a data sheet
-    "V100": "V100",
-    "V100-SXM2-16GB": "V100",
-    "V100-SXM2-32GB": "V100-32",
-    "A100-SXM4-40GB": "A100-40",
-    "A100-SXM4-80GB": "A100-80",
-}
+# How the sources name GPUs, up to what is put into parentheses -> key of a data sheet
+SHEETS = {name: sheet for name, (sheet, _) in published_transformers.SHEETS.items()}
+SHEETS |= {"V100": "V100", "V100-SXM2-32GB": "V100-32"}
 LARGER = {"V100-32": replace(GPUS["V100"], key="V100-32", memory=34_089_730_048)}  # bytes, as deviceQuery prints them
 _DGX1, _HGX = MACHINES["DGX-1V"], MACHINES["HGX A100 4-GPU"]
 OTHERS = {  # machines that virtual GPUs do not offer
@@ -32,9 +28,7 @@ OTHERS = {  # machines that virtual GPUs do not offer
     for kind in (
         replace(_DGX1, key="DGX-1V, 1 card", nics=1),
         replace(_HGX, key="Mahti", nics=1),
-        MachineType(
-            "Puhti", "nvlink2", _HGX.pcie_switches, 2, _DGX1.socket_bandwidth, None, {pair: 2 for pair in _HGX.nvlinks}
-        ),
+        MachineType("Puhti", "nvlink2", 4, 2, _DGX1.socket_bandwidth, None, {pair: 2 for pair in _HGX.nvlinks}),
     )
 }
 NETWORKS = {  # how published_transformers.json describes a network -> (machine, network)

@@ -129,8 +129,3 @@ def seconds(row):
     per_gpu = row["micro_batch"] * (row.get("accumulation_steps") or 1)
     sequences = row["measured"] / (row["seq_len"] if row["unit"].startswith("tokens") else 1)
     return per_gpu * row["n_gpus"] / (sequences * (row["n_gpus"] if "per GPU" in row["unit"] else 1))
-
-
-def tf32(row):
-    """Whether convolutions, and whether matrix products, ran in TF32."""
-    return True, row["precision"] == "tf32"

@@ -9,7 +9,7 @@ losses and Adam. As there, each setting is drawn toward a plain starting value, 
 
 import math
 
-from calibration import fitting, published_transformers, sheets, transformers
+from calibration import fitting, published, published_transformers, sheets, transformers
 from calibration.clock_fit import SPREAD, log_of, replay
 from calibration.fitting import nested
 from calibration.record import provenance, write
@@ -40,9 +40,7 @@ def logs_of(row):
             step = transformers.step_on(device, row)
             return lambda: step(micro_batches)
 
-        return log_of(
-            row["sheet"], published_transformers.tf32(row), step_on, software=published_transformers.software(row)
-        )
+        return log_of(row["sheet"], published.tf32(row), step_on, software=published_transformers.software(row))
 
     return [(1 - more, log(1)), (more, log(2))] if more else [(1, log(1))]
 

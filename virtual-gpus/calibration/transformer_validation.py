@@ -15,7 +15,7 @@ from functools import partial
 
 from torch.nn.parallel import DistributedDataParallel
 
-from calibration import published_transformers, transformers
+from calibration import published, published_transformers, transformers
 from calibration.errors import compared, of_halves
 from calibration.record import save
 from virtual_gpus import current, dry_run
@@ -61,7 +61,7 @@ def of_step(row, micro_batches, wrapped, where):
         machine = current()
         for ledger in machine.ledgers:
             ledger.capacity = 10**15  # the published batch sizes did fit
-        machine.clock.tf32 = published_transformers.tf32(row)
+        machine.clock.tf32 = published.tf32(row)
         return partial(transformers.step_on(machine.devices[0], row, wrapped), micro_batches)
 
     return dry_run(program, per_node=None, **where).seconds
@@ -71,8 +71,8 @@ def alone(net):
     return net
 
 
-def replicated(net):
-    return DistributedDataParallel(net, device_ids=[next(net.parameters()).device])
+def replicated(net, **options):
+    return DistributedDataParallel(net, device_ids=[next(net.parameters()).device], **options)
 
 
 def record(row):

@@ -48,6 +48,11 @@ def book(operation, inputs, outputs):
     machine.clock.record_op(machine.gpus[outputs[0].device.index], operation, inputs, {}, outputs, (operation, forms))
 
 
+def chain(fused, name, function, operation, *inputs):
+    """`function` of the inputs, which is one kernel if the chain of this name is among those that are `fused`."""
+    return Fused.apply(function, operation, *inputs) if name in fused else function(*inputs)
+
+
 class Layer(nn.Module):
     """A layer of an encoder (BERT: norms behind the sums), or of a decoder (GPT: before, and `causal`).
 
@@ -62,9 +67,6 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
 
-    def chain(self, name, function, operation, *inputs):
-        return Fused.apply(function, operation, *inputs) if name in self.fused else function(*inputs)
-
     def attend(self, X, mask):
         n, tokens, width = X.shape
         q, k, v = self.qkv(X).view(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -72,7 +74,8 @@ class Layer(nn.Module):
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
             q, k, v = (t.reshape(n * self.heads, tokens, -1) for t in (q, k, v))
-            weights = self.chain(
+            weights = chain(
+                self.fused,
                 "softmax",
                 lambda scores, mask: F.dropout((scores / math.sqrt(q.shape[-1]) + mask).softmax(-1), DROPOUT),
                 aten._softmax.default,
@@ -83,20 +86,17 @@ class Layer(nn.Module):
         return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
 
     def feed(self, X):
-        return self.down(self.chain("gelu", F.gelu, aten.gelu.default, self.up(X)))
+        return self.down(chain(self.fused, "gelu", F.gelu, aten.gelu.default, self.up(X)))
 
     def add(self, h, X):
-        return self.chain("add", lambda h, X: F.dropout(h, DROPOUT) + X, aten.add.Tensor, h, X)
+        return chain(self.fused, "add", lambda h, X: F.dropout(h, DROPOUT) + X, aten.add.Tensor, h, X)
 
     def add_norm(self, norm, h, X):
         if "norm" not in self.fused:
             return norm(self.add(h, X))
-        params = norm.weight, norm.bias
-        return self.chain(
-            "norm",
+        return Fused.apply(
             lambda h, X, W, b: F.layer_norm(F.dropout(h, DROPOUT) + X, W.shape, W, b),
-            aten.native_layer_norm.default,
-            *(h, X, *params),
+            *(aten.native_layer_norm.default, h, X, norm.weight, norm.bias),
         )
 
     def norm(self, norm, X):
@@ -104,11 +104,9 @@ class Layer(nn.Module):
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else X.dtype
         if "norm" not in self.fused:
             return norm(X)
-        return self.chain(
-            "norm",
+        return Fused.apply(
             lambda X, W, b: F.layer_norm(X, W.shape, W, b).to(dtype),
-            aten.native_layer_norm.default,
-            *(X, norm.weight, norm.bias),
+            *(aten.native_layer_norm.default, X, norm.weight, norm.bias),
         )
 
     def forward(self, X, mask):
@@ -159,13 +157,7 @@ class Transformer(nn.Module):
         X = self.norm(X)
         logits = F.linear(X, self.words.weight).flatten(0, 1)
         labels = tokens[:, : X.shape[1]].flatten()
-        return cross_entropy(logits, labels, "loss" in self.fused)
-
-
-def cross_entropy(logits, labels, fused):
-    if fused:
-        return Fused.apply(F.cross_entropy, aten._log_softmax.default, logits, labels)
-    return F.cross_entropy(logits, labels)
+        return chain(self.fused, "loss", F.cross_entropy, aten._log_softmax.default, logits, labels)
 
 
 class Masters:

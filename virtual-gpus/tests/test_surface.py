@@ -323,6 +323,7 @@ def test_typed_storages_count_elements(gpus):
     assert storage.data_ptr() == x.data_ptr() and storage.tolist() == list(range(6))
     made = storage.clone()
     assert (made.data_ptr() != x.data_ptr(), made.get_device(), made.tolist()) == (True, 1, storage.tolist())
+    assert isinstance(storage, torch.TypedStorage)
     assert (storage.int().dtype, storage.half().size(), storage.cpu().device) == (torch.int32, 6, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="save the tensor"):
         pickle.dumps(storage)

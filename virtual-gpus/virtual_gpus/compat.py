@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._decomp
 import torch._prims_common
 import torch._subclasses.fake_tensor
 import torch.distributed as dist
@@ -56,6 +57,7 @@ disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # f
 FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode  # would start CUDA
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operations, for types
 HigherOrderOperator = torch._ops.HigherOrderOperator  # torch.cond, flex_attention
+decomposition_table = torch._decomp.decomposition_table  # operations in Python, made of others
 tree_map_only = torch.utils._pytree.tree_map_only
 canonicalize_dim = torch._prims_common.canonicalize_dim  # PyTorch's words for a dimension that there isn't
 alert_not_deterministic = torch._prims_common.alert_not_deterministic
@@ -106,6 +108,7 @@ ATTRIBUTES = {
     "_indices _values _nnz",
     torch.autograd.Variable: "_execution_engine",
     torch.UntypedStorage: "_cdata",
+    torch.TypedStorage: "_pickle_storage_type _size _to",
     Generator: "_cdata",
     C.ScriptObject: "_type",
     torch.library.Library: "_destroy",

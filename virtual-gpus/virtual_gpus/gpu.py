@@ -102,7 +102,7 @@ class VirtualGPU:
     def explained(self, error: Exception, func: Callable) -> Exception | None:
         """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-            return no_values(str(getattr(func, "overloadpacket", func.__name__)))
+            return no_values(str(func.overloadpacket if hasattr(func, "overloadpacket") else func.__name__))
         if isinstance(error, NotImplementedError) and "Could not run '" in str(error):
             return no_cpu_kernel(func)
         if str(error) == "ZeroDivisionError":

@@ -28,25 +28,19 @@ def pytest_itemcollected(item):
 def virtual_gpus(request, monkeypatch):
     """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says."""
     # Here: pytest loads plugins in every run, whatever is tested, and this imports PyTorch.
-    from virtual_gpus import handed_down
+    from virtual_gpus import Setup, handed_down
 
     mark = request.node.get_closest_marker("virtual_gpus") or pytest.mark.virtual_gpus(4).mark
     try:
-        setup = setup_of(mark)
+        if len(mark.args) != 1:
+            raise ValueError("say how many, and the rest by name, as in virtual_gpus(4, gpu='A100-80')")
+        setup = Setup(*mark.args, mark.kwargs)
         machine = setup.make()
     except (ValueError, TypeError) as error:
         pytest.fail(f"the mark {written(mark)} names no virtual GPUs: {error}", pytrace=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with handed_down(setup), machine:
         yield machine
-
-
-def setup_of(mark):
-    from virtual_gpus import Setup
-
-    if len(mark.args) != 1:
-        raise ValueError("say how many, and the rest by name, as in virtual_gpus(4, gpu='A100-80')")
-    return Setup(*mark.args, mark.kwargs)
 
 
 def written(mark):

@@ -86,12 +86,10 @@ this_thread = PerThread()
 @contextlib.contextmanager
 def off_the_clock() -> Iterator[None]:
     """Inside, nothing that this thread does takes time on any machine's clock, and other threads' times stay theirs."""
-    before, this_thread.host = this_thread.host, Host(threading.current_thread().name)
-    this_thread.host.paused = True
-    try:
+    host = Host(threading.current_thread().name)
+    host.paused = True
+    with temporarily(this_thread, host=host):
         yield
-    finally:
-        this_thread.host = before
 
 
 @contextlib.contextmanager

@@ -97,12 +97,12 @@ PER_MULTIPROCESSOR = {
 SHEETS = json.loads(Path(__file__).with_name("data_sheets.json").read_text(encoding="utf-8"))
 
 
-def read_sources(name: str) -> dict[str, Source]:
-    """{key: Source} of the part of the file that is called `name`."""
-    return {key: Source(key, **entry) for key, entry in SHEETS[name].items()}
+def sources_of(entries: dict[str, dict[str, str]]) -> dict[str, Source]:
+    """{key: Source} of entries in such a file."""
+    return {key: Source(key, **entry) for key, entry in entries.items()}
 
 
-SOURCES = read_sources("sources")
+SOURCES = sources_of(SHEETS["sources"])
 
 
 def gpu_of(key: str, sheet: dict[str, Any], sources: dict[str, Source] = SOURCES) -> GPU:

@@ -99,7 +99,7 @@ class Topology:
             return Connection(f"NV{links}", self.link.bandwidth * links / NVLINKS[self.link.key], self.link.latency)
         if kind is None:
             return Connection("PHB", self.link.bandwidth, self.link.latency)
-        (socket, switch), (other_socket, other_switch) = (kind.pcie_switches[gpu % kind.gpus] for gpu in (a, b))
+        (socket, switch), (other_socket, other_switch) = (kind.pcie_switch(gpu % kind.gpus) for gpu in (a, b))
         name = "PIX" if switch == other_switch else "NODE" if socket == other_socket else "SYS"
         bandwidth = min(self.pcie.bandwidth, kind.socket_bandwidth) if name == "SYS" else self.pcie.bandwidth
         return Connection(name, bandwidth, self.pcie.latency)
@@ -122,7 +122,7 @@ class Topology:
             return self.link.key, gpu
         if other is not None and self.connection(gpu, other).name != "SYS":
             return self.link.key, gpu, other
-        return self.pcie.key, (self.node(gpu), kind.pcie_switches[gpu % kind.gpus]) if kind else gpu
+        return self.pcie.key, (self.node(gpu), kind.pcie_switch(gpu % kind.gpus)) if kind else gpu
 
     def matrix(self, n: int) -> list[list[str]]:
         """The matrix of `nvidia-smi topo -m` for `n` GPUs: a list of rows, each a list of words, GPUs' names first."""

@@ -9,7 +9,8 @@ The kernels are called with the tensors inside of virtual ones. What the CPU's k
 products: dropout, the gradient of a mask, values wider than keys.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,33 +179,25 @@ def arguments(func: OpOverload, args: Sequence, kwargs: dict) -> dict[str, Any]:
     return defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
 
 
-def forward_kernel(func: OpOverload) -> Callable:
-    """What computes `func`, one of CUDA's attention operations. `completed` adds the other outputs."""
-
-    def kernel(*args, **kwargs):
-        if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
-            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-        out, log_sums = forward(**arguments(func, args, kwargs))
-        if func is OPERATIONS[EFFICIENT]:  # it writes the heads inside of tokens
-            out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        return out, log_sums
-
-    return kernel
+def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """What `func`, one of CUDA's attention operations, computes. `completed` adds the other outputs."""
+    if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    out, log_sums = forward(**arguments(func, args, kwargs))
+    if func is OPERATIONS[EFFICIENT]:  # it writes the heads inside of tokens
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    return out, log_sums
 
 
-def backward_kernel(func: OpOverload) -> Callable:
-    """What computes `func`, the backward of one of them."""
-
-    def kernel(grad, *args, **kwargs):
-        grads = backward(grad, **arguments(func, (grad, *args), kwargs))
-        return grads if "efficient" in func.name() else grads[:3]  # the others have no gradient for a bias
-
-    return kernel
+def backward_kernel(func: OpOverload, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+    """What `func`, the backward of one of them, computes."""
+    grads = backward(grad, **arguments(func, (grad, *args), kwargs))
+    return grads if "efficient" in func.name() else grads[:3]  # the others have no gradient for a bias
 
 
-FORWARD = {func: forward_kernel(func) for func in OPERATIONS.values()}
+FORWARD = {func: partial(forward_kernel, func) for func in OPERATIONS.values()}
 BACKWARD = {
-    func: backward_kernel(func)
+    func: partial(backward_kernel, func)
     for func in (getattr(aten, f"_scaled_dot_product_{name}_attention_backward").default for name in NAMES.values())
 }
 

@@ -4,13 +4,8 @@ import torch
 from torch import Tensor
 
 # {integer type: the one that CUDA converts to first, of which it keeps the lowest bits}
-VIA = {
-    torch.int8: torch.int32,
-    torch.uint8: torch.int64,
-    torch.int16: torch.int32,
-    torch.int32: torch.int32,
-    torch.int64: torch.int64,
-}
+VIA = dict.fromkeys((torch.int8, torch.int16, torch.int32), torch.int32)
+VIA |= dict.fromkeys((torch.uint8, torch.int64), torch.int64)
 
 
 def saturate(out: Tensor, x: Tensor) -> None:

@@ -2,19 +2,20 @@
 
     CUDA runs                               here the CPU runs
     batch_norm_stats, batch_norm_elemt, …   var_mean, mul, sub, sum: CPUs have nothing for nn.SyncBatchNorm
-    _fused_rms_norm, …_backward             pow, mean, rsqrt, mul: on the CPU, nn.RMSNorm is these
+    _fused_rms_norm, …_backward             pow, mean, rsqrt, mul: PyTorch's own Python for compilers
     _softmax(half_to_float=True), …         to(float32), then _softmax: the CPU's takes no half_to_float
 
 Values in half precision are computed in float32, as in aten/src/ATen/native/cuda/Normalization.cuh and
 layer_norm_kernel.cu. Each counts on the clock as the one kernel that it is on CUDA.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import OpOverloadPacket
+from virtual_gpus.compat import OpOverloadPacket, decomposition_table
 
 aten = torch.ops.aten
 
@@ -91,37 +92,13 @@ SYNC_BATCH_NORM = {
 }
 
 
-# nn.RMSNorm over the last dimensions
+# nn.RMSNorm
 
-
-def fused_rms_norm(x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """(`x`, divided by the root of its mean square over the last dimensions, `shape`; 1 / that root)."""
-    wide = to_accumulate(x)
-    eps = torch.finfo(wide.dtype).eps if eps is None else eps
-    scale = (wide.pow(2).mean(dims(shape), keepdim=True) + eps).rsqrt()
-    out = wide * scale if weight is None else wide * scale * weight
-    return out.to(x.dtype), scale
-
-
-def fused_rms_norm_backward(
-    grad: Tensor, x: Tensor, shape: list[int], scale: Tensor, weight: Tensor | None, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of `x` and of `weight`, those that are `wanted`."""
-    wide, normal = to_accumulate(grad), to_accumulate(x) * scale
-    slope = wide if weight is None else wide * weight
-    of_x = (slope - normal * (slope * normal).mean(dims(shape), keepdim=True)) * scale
-    of_weight = (wide * normal).sum_to_size(shape).to(weight.dtype) if wanted[1] else None
-    return of_x.to(x.dtype) if wanted[0] else None, of_weight
-
-
-def dims(shape):
-    return list(range(-len(shape), 0))
-
-
-RMS_NORM = {
-    aten._fused_rms_norm.default: fused_rms_norm,
-    aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
+RMS_NORM = {  # functions of our own, for the op table sets attributes of them
+    func: functools.partial(decomposition_table[func])
+    for func in (aten._fused_rms_norm.default, aten._fused_rms_norm_backward.default)
 }
+fused_rms_norm, fused_rms_norm_backward = RMS_NORM.values()
 
 
 # softmax

@@ -37,6 +37,9 @@ class VirtualStorage:
     def element_size(self):
         return 1
 
+    def get_device(self):
+        return self.gpu.index
+
     def resize_(self, nbytes):
         """Also in the GPU's ledger; torch.OutOfMemoryError if there is no room."""
         self.inner.block.resize(nbytes)
@@ -53,43 +56,22 @@ def storage_of(name: str) -> Callable:
     return lambda self, *args: getattr(self.elements(), name)(*args).storage()
 
 
-class VirtualTypedStorage:
+class VirtualTypedStorage(torch.TypedStorage):
     """x.storage(), and x._typed_storage(), by which FSDP frees and reallocates memory: sizes are in elements."""
 
-    is_cuda, is_sparse = True, False
+    def __new__(cls, tensor: Tensor):
+        return object.__new__(cls)
 
     def __init__(self, tensor: Tensor):
-        self.tensor, self.inner = tensor, tensor.untyped_storage()
-        self.dtype, self.device, self.get_device = tensor.dtype, tensor.device, tensor.get_device
-        self.nbytes, self.element_size = self.inner.nbytes, tensor.element_size
-
-    def untyped(self):
-        return self.inner
-
-    def size(self):
-        return self.nbytes() // self.element_size()
-
-    __len__ = _size = size
-
-    def resize_(self, size):
-        self.inner.resize_(size * self.element_size())
-
-    _resize_ = resize_
-
-    def data_ptr(self):
-        return self.inner.data_ptr()
-
-    _data_ptr = data_ptr
+        self.tensor, self.dtype, self._untyped_storage = tensor, tensor.dtype, tensor.untyped_storage()
 
     def elements(self) -> Tensor:
-        return self.tensor.detach().as_strided((self.size(),), (1,), 0)
+        return self.tensor.detach().as_strided((self._size(),), (1,), 0)
 
-    def __reduce_ex__(self, protocol):
+    def _pickle_storage_type(self):
         raise RuntimeError(f"the storage of a tensor on {self.device} is not saved: save the tensor")
 
     def tolist(self):
         return self.elements().tolist()
 
-    clone, cpu, cuda = map(storage_of, ("clone", "cpu", "cuda"))
-    bool, byte, char, short, int, long = map(storage_of, ("bool", "byte", "char", "short", "int", "long"))
-    half, bfloat16, float, double = map(storage_of, ("half", "bfloat16", "float", "double"))
+    clone, cpu, cuda, _to = map(storage_of, ("clone", "cpu", "cuda", "to"))

@@ -169,13 +169,7 @@ class VirtualTensor(Tensor):
     map_ = apply_
     __cuda_array_interface__ = property(_raw_pointer)
 
-    @property
-    def data(self):
-        return Base.data.__get__(self)
-
-    @data.setter
-    def data(self, value):
-        set_data(self, value)
+    data = property(lambda self: Base.data.__get__(self), lambda self, value: set_data(self, value))
 
     @property
     def grad(self):
