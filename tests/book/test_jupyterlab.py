@@ -79,18 +79,12 @@ def made(tmp_path_factory):
 def lab_page(made, browser):
     """It in a browser, without the network."""
     address, token = made
-    context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    context.set_default_timeout(120_000)
-    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-    try:
-        page = context.new_page()
+    with live.browsing(browser, address, height=1000) as page:
         page.goto(f"{address}/lab?token={token}")
         page.wait_for_function("window.jupyterapp")
         page.evaluate("() => { window.restored = jupyterapp.restored.then(() => { window.ready = true; }); }")
         page.wait_for_function("window.ready")
         yield page
-    finally:
-        context.close()
 
 
 def open_page(lab_page, name):

@@ -4,7 +4,6 @@ import copy
 import itertools
 import re
 
-import figure_pages
 import pytest
 from figure_pages import control, drawn_boxes, picture, sentence
 
@@ -12,7 +11,6 @@ from experiments import ddp_step
 from mgpu_lib import recorded
 from mgpu_lib.widgets import OverlapExplorer
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 MIB = 2**20
 NAMES = ("network", "num_gpus", "link", "between", "host", "bucket_cap_mb")
 

@@ -4,14 +4,12 @@ import copy
 import itertools
 import re
 
-import figure_pages
 import pytest
 from figure_pages import control, drawn_boxes, picture
 
 from mgpu_lib import recorded
 from mgpu_lib.widgets import WhySlower
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 NAMES = ("gpu", "link", "network", "strategy", "num_gpus", "batch_size")
 LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
