@@ -39,6 +39,16 @@ def give_up(reason):
     pytest.skip(reason)
 
 
+@pytest.fixture
+def uncompiled():
+    """For training that is over before its compiler would be."""
+    import torch  # here, for it takes seconds, and most tests of pages do without
+
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
 @pytest.fixture(scope="session")
 def book():
     """Folder of the built book's pages; builds it first where it isn't up to date. `make book` makes the same one."""
