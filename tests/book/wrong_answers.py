@@ -883,7 +883,6 @@ RIGHT = {
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
     "in_parallel": ["return nn.DataParallel(module, devices)(X)", "return mgpu.data_parallel(module, X, devices)"],
-    "refused": ["return [n for n in range(1, most + 1) if min(map(len, torch.arange(n).chunk(k))) == 1]"],
     "row_losses": [
         """
     H = torch.relu(self.hidden(X))
@@ -895,17 +894,6 @@ RIGHT = {
         (ONE_VAR, TWO_PASSES),
     ],
     "critical_batch": ["import mgpu_lib.evidence\nreturn mgpu_lib.evidence.critical_batch(steps)[0]"],
-    "two_batch_noise": [
-        """
-    from mgpu_lib.tuning import noise_from_norms, noise_scale
-    return noise_scale(noise_from_norms(s, l, b, B) for s, l in zip(small, large))"""
-    ],
-    "best_batch": [
-        """
-    batches = range(k, 1000 * k, k)
-    times = [S_min * (1 + B_crit / B) * (t0 + c * B / k) for B in batches]
-    return batches[times.index(min(times))], min(times)"""
-    ],
     "epoch_loss": [
         """
     losses = []
@@ -933,7 +921,6 @@ RIGHT = {
     ],
     "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
     "norm_tokens": [("F.rms_norm(X, weight.shape, f.apply(weight))", "F.rms_norm(X, weight.shape) * f.apply(weight)")],
-    "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
     "on_gradient": [
         (
             "    mean = unit.reduce_scatter(whole)\n",
@@ -942,26 +929,6 @@ RIGHT = {
             "        p.grad = None\n    return\n",
         )
     ],
-    "ranks_needed": [
-        """
-    for k in range(1, 100):
-        kept = (4 if stage == 3 else 0) / k + (4 if stage > 1 else 0) / k + 8 / k
-        kept += (4 if stage < 3 else 0) + (4 if stage == 1 else 0)
-        if kept * parameters <= memory:
-            return k
-    return -(-16 * parameters // memory) if stage == 3 else float("inf")"""
-    ],
-    "pieces": [
-        """
-    old_size, new_size, found = -(-rows // old), -(-rows // new), []
-    first, end = rank * new_size, min(rows, (rank + 1) * new_size)
-    while first < end:
-        file = first // old_size
-        stop = min(end, (file + 1) * old_size)
-        found.append((file, first, stop - first))
-        first = stop
-    return found"""
-    ],
     "resumable": [  # random numbers that follow from the step need no place in the checkpoint
         (
             '        torch.set_rng_state(checkpoint["random"])\n',
@@ -969,17 +936,6 @@ RIGHT = {
             "            optimizer.zero_grad()",
             "            torch.manual_seed(1000 * epoch + done)\n            optimizer.zero_grad()",
         )
-    ],
-    "straggler": [
-        """
-    from statistics import median
-    ahead = [[value - median(step) for value in step] for step in waits]
-    for rank in range(len(waits[0])):
-        if sum(step[rank] == min(step) for step in ahead) * 2 > len(waits):
-            return rank"""
-    ],
-    "order_holds": [  # over all pairs, the same
-        ("first / (1 + a) < second / (1 + b)", "first * (1 + a) < second * (1 + b)"),
     ],
     "page": [
         """
