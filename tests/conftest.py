@@ -5,14 +5,12 @@ import re
 
 import build_book
 import chromium
-import live
 import matplotlib
 import pytest
 
 matplotlib.use("Agg")  # no window for a figure that a test draws; kernels under test are not touched by this
 
 pytest_plugins = ["sweeps"]  # which cases of a test run
-lab = live.lab  # a fixture: a JupyterLab for the tests of one file
 
 SHORT_CHAPTERS = {  # the others take more than half a minute each
     "01-meet-your-gpus.ipynb",
@@ -39,6 +37,16 @@ def give_up(reason):
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (in CI this is a failure)")
     pytest.skip(reason)
+
+
+@pytest.fixture
+def uncompiled():
+    """For training that is over before its compiler would be."""
+    import torch  # here, for it takes seconds, and most tests of pages do without
+
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
 
 
 @pytest.fixture(scope="session")

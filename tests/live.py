@@ -59,6 +59,18 @@ def serving(command, folder):
                 pass
 
 
+@contextlib.contextmanager
+def browsing(browser, address, height):
+    """A page that can reach this server only, and has time for it."""
+    context = browser.new_context(viewport={"width": 1280, "height": height})
+    context.set_default_timeout(120_000)
+    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
 def await_server(url, server, log, seconds=180):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:

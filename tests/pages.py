@@ -10,7 +10,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from experiments.museum import mended
 
-CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = ROOT / "chapters"
 PAGES = sorted(path.stem for path in CHAPTERS.glob("*.ipynb"))
 TEXTS = "index", "test-your-own-program", "instructors", "errors", "glossary", "references"
 BOOK = [*(f"{name}.md" for name in TEXTS), *(f"chapters/{name}.ipynb" for name in PAGES)]
@@ -22,6 +23,14 @@ def cells(page):
     """All cells of a page; `page` is its file's name or the beginning of it, such as "03" or "museum"."""
     [name] = [page] if page in PAGES else [name for name in PAGES if name.startswith(page)]
     return nbformat.read(CHAPTERS / f"{name}.ipynb", as_version=4).cells
+
+
+@cache
+def markdown(name):
+    """The pieces of Markdown that a page of BOOK consists of: its cells, or the whole file."""
+    if name.endswith(".md"):
+        return [(ROOT / name).read_text(encoding="utf-8")]
+    return [cell.source for cell in cells(Path(name).stem) if cell.cell_type == "markdown"]
 
 
 @cache

@@ -3,15 +3,16 @@
 import re
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 from urllib.parse import unquote
 
-import nbformat
 import test_plain_markdown as plain
 import yaml
 from markdown_it import MarkdownIt
+from pages import cells, markdown
 
 NAME = "glossary.md"
-[TEXT] = plain.markdown(NAME)
+[TEXT] = markdown(NAME)
 CHAPTERS = [name for name in plain.PAGES if name.startswith("chapters/")]
 ENTRY = re.compile(r'^<a id="(?P<key>[^"]+)"></a>\*\*(?P<term>.+?)\*\* · (?P<chinese>.+)\\\n(?P<text>.+)$', re.M)
 ENTRIES = {entry["term"]: entry for entry in ENTRY.finditer(TEXT)}
@@ -81,7 +82,7 @@ def spelling(term):
 def read(name):
     """A page's sections and marked paragraphs, {anchor: all of its text}, and its prose, [(text, what it links to)]."""
     sections, prose, anchor = defaultdict(str), [], ""
-    for cell in nbformat.read(plain.ROOT / name, as_version=4).cells:
+    for cell in cells(Path(name).stem):
         if cell.cell_type == "code":
             sections[anchor] += f"{cell.source}\n"
             continue
@@ -137,7 +138,7 @@ def test_the_first_page_with_a_term_explains_it_or_links_to_it():
 
 
 def test_a_page_links_to_each_term_or_has_it_in_a_heading():
-    links = [LINK.findall(text) for name in plain.PAGES if name != NAME for text in plain.markdown(name)]
+    links = [LINK.findall(text) for name in plain.PAGES if name != NAME for text in markdown(name)]
     targets = {anchor for found in links for page, anchor in found if page.endswith(NAME)}
     for term, entry in ENTRIES.items():
         headings = [anchor.replace("-", " ") for page, anchor in LINK.findall(entry["text"]) if page]

@@ -6,9 +6,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import live
-import nbformat
 import pytest
 from pages import BOOK as PAGES
+from pages import markdown
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +54,6 @@ SHOWN = """() => {
 }"""
 
 
-def pieces(name):
-    """How many pieces of Markdown a page has: the cells of a notebook."""
-    if name.endswith(".md"):
-        return 1
-    return sum(cell.cell_type == "markdown" for cell in nbformat.read(ROOT / name, as_version=4).cells)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The JupyterLab that `make lab` starts, in the environment that runs the tests: its address and token."""
@@ -79,18 +72,12 @@ def made(tmp_path_factory):
 def lab_page(made, browser):
     """It in a browser, without the network."""
     address, token = made
-    context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    context.set_default_timeout(120_000)
-    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-    try:
-        page = context.new_page()
+    with live.browsing(browser, address, height=1000) as page:
         page.goto(f"{address}/lab?token={token}")
         page.wait_for_function("window.jupyterapp")
         page.evaluate("() => { window.restored = jupyterapp.restored.then(() => { window.ready = true; }); }")
         page.wait_for_function("window.ready")
         yield page
-    finally:
-        context.close()
 
 
 def open_page(lab_page, name):
@@ -104,7 +91,7 @@ def shown(lab_page):
     found = {}
     for name in PAGES:
         open_page(lab_page, name)
-        lab_page.wait_for_function(DRAWN, arg=pieces(name))
+        lab_page.wait_for_function(DRAWN, arg=len(markdown(name)))
         found[name] = lab_page.evaluate(SHOWN)
         lab_page.evaluate("closePage()")
     return found

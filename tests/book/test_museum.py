@@ -2,37 +2,31 @@
 nbval compares."""
 
 import re
-from pathlib import Path
 
-import nbformat
+import pages
 import pytest
 
 import mgpu_lib as mgpu
 from experiments import museum as experiment
 from mgpu_lib.ranks import Ranks
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "chapters" / "museum.ipynb"
-MANY = NOTEBOOK.with_name("museum-many-processes.ipynb")  # the second half
+MANY = "museum-many-processes"  # the second half
 
 
-def cells_of(notebook):
+def cells_of(page):
     """{id: cell}"""
-    return {cell.id: cell for cell in nbformat.read(notebook, as_version=4).cells}
+    return {cell.id: cell for cell in pages.cells(page)}
 
 
-def exhibits_in(cells):
-    return [name for name, cell in cells.items() if "exhibit" in cell.metadata.get("tags", [])]
-
-
-def sources(notebook):
+def sources(page):
     """{id: source}, and {exhibit: the checks that found it, as its page says}."""
-    cells = cells_of(notebook)
-    found = {name: set(re.findall(r"assert_(\w+)", str(cells[f"{name}-caught"]))) for name in exhibits_in(cells)}
+    cells = cells_of(page)
+    exhibits = [name for name, cell in cells.items() if "exhibit" in cell.metadata.get("tags", [])]
+    found = {name: set(re.findall(r"assert_(\w+)", str(cells[f"{name}-caught"]))) for name in exhibits}
     return {name: re.sub(r"^%%ranks.*\n", "", cell.source) for name, cell in cells.items()}, found
 
 
-TEXTS, BUGS = sources(NOTEBOOK)
+TEXTS, BUGS = sources("museum")
 MANY_TEXTS, MANY_BUGS = sources(MANY)
 
 
@@ -79,7 +73,7 @@ def called(name):
 
 def test_the_page_opens_with_accuracies_of_the_catalog():
     """Of the programs that the paragraph below describes."""
-    [catalog] = [cell.outputs[0] for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.id == "catalog"]
+    catalog = cells_of("museum")["catalog"].outputs[0]
     accuracies = dict(re.findall(r"^\| (.+?) \| ([\d.]+)", catalog.data["text/markdown"], re.M))
     names = "born-different", None, "rebinding", "aliased", "mean-of-means"
     shown = [accuracies[called(name) if name else "The right program"] for name in names]

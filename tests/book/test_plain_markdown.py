@@ -5,7 +5,6 @@ import re
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import plain_markdown
 import pytest
 import references
@@ -14,19 +13,11 @@ from docutils.core import publish_doctree
 from markdown_it import MarkdownIt
 from myst_parser.docutils_ import Parser
 from pages import BOOK as PAGES
+from pages import markdown
 
 ROOT = references.ROOT
 pages = pytest.mark.parametrize("name", PAGES)
 LABELS = references.labels()
-
-
-@cache
-def markdown(name):
-    """The pieces of Markdown that a page consists of: its cells, or the whole file."""
-    if name.endswith(".md"):
-        return [(ROOT / name).read_text(encoding="utf-8")]
-    cells = nbformat.read(ROOT / name, as_version=4).cells
-    return [cell.source for cell in cells if cell.cell_type == "markdown"]
 
 
 def tokens(text):

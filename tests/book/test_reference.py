@@ -2,10 +2,10 @@
 
 import doctest
 import importlib
-import json
 import re
 
 import build_book
+import pages
 import pytest
 from bs4 import BeautifulSoup
 
@@ -22,8 +22,8 @@ IMPORTED = re.compile(r"^ *from (mgpu_lib|mgpu_lib\.[\w.]+|virtual_gpus) import 
 
 @pytest.fixture(scope="module")
 def described(book):
-    pages = [BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser") for name in PAGES]
-    return {tag["id"] for page in pages for tag in page.select("dt.sig[id]")}
+    made = [BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser") for name in PAGES]
+    return {tag["id"] for page in made for tag in page.select("dt.sig[id]")}
 
 
 def test_every_public_name_is_described(described):
@@ -45,11 +45,10 @@ def used(code):
 def test_every_name_that_a_chapter_uses_is_described(described):
     """Under whichever of its addresses: `mgpu.Table` is also `mgpu_lib.table.Table`."""
     last = {name.rpartition(".")[2] for name in described}
-    for path in sorted((build_book.ROOT / "chapters").glob("*.ipynb")):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    for page in pages.PAGES:
+        code = "\n".join(cell.source for cell in pages.cells(page) if cell.cell_type == "code")
         names = {name for name in used(code) - SAID if not name.startswith("mgpu_lib.exercises")}
-        assert {name for name in names if name.rpartition(".")[2] not in last} == set(), path.name
+        assert {name for name in names if name.rpartition(".")[2] not in last} == set(), page
 
 
 LIBRARY = build_book.ROOT / "mgpu_lib"

@@ -23,10 +23,6 @@ WHOLE_RING = """
         own = [own[(i - 1) % k].to(data[i].device, copy=True) for i in range(k)]
         for i in range(k):
             data[i] += own[i]"""
-MEDIAN = """
-    from statistics import median
-    return min(range(len(waits[0])), key=lambda r: median(step[r] for step in waits))"""
-AVG = "op=dist.ReduceOp.AVG"
 AFTER_BACKWARD = """
     def finish():
         bucket = []
@@ -109,7 +105,6 @@ WRONG = {
         ("total + loss.detach()", "total.item() + loss.item()", "keep the sum on the GPU"),
         ("X.to(device, non_blocking=True)", "X.cuda()", "cuda:0"),
         ("X.to(device, non_blocking=True)", "X.to(device)", "waits once"),
-        ("    loss.backward()", "    assert loss < losses.max()\n    loss.backward()", "waits once"),
         ("loss.detach()", "loss", "add loss.detach()"),
         ("    loss.backward()\n", "", "call backward"),
         ("(weights * losses)", "losses", "the gradient has changed"),
@@ -187,7 +182,6 @@ WRONG = {
         (VIA_CPU, "from the CPU. Send from GPU to GPU"),
     ],
     "is_wrong": [
-        ("return True", "let gaps of rounding pass"),
         ("<= 1e-5", "<= 0", "let gaps of rounding pass"),
         ("2 * k + 1", "2 * k", "averages the means of the shards"),
         ("2 * [", "[", "never zeroes the gradients"),
@@ -254,7 +248,6 @@ WRONG = {
         ),
         ("0.1 * H.mean", "0.1 * H.detach().mean", "not its gradient"),
         ("losses + 0.1 * H.mean(dim=1)", "(losses + 0.1 * H.mean(dim=1)).detach()", "needs a gradient"),
-        ("return losses + 0.1 * H.mean(dim=1)", "self.penalty = H.mean()\n    return losses", "The penalty is missing"),
     ],
     "sync_batch_norm": [
         ("n = sum(len(X) for X in shards)", "n = len(shards[0]) * len(shards)", "as on one device"),
@@ -339,11 +332,6 @@ WRONG = {
         ("max(parts, key=idle)", 'max(parts, key=lambda part: part["dur"])', "takes the host longest"),
         ('             and not event["name"].startswith("Profiler")]', "]", "the whole step"),
         ('["name"]\n', "\n", "is no range of the host"),
-        (
-            "max(0, min(end, b) - max(start, a))",
-            "(b - a)",
-            "but the GPU works in",
-        ),
     ],
     "step_seconds": [
         ("            torch.cuda.synchronize(device)\n", "            pass\n", "a GPU is still at work"),
@@ -368,15 +356,11 @@ WRONG = {
         ("return total.item() / len(batches)", "return total / len(batches)", "return a float, not a Tensor"),
         ("return total.item() / len(batches)", "return total.item()", "the mean loss is"),
         ("total += loss.detach()", "total = total + loss", "the graphs of 5 steps are kept"),
-        ("total += loss.detach()", "total += loss", "Add up loss.detach()"),
     ],
     # How far to trust the clock
     "order_holds": [
         ("second / (1 + b)", "second", "the second is faster"),
-        ("first / (1 + a)", "first", "0.50 instead of 0.75"),
         ("first / (1 + a) < second / (1 + b)", "first * (1 - a) < second * (1 - b)", "1 / 0.8 real seconds"),
-        ("for a in errors for b in errors", "for a, b in zip(errors, errors)", "0.75; where only the second"),
-        ("return sum(right) / len(pairs)", "return sum(right)", "instead of 0.75"),
         ("return sum(right) / len(pairs)", "return str(sum(right))", "Return a number from 0 to 1"),
     ],
     # Batch size and learning rate
@@ -389,7 +373,6 @@ WRONG = {
         ("(rows == rows[0]).all()", "len(set(rows.argmax(1).tolist())) == 1", "all its images get the same class"),
         ("(rows == rows[0]).all()", "abs(loss - math.log(10)) < 1e-4", "the loss alone doesn't tell"),
         ("(rows == rows[0]).all()", "rows.std() < 0.1", "the loss alone doesn't tell"),
-        ("return step", "return len(losses) - 1", "after step 4, you say 11"),
         ("return -1", "return 'never'", "return the number of a step, or -1"),
     ],
     "seeds_needed": [
@@ -414,7 +397,6 @@ WRONG = {
     ],
     "mended_comparison": [
         ("evidence.best_rate(grid[B], ", "evidence.best_rate(grid[second], ", "tuned for one batch only"),
-        ("evidence.best_rate(grid[B], ", "evidence.best_rate(grid[first], ", "tuned for one batch only"),
         (
             'evidence.best_rate(grid[B], "epochs")',
             'max(grid[B], key=lambda lr: evidence.tested(grid[B][lr], "epochs")[0])',
@@ -446,7 +428,6 @@ WRONG = {
         ("return E_min / S_min", "return S_min / E_min", "turn it round"),
         (", w=[1 / s for s in S]", "", "do they decide alone?"),
         ("B, S = list(steps), list(steps.values())\nreturn B[0] * (S[0] / S[-1] - 1)", "less than the steps of the"),
-        (", w=[1 / s for s in S]", ", w=[1, *[0] * (len(x) - 2), 1]", "Fit all sizes"),
     ],
     "two_batch_noise": [
         ("noise / signal", "signal / noise", "that is signal over noise"),
@@ -458,7 +439,6 @@ WRONG = {
     "best_batch": [
         ("c * B / k", "c * B", "an image costs c / k"),
         ("B_crit * t0 * k / c", "B_crit * t0 / c", "grows with the root of k"),
-        ("math.sqrt(B_crit * t0 * k / c)", "k * math.sqrt(B_crit * t0 / c)", "grows with the root of k"),
         (
             "max(1, math.floor(math.sqrt(B_crit * t0 * k / c) / k))",
             "math.sqrt(B_crit * t0 * k / c) / k",
@@ -471,7 +451,6 @@ WRONG = {
             "k * max(1, round(math.sqrt(B_crit * t0 * k / c) / k))",
             "need not be the faster one",
         ),
-        ("return batch, seconds(batch)", "return batch, seconds(batch) / S_min", "s, not"),
     ],
     "rescale": [
         ('["lr"] *= math.sqrt(k)', '["lr"] *= k', "That is SGD's rule"),
@@ -480,7 +459,6 @@ WRONG = {
         ("max(beta2**k, 0.9)", "beta2**k", "below the floor of 0.9"),
         ("max(beta2**k, 0.9)", "beta2", "beta2 is 0.999 instead of 0.996006"),
         ('        group["weight_decay"] *= math.sqrt(k)\n', "", "each step shrinks the weights by"),
-        ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] *= k', "each step shrinks the weights by"),
         ('["weight_decay"] *= math.sqrt(k)', '["weight_decay"] += 0.1', "this group had none"),
         ('["initial_lr"] *= math.sqrt(k)', '["initial_lr"] *= 1', "a new scheduler should begin"),
     ],
@@ -512,7 +490,6 @@ WRONG = {
     ],
     "best_cap": [
         ("return max(caps)", "A large bucket waits for its last gradient"),
-        ("return min(caps)", "latency 2, bandwidth 2: 1 instead of 8"),
         (" + latency", "", "Every bucket pays the latency"),
         ("ready[i]) + latency + held / bandwidth", "ready[i] + latency + held / bandwidth)", "all-reduces take turns"),
     ],
@@ -521,7 +498,6 @@ WRONG = {
             "return min(dumps, key=lambda rank: len(dumps[rank])), 43 + 2 * (len(dumps) == 3)",
             "A short list may only mean",
         ),
-        ("max(min(record)", "max(max(record)", "(1, 47) instead of (2, 45)"),
         (
             "return rank, number",
             "return rank, number - 1",
@@ -530,10 +506,6 @@ WRONG = {
         (
             "list(names.values()).count(name) == 1",
             "name is None",
-            "rank 2 calls another one: (1, 47) instead of (2, 45)",
-        ),
-        (
-            "return min((calls[-1][0] + 1, rank) for rank, calls in dumps.items())[::-1]",
             "rank 2 calls another one: (1, 47) instead of (2, 45)",
         ),
         (
@@ -549,7 +521,6 @@ WRONG = {
     ],
     # Splitting a network
     "best_cuts": [
-        ("return [len(work) * stage // stages for stage in range(1, stages)]", "Work comes first"),
         ("return [0] * (stages - 1)", "without layers"),
         ("return list(range(1, stages + 1))", "too few cuts or too many"),
         ("return busiest, ", "return ", "Work comes first"),
@@ -571,7 +542,6 @@ WRONG = {
         ("max(free[rank], ends.get((giver, name), 0))", "ends.get((giver, name), 0)", "a single rank never waits"),
         ("rank - 1 if forth else rank + 1", "rank - 1", "B0 of rank 0 needs B0 of rank 1"),
         ("(forward if forth else backward)", "forward", "8 instead of 10: a single rank never waits"),
-        ("return max(free)", "return free[-1]", "8 instead of 11"),
         ("return max(free)", "return free", "list instead of a number"),
     ],
     "one_f_one_b": [
@@ -594,7 +564,6 @@ WRONG = {
     "norm_tokens": [
         ("f.apply(weight)", "weight", "its own tokens only"),
         ("F.rms_norm(X,", "F.rms_norm(f.apply(X),", "no other rank has these tokens"),
-        ("f.apply(weight)", "f.apply(weight / dist.get_world_size())", "doesn't have F.rms_norm"),
         ("f.apply(weight)", "f.apply(f.apply(weight))", "isn't that of one device"),
         ("f.apply(weight)", "g.apply(weight)", "doesn't have F.rms_norm"),
         ("f.apply(weight)", "(f.apply(weight) + weight.detach()) / 2", "the ranks' mean"),
@@ -617,11 +586,6 @@ WRONG = {
     ],
     "vocabulary_loss": [
         ("    dist.all_reduce(most, dist.ReduceOp.MAX)\n", "", "subtract the same maximum"),
-        (
-            "g.apply((logits - most[:, None]).exp().sum(-1))",
-            "(logits - most[:, None]).exp().sum(-1)",
-            "the loss on rank",
-        ),
         ("logits.detach().amax(-1)", "0 * logits.detach().amax(-1)", "subtract the maximum before"),
         ("g.apply(mine.masked_fill(elsewhere, 0))", "g.apply(mine)", "come from the rank that has it"),
         (").mean()", ").sum()", "not their mean"),
@@ -640,16 +604,13 @@ WRONG = {
         ("    column =", "    dist.all_reduce(torch.zeros(6, 8))\n    column =", "three per token are enough"),
     ],
     "where_to_look": [
-        ("return 'nowhere'", "may be, too: you say 'nowhere' instead of 'behind embedding'"),
         ("return gaps[0]", "not a tuple"),
         ("1e-12", "1e-16", "all gaps are rounding"),
         ("max(gap) >", "gap[0] >", "rank 1's gradients are wrong up to embedding"),
         ("max(gap) >", "min(gap) >", "you say 'nowhere'"),
         ("last = max(", "last = min(", "you say 'behind embedding' instead of 'behind norm'"),
         ("last > 0 and ", "", "you say 'in embedding'"),
-        (' if last > 0 and not wrong[last - 1] else "behind"', "", "you say 'in embedding'"),
         ('"in" if last > 0 and not wrong[last - 1] else ', "", "a right one went through it to embedding"),
-        ("last > 0 and not wrong[last - 1]", "sum(wrong) == 1 and last > 0", "up is nearer to the loss"),
         ("not wrong[last - 1]", "not any(wrong[:last])", "up is nearer to the loss"),
         ("not wrong[last - 1]", "not wrong[0]", "just before it, is right"),
     ],
@@ -660,10 +621,8 @@ WRONG = {
         ("blocks = 2 if causal else 4", "blocks = 4", "two of a step's four blocks"),
         ("blocks = 2 if causal else 4", "blocks = 2", "without a mask all four blocks"),
         ("2 * 2 + (2 * 4 if backward else 0)", "2 + (2 * 4 if backward else 0)", "both keys and values travel"),
-        ("2 * 2 + (2 * 4 if backward else 0)", "2 * 2 + (2 * 2 if backward else 0)", "4 bytes each"),
         ("2 * 2 + (2 * 4 if backward else 0)", "2 * 2", "with them their gradients"),
         ("products = 5 if backward else 2", "products = 2", "five products"),
-        ("products = 5 if backward else 2", "products = 4 if backward else 2", "five products"),
         ("return sent", "return 3 * sent", "tokens instead of"),
     ],
     "balanced": [
@@ -725,7 +684,6 @@ WRONG = {
     ],
     "pieces": [
         ("size = -(-rows // ranks)", "size = rows // ranks", "rounded up"),
-        ("return found", "return found[:1]", "This rank has rows 0 to 3"),
         ("return found", "return found[0]", "Return a list"),
         ("return found", "return found[::-1]", "in the order of the rows"),
         ("append((other,", "append((rank,", "Row 3 isn't in the file of rank 0"),
@@ -763,13 +721,7 @@ WRONG = {
             "interval <= failure",
             "70 minutes instead of 92: it dies in the middle of a save",
         ),
-        (
-            "        while",
-            "        if failure < clock:\n            continue\n        while",
-            "the restart begins anew",
-        ),
         ("failure + restart", "failure", "instead of 79: the save at 22 is whole"),
-        ("failure + restart", "failure + restart\n        done = 0", "instead of 79: the save at 22 is whole"),
         ("return clock", "return clock - write", "64 minutes instead of 66: three times 20 minutes and a save"),
         ("return clock", "return f'{clock} minutes'", "str instead of a number"),
         ("return clock", "return clock + restart * len(failures[3:])", "minutes instead of"),
@@ -798,7 +750,6 @@ WRONG = {
         ("<= capacity", "< capacity", "of those that chose it would fit"),
         (" <= capacity", "", "return a tensor of bool"),
         ("<= capacity", "<= capacity + 1", "takes 3 rows"),
-        ("chosen.T.flatten()", "chosen.T.flatten().flip(0)", "expert 1 takes 3 rows"),
     ],
     "squared_part": [
         (
@@ -827,7 +778,6 @@ WRONG = {
     ],
     "gpus_to_rent": [
         (" if needed <= most else math.inf", "", "however many there are"),
-        ("4 / 3 * ", "", "however many there are"),
         ("cards * ", "", "are in time. The batch has"),
         ("if needed <= most", "if 8 * math.ceil(needed / 8) <= most", "200 are in time"),
         ("8 * math.ceil(needed / 8)", "math.ceil(needed)", "nodes of eight"),
@@ -836,7 +786,6 @@ WRONG = {
         ("8 * math.ceil(needed / 8)", "needed", "Return a number of GPUs"),
     ],
     "straggler": [
-        (MEDIAN, "none in more than half"),
         ("return max(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "was ready first"),
         ("return min(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "A single long pause"),
         ("2 * count > len(waits)", "count", "now and then"),
@@ -870,7 +819,6 @@ WRONG = {
     ],
     "own_bug": [
         (TWO_ONLY, REDUCE, "we find no bug"),
-        ("len(X))", "len(X) // 2)", "it is wrong, but `assert_step_matches_single_device` caught it"),
         ("in replicas:", "in replicas[:1]:", "but `assert_replicas_equal`, `assert_gradients_fresh`"),
         (TWO_ONLY, REDUCE + "    1 / (len(devices) == 2)\n", "it is not silent, but raises an error"),
         ("lr, batch", "0.9 * lr if len(devices) > 2 else 1.01 * lr, batch", "it is wrong, but"),
@@ -935,7 +883,6 @@ RIGHT = {
     "ring_allreduce": ["from mgpu_lib.collectives import ring_allreduce"],
     "uneven_weights": ["return torch.tensor(sizes) / sum(sizes)"],
     "in_parallel": ["return nn.DataParallel(module, devices)(X)", "return mgpu.data_parallel(module, X, devices)"],
-    "refused": ["return [n for n in range(1, most + 1) if min(map(len, torch.arange(n).chunk(k))) == 1]"],
     "row_losses": [
         """
     H = torch.relu(self.hidden(X))
@@ -947,17 +894,6 @@ RIGHT = {
         (ONE_VAR, TWO_PASSES),
     ],
     "critical_batch": ["import mgpu_lib.evidence\nreturn mgpu_lib.evidence.critical_batch(steps)[0]"],
-    "two_batch_noise": [
-        """
-    from mgpu_lib.tuning import noise_from_norms, noise_scale
-    return noise_scale(noise_from_norms(s, l, b, B) for s, l in zip(small, large))"""
-    ],
-    "best_batch": [
-        """
-    batches = range(k, 1000 * k, k)
-    times = [S_min * (1 + B_crit / B) * (t0 + c * B / k) for B in batches]
-    return batches[times.index(min(times))], min(times)"""
-    ],
     "epoch_loss": [
         """
     losses = []
@@ -985,7 +921,6 @@ RIGHT = {
     ],
     "one_f_one_b": [("return order + [", "return (*order, *[", "in rest]", "in rest])")],
     "norm_tokens": [("F.rms_norm(X, weight.shape, f.apply(weight))", "F.rms_norm(X, weight.shape) * f.apply(weight)")],
-    "logged_norm": [("weight.norm().full_tensor()", "weight.full_tensor().norm()")],
     "on_gradient": [
         (
             "    mean = unit.reduce_scatter(whole)\n",
@@ -994,26 +929,6 @@ RIGHT = {
             "        p.grad = None\n    return\n",
         )
     ],
-    "ranks_needed": [
-        """
-    for k in range(1, 100):
-        kept = (4 if stage == 3 else 0) / k + (4 if stage > 1 else 0) / k + 8 / k
-        kept += (4 if stage < 3 else 0) + (4 if stage == 1 else 0)
-        if kept * parameters <= memory:
-            return k
-    return -(-16 * parameters // memory) if stage == 3 else float("inf")"""
-    ],
-    "pieces": [
-        """
-    old_size, new_size, found = -(-rows // old), -(-rows // new), []
-    first, end = rank * new_size, min(rows, (rank + 1) * new_size)
-    while first < end:
-        file = first // old_size
-        stop = min(end, (file + 1) * old_size)
-        found.append((file, first, stop - first))
-        first = stop
-    return found"""
-    ],
     "resumable": [  # random numbers that follow from the step need no place in the checkpoint
         (
             '        torch.set_rng_state(checkpoint["random"])\n',
@@ -1021,17 +936,6 @@ RIGHT = {
             "            optimizer.zero_grad()",
             "            torch.manual_seed(1000 * epoch + done)\n            optimizer.zero_grad()",
         )
-    ],
-    "straggler": [
-        """
-    from statistics import median
-    ahead = [[value - median(step) for value in step] for step in waits]
-    for rank in range(len(waits[0])):
-        if sum(step[rank] == min(step) for step in ahead) * 2 > len(waits):
-            return rank"""
-    ],
-    "order_holds": [  # over all pairs, the same
-        ("first / (1 + a) < second / (1 + b)", "first * (1 + a) < second * (1 + b)"),
     ],
     "page": [
         """

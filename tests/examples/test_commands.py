@@ -7,17 +7,16 @@ import re
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 import ranks
 import running
+from pages import markdown
 
 DOCSTRING = ast.get_docstring(ast.parse(running.SCRIPT.read_text()))
 COMMANDS = re.findall(r"^    (\w.+)$", DOCSTRING.replace("\\\n        ", ""), re.M)
 assert len(COMMANDS) == 7
 BRIEF = "--images 8 --batch-size 8 --epochs 1"  # added for ResNet-18, which takes its time without a GPU
 SLURM = running.ROOT / "examples" / "train_ddp.slurm"
-PAGE = running.ROOT / "chapters" / "jobs-that-survive.ipynb"
 pytestmark = pytest.mark.slow
 
 
@@ -56,7 +55,7 @@ def recorded(folder):
 
 def test_the_page_on_jobs_that_survive_shows_two_of_them():
     """Its cells run the others; nobody can run these on the page."""
-    text = "\n".join(cell.source for cell in nbformat.read(PAGE, as_version=4).cells if cell.cell_type == "markdown")
+    text = "\n".join(markdown("chapters/jobs-that-survive.ipynb"))
     blocks = "".join(re.findall(r"^```sh$(.*?)^```$", text, re.M | re.S)).replace("\\\n    ", "")
     shown = re.findall(r"^(?:torchrun|sbatch|python) .+$", blocks, re.M)
     assert len(shown) == 2 and set(shown) <= set(COMMANDS)

@@ -1,4 +1,7 @@
-"""examples/train_ddp.py, killed: it resumes as if nothing had happened, and leaves no file half written."""
+"""examples/train_ddp.py, killed: it resumes as if nothing had happened, and leaves no file half written.
+
+That torchrun restarts its ranks so, the page on jobs that survive shows.
+"""
 
 import killing
 import pytest
@@ -36,12 +39,6 @@ def test_a_killed_process_started_again_ends_as_an_undisturbed_one(tmp_path):
     alone(undisturbed_alone, [])
     alone(tmp_path, plan)
     assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed_alone)
-
-
-def test_torchrun_restarts_killed_ranks_which_end_as_undisturbed_ones(undisturbed, tmp_path):
-    plan = killing.drawn(4, 5, ranks=2)
-    running.done(torchrun(tmp_path, plan, "--max-restarts", len(plan)), tmp_path)
-    assert killing.happened(tmp_path / "plan.json") == len(plan) and running.same_run(tmp_path, undisturbed)
 
 
 def test_ranks_killed_on_two_machines_are_restarted_and_end_as_undisturbed_ones(undisturbed, tmp_path):

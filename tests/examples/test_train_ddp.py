@@ -137,14 +137,6 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_step_at_hand_and_ends_well(tmp_path):
-    with running.started([*PLAIN, *LONG], tmp_path) as run:
-        assert running.stop_after([run], tmp_path, 4) == [0]
-        step = running.checkpoint(tmp_path)["step"]
-        assert f"stopped by SIGTERM after step {step}" in run.said and len(running.lines(tmp_path)) == 1 + step < 201
-
-
-@pytest.mark.slow
 def test_torchrun_passes_sigterm_on(tmp_path):
     """Nothing is forked: torchrun and its ranks are as a reader starts them."""
     command = sys.executable, *torchrun(*LONG)[1:]

@@ -22,9 +22,9 @@ TINY = "--layers 2 --width 24 --heads 3 --context 16 --batch-size 6 --seed 7".sp
 RUN = [*TINY, *"--steps 10 --every 3 --checkpoints run --metrics run.csv --export net.pt".split()]
 
 
-def torchrun(count, *arguments, plan=(), folder=None, restarts=0):
+def torchrun(count, *arguments, plan=(), folder=None):
     script = running.planned(folder, *plan, script=SCRIPT) if plan else [SCRIPT]
-    return [running.FORK, *running.TORCHRUN, count, "--max-restarts", restarts, *script, *arguments]
+    return [running.FORK, *running.TORCHRUN, count, *script, *arguments]
 
 
 def exported(folder, name="net.pt"):
@@ -97,19 +97,12 @@ KILLS = [killing.Kill("step", 5, 1), killing.Kill("fsync", 1, 1), killing.Kill("
 
 
 @pytest.mark.slow
-def test_killed_ranks_are_restarted_and_end_bit_for_bit_as_undisturbed_ones(undisturbed, tmp_path):
-    running.done(torchrun(2, *RUN, plan=KILLS, folder=tmp_path, restarts=len(KILLS)), tmp_path)
-    assert killing.happened(tmp_path / "plan.json") == len(KILLS)
-    check_same(tmp_path, undisturbed)
-
-
-@pytest.mark.slow
-def test_two_machines_with_a_killed_rank_end_bit_for_bit_as_an_undisturbed_one(undisturbed, tmp_path):
-    script = running.planned(tmp_path, KILLS[1], script=SCRIPT)
-    with running.on_two_machines(tmp_path, "--max-restarts", 1, *script, *RUN) as runs:
+def test_killed_ranks_on_two_machines_are_restarted_and_end_bit_for_bit_as_undisturbed_ones(undisturbed, tmp_path):
+    script = running.planned(tmp_path, *KILLS, script=SCRIPT)
+    with running.on_two_machines(tmp_path, "--max-restarts", len(KILLS), *script, *RUN) as runs:
         assert [run.ended() for run in runs] == [0, 0]
         assert all(run.vanished() for run in runs)
-    assert killing.happened(tmp_path / "plan.json") == 1
+    assert killing.happened(tmp_path / "plan.json") == len(KILLS)
     check_same(tmp_path, undisturbed)
 
 

@@ -76,21 +76,19 @@ def numbers(text):
 
 
 @pytest.fixture(autouse=True)
-def as_recorded(monkeypatch):
-    """One thread, the images where they are, and no compiler, which takes longer than these runs.
+def as_recorded(monkeypatch, uncompiled):
+    """One thread, and the images where they are.
 
     conftest.py sets MGPU_DATA for all tests, and keeps what it was before in MGPU_DATA_GIVEN.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.compiler.set_stance("force_eager")
     monkeypatch.setattr(tuning, "fashion_mnist", lambda: images() or load_digits())
     if not images():
         monkeypatch.setattr(tuning, "VALIDATION", 300)
     yield
     while current():  # the museum's cells turn virtual GPUs on and leave them so
         current().stop()
-    torch.compiler.set_stance("default")
     torch.set_num_threads(threads)
 
 

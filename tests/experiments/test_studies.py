@@ -33,18 +33,11 @@ from mgpu_lib.parallel import get_params, train_batch
 from virtual_gpus import virtual_gpus
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("uncompiled")
 STUDIES = (
     "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise "
     "oscillation positions resnet18 resnet_grid same_step scaling sharpness small_lm ten_seeds"
 ).split()
-
-
-@pytest.fixture(autouse=True)
-def uncompiled():
-    """Compiling takes longer than these runs."""
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import itertools
 import math
 import statistics
 
-import figure_pages
 import pytest
 from figure_pages import cell, control, drawn, points_of, sentence
 from figure_samples import explorer, loop, shown_by
@@ -13,7 +12,6 @@ from mgpu_lib import recorded
 from mgpu_lib.tuning import linear_scaling, sqrt_scaling
 from mgpu_lib.widgets import LoopExplorer, TuningExplorer, explorer_data
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 SIZES = [1, 4, 16, 64, 256, 1024, 4096]
 
 

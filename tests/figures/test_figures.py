@@ -3,7 +3,6 @@
 import io
 import re
 
-import figure_pages
 import pytest
 import take_pictures
 from figure_pages import FORCE, HOSTILE, SMALLEST, picture, sentence, state_of
@@ -15,7 +14,6 @@ from mgpu_lib import widgets
 from mgpu_lib.widgets import BatchSplitter, base
 from mgpu_lib.widgets.base import DECLARATION, EXPORT, PICTURES, module, picture_name
 
-write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 DARK = ["document.documentElement.dataset.theme = 'dark'", "document.body.dataset.jpThemeLight = 'false'"]
 COLORS = """() => ["figcaption", ".mgpu-picture *", ".mgpu-controls :is(select, button)"].map((some) =>
     [...document.querySelectorAll(`.mgpu ${some}`)].map((element) => {

@@ -2,7 +2,6 @@
 
 import itertools
 
-import figure_pages
 import pytest
 import torch
 from figure_pages import picture
@@ -12,8 +11,6 @@ from torch import nn
 from mgpu_lib.widgets import MemoryExplorer
 from mgpu_lib.widgets.memory import memory_table
 from virtual_gpus import virtual_gpus
-
-write, says = figure_pages.write, figure_pages.says
 
 
 def test_data_that_is_not_a_memory_table_is_refused():

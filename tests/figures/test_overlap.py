@@ -4,15 +4,12 @@ import copy
 import itertools
 import re
 
-import figure_pages
 import pytest
 from figure_pages import control, drawn_boxes, picture, sentence
 
 from experiments import ddp_step
-from mgpu_lib import recorded
 from mgpu_lib.widgets import OverlapExplorer
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 MIB = 2**20
 NAMES = ("network", "num_gpus", "link", "between", "host", "bucket_cap_mb")
 
@@ -30,16 +27,13 @@ def cells_of(data, state):
     return data["cells"][one][0], data["cells"]["/".join([one, *map(str, joints)])]
 
 
-def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
+def test_a_grid_that_is_none_is_refused(data):
     uneven, short = copy.deepcopy(data), copy.deepcopy(data)
     uneven["cells"]["ResNet-18/fast/PCIe tree/8"].pop()
     short["bytes"]["ResNet-18"].pop()
     for grid, words in ((uneven, r"7 bucket sizes.*\[6, 7\]"), (short, r"\[6, 7\]"), ([], "list"), ({}, "gpu")):
         with pytest.raises(ValueError, match=words):
             OverlapExplorer(grid)
-    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
-    with pytest.raises(FileNotFoundError, match=re.escape("python -m experiments.ddp_step")):
-        OverlapExplorer()
 
 
 @pytest.mark.parametrize(

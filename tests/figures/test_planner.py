@@ -2,7 +2,6 @@
 
 import random
 
-import figure_pages
 import pytest
 from figure_pages import picture, sentence
 
@@ -12,7 +11,6 @@ from mgpu_lib.widgets import Planner
 from mgpu_lib.widgets.javascript import javascript
 from mgpu_lib.widgets.planner import JOB, OFFERED, SPLIT, planner_data
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 SEED = 2
 # What the page computes of runs, or what is wrong with them.
 PLANS = """(data, settings) => settings.map((at) => {

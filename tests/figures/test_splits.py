@@ -2,14 +2,11 @@
 
 import itertools
 
-import figure_pages
 import pytest
 from figure_pages import picture
 from figure_samples import BATCH_SIZES, splits, traffic_data
 
 from mgpu_lib.widgets import SplitExplorer
-
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 
 
 def test_data_that_is_not_a_traffic_table_is_refused():

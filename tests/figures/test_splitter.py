@@ -2,14 +2,11 @@
 
 import itertools
 
-import figure_pages
 import pytest
 import torch
 from figure_pages import picture, sentence
 
 from mgpu_lib.widgets import BatchSplitter
-
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 
 
 def test_split_equals_torch_for_every_size(calls):

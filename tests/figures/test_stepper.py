@@ -2,7 +2,6 @@
 
 import re
 
-import figure_pages
 import pytest
 import torch
 from figure_pages import drawn_boxes, picture, sentence
@@ -12,7 +11,6 @@ from mgpu_lib.collectives import Send, bytes_per_link, execute, ring, star, tree
 from mgpu_lib.widgets import AllReduceStepper
 from virtual_gpus import virtual_gpus
 
-write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 MAKE = {"star": star, "ring": ring, "tree": tree}
 ROUNDS = {"star": [2 * (k - 1) for k in range(9)], "ring": [2 * (k - 1) for k in range(9)]}
 ROUNDS["tree"] = [0, 0, 2, 4, 4, 6, 6, 6, 6]

@@ -2,7 +2,6 @@
 
 import re
 
-import figure_pages
 import pytest
 import torch
 from figure_pages import picture, sentence
@@ -14,7 +13,6 @@ from mgpu_lib.widgets import TimelineViewer
 from mgpu_lib.widgets.timeline import MOST, TICK, compact
 from virtual_gpus import virtual_gpus
 
-write, says, calls, live = figure_pages.write, figure_pages.says, figure_pages.calls, figure_pages.live
 WHOLE = 100_500  # ticks of the small timeline
 
 

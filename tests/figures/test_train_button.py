@@ -4,22 +4,18 @@ import json
 import threading
 from pathlib import Path
 
-import figure_pages
 import nbformat
 import pytest
 import torch
 from figure_pages import CLASHES, SMALLEST, cell, control, drawn, sentence
 from figure_samples import explorer, loop, shown_by
-from live import accept, run_cell
+from live import accept, browsing, run_cell
 from ranks import happens
 
 import mgpu_lib as mgpu
 from mgpu_lib import data as library_data
 from mgpu_lib import devices, training
 from mgpu_lib.widgets import TuningExplorer
-
-write, says, live = figure_pages.write, figure_pages.says, figure_pages.live
-
 
 # Training
 
@@ -249,11 +245,7 @@ def test_train_and_cancel_in_jupyterlab(browser, lab):
     cells = [nbformat.v4.new_code_cell(source, id=f"explorer-{n}") for n, source in enumerate(sources)]
     spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=spec), folder / "explorer.ipynb")
-    context = browser.new_context(viewport={"width": 1280, "height": 2400})
-    context.set_default_timeout(120_000)
-    context.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-    try:
-        page = context.new_page()
+    with browsing(browser, address, height=2400) as page:
         page.add_locator_handler(page.locator(".jp-Dialog"), accept)
         page.goto(f"{address}/lab/tree/explorer.ipynb?token={token}")
         root = page.locator(".jp-OutputArea figure.mgpu")
@@ -282,5 +274,3 @@ def test_train_and_cancel_in_jupyterlab(browser, lab):
         assert cancel.get_attribute("aria-disabled") == "true"
         run_cell(page, 3, page.get_by_text("Python reads again cancelled True False"))
         assert root.count() == 1, "the live widget should be shown, and the static page not beside it"
-    finally:
-        context.close()

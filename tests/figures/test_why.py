@@ -4,14 +4,11 @@ import copy
 import itertools
 import re
 
-import figure_pages
 import pytest
 from figure_pages import control, drawn_boxes, picture
 
-from mgpu_lib import recorded
 from mgpu_lib.widgets import WhySlower
 
-write, says, calls = figure_pages.write, figure_pages.says, figure_pages.calls
 NAMES = ("gpu", "link", "network", "strategy", "num_gpus", "batch_size")
 LENGTHS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -21,15 +18,12 @@ def data():
     return WhySlower().data
 
 
-def test_a_grid_that_is_none_is_refused(data, monkeypatch, tmp_path):
+def test_a_grid_that_is_none_is_refused(data):
     uneven = copy.deepcopy(data)
     uneven["cells"]["T4/LeNet"].pop()
     for bad, words in ((uneven, r"8 batch sizes.*\[7, 8\]"), ([], "list"), ({}, "links")):
         with pytest.raises(ValueError, match=words):
             WhySlower(bad)
-    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
-    with pytest.raises(FileNotFoundError, match=re.escape("python -m experiments.why_slower")):
-        WhySlower()
 
 
 @pytest.mark.parametrize(

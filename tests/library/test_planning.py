@@ -36,6 +36,13 @@ def test_a_model_has_the_parameters_and_flops_of_the_network():
     assert plan(found).flops / 8 == pytest.approx(mgpu.dry_run(program, 8).flops, rel=1e-6)
 
 
+def test_a_layer_has_the_parameters_that_thresholds_tensor_limit_counts_on():
+    """5 sums of 4 · width bytes against 8 FLOPs for each of 12.5 · width² parameters."""
+    sizes = mgpu.LLAMA["70B"]
+    layer = plan_formulas.parameters(sizes) - plan_formulas.parameters(sizes | {"layers": sizes["layers"] - 1})
+    assert layer == pytest.approx(12.5 * sizes["width"] ** 2, rel=0.03)
+
+
 def test_a_plan_leaves_the_room_that_real_runs_have_needed():
     errors = mgpu.recorded.study("run_validation")["summary"]["memory"]["both"]["all"]
     assert 1 + errors["typically"] == pytest.approx(plan_formulas.ROOM, abs=0.03)

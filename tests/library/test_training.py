@@ -143,13 +143,9 @@ def measurements(progress):
 @pytest.mark.parametrize("net", ["lenet", "lenet_bn"])
 @pytest.mark.parametrize("batch_size, lr, epochs", [(64, 0.05, 3), (7, 0.01, 1)])
 @pytest.mark.sweep(2)
-def test_it_is_the_run_that_the_grid_records(held, net, batch_size, lr, epochs):
+def test_it_is_the_run_that_the_grid_records(uncompiled, held, net, batch_size, lr, epochs):
     """Same images held out, same start, same batches, measured at the same steps: the same numbers within rounding."""
-    torch.compiler.set_stance("force_eager")
-    try:
-        (recorded,) = tuning_runs.train_runs(net, batch_size, [lr], 0, held, 20, epochs, 12)
-    finally:
-        torch.compiler.set_stance("default")
+    (recorded,) = tuning_runs.train_runs(net, batch_size, [lr], 0, held, 20, epochs, 12)
     found = measurements(validated_steps(held, batch_size, lr, recorded["step"][-1], [CPU], net == "lenet_bn"))
     early = [at for at in found if at.step <= 8]  # later, rounding has grown
     assert [at.step for at in early] == recorded["step"][: len(early)]

@@ -27,14 +27,7 @@ from mgpu_lib.tuning import (
 
 sizes = st.integers(1, 10_000)
 rates = st.floats(1e-6, 1e3)
-
-
-@pytest.fixture(autouse=True)
-def uncompiled():
-    """Compiling takes longer than these runs."""
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
 @pytest.fixture(scope="module")
