@@ -55,11 +55,23 @@ def with_original(function: Callable, original: Callable) -> Callable:
     return call
 
 
-class Method:
+class StandIn:
+    """It equals its `original`: libraries keep functions and types in sets and tables, as torchvision does methods of
+    tensors for its tv_tensors."""
+
+    original: Any
+
+    def __eq__(self, other):
+        return self is other or self.original == other
+
+    def __hash__(self):
+        return hash(self.original)
+
+
+class Method(StandIn):
     """`function` in the place of `original`, a method of torch.Tensor.
 
-    Tensors that have a __torch_function__ of their own are asked first, as by PyTorch's own methods. It equals the
-    original: libraries keep methods in sets and tables, as torchvision does for its tv_tensors.
+    Tensors that have a __torch_function__ of their own are asked first, as by PyTorch's own methods.
     """
 
     def __init__(self, original, function, asks=True):
@@ -74,9 +86,3 @@ class Method:
 
     def __get__(self, tensor, kind=None):
         return self if tensor is None else MethodType(self, tensor)
-
-    def __eq__(self, other):
-        return self is other or self.original == other
-
-    def __hash__(self):
-        return hash(self.original)
