@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import MIN_BLOCK_SIZE, round_up
-from virtual_gpus.patches import put
+from virtual_gpus.patches.patch import put
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import is_virtual
 from virtual_gpus.tree import tensors_in

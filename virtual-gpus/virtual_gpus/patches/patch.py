@@ -1,5 +1,6 @@
 """How the modules of this folder say what they replace in PyTorch; `patches.install` puts it in place."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
@@ -33,6 +34,15 @@ def replaces(owner: Any, names: str = "") -> Callable:
 def after_import(module: str) -> Callable:
     """Decorates a generator of such triples for a module that not every program imports: it is called with it then."""
     return lambda patches: AFTER_IMPORT.setdefault(module, patches)
+
+
+def put(stack: contextlib.ExitStack, owner: Any, name: Any, value: Any) -> None:
+    """Set an attribute, or an entry of a dict; `stack` puts back what was there, or nothing if nothing was."""
+    is_dict = isinstance(owner, dict)
+    there = owner if is_dict else vars(owner)
+    assign, delete = (dict.__setitem__, dict.__delitem__) if is_dict else (setattr, delattr)
+    stack.callback(*((assign, owner, name, there[name]) if name in there else (delete, owner, name)))
+    assign(owner, name, value)
 
 
 def replacement(original: Any, owner: Any, name: str, value: Any) -> Any:
