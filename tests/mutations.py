@@ -175,9 +175,9 @@ autocast lowers doubles, too
     + value.is_floating_point()
 gather puts parts in the order of their GPUs
     virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/parallelism virtual/nn
-    - def put_together(tensors, total, dim):
-    + def put_together(tensors, total, dim):
-    +     tensors = sorted(tensors, key=lambda t: t.get_device())
+    - for part, t in zip(out_tensor.split
+    + tensors = sorted(tensors, key=lambda t: t.get_device())
+    +     for part, t in zip(out_tensor.split
 scatter cuts more evenly than PyTorch's
     virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/nn
     - chunks = tensor.chunk(len(devices), dim) if

@@ -14,8 +14,15 @@ STARTUP = Path(__file__).with_name("startup")
 def naming(setup: dict) -> Iterator[None]:
     """Inside, a process that is started has the virtual GPUs of `setup`, the fields of a Setup."""
     path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
-    with environment({VARIABLE: json.dumps(setup), "PYTHONPATH": path}):
+    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
+    os.environ.update({VARIABLE: json.dumps(setup), "PYTHONPATH": path})
+    try:
         yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def of_rank(rank: int, n: int, per_node: int, port: int, run: str) -> dict[str, str]:
@@ -28,17 +35,3 @@ def of_rank(rank: int, n: int, per_node: int, port: int, run: str) -> dict[str, 
     }
     words = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run, "ROLE_NAME": "default"}
     return words | {name: str(number) for name, number in numbers.items()}
-
-
-@contextlib.contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Inside, the environment has these `variables`; afterwards their values are what they were."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

@@ -65,13 +65,8 @@ def dry_script(
     return run_ranks(functools.partial(predict_script, run), cluster, rank, Assumptions(assume))
 
 
-def run_ranks(
-    predict: Callable[[Rendezvous, dict[int, Machine]], Prediction],
-    cluster: Cluster,
-    rank: int,
-    assumptions: Assumptions,
-) -> Prediction:
-    """predict(rendezvous, machines) for `rank` and those that it exchanges messages with, each on its machine."""
+def run_ranks(task: Callable[[Progress], Any], cluster: Cluster, rank: int, assumptions: Assumptions) -> Prediction:
+    """The Prediction of `predict` for `rank` and those that it exchanges messages with."""
     cluster.node()
     if not isinstance(rank, int) or not 0 <= rank < cluster.n_gpus:
         raise ValueError(f"rank={rank!r}: with n_gpus={cluster.n_gpus} it is one of 0 to {cluster.n_gpus - 1}")
@@ -80,68 +75,68 @@ def run_ranks(
         try:
             ranks_here = ranks_in_this_process(ranks, cluster.n_gpus, cluster.node, assumptions)
             with optimizers_are_seen(), unknown_to_python(), ranks_here as (rendezvous, machines):
-                return predict(rendezvous, machines)._replace(assumed=assumptions.made)
+                return predict(task, rendezvous, machines)._replace(assumed=assumptions.made)
         except MissingRanks as missing:  # again, from the start, with all of them
             ranks = sorted({*ranks, *missing.ranks})
 
 
-def predict_program(program: Callable, rendezvous: Rendezvous, machines: dict[int, Machine]) -> Prediction:
+def predict(task: Callable[[Progress], Any], rendezvous: Rendezvous, machines: dict[int, Machine]) -> Prediction:
+    """The Prediction after task(progress) in each rank. What that returns is held until it is made, because of what
+    steps hold; None: no two were alike."""
     progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
-    steps = {}  # by rank: what they hold is held until the Prediction is made
-
-    def run(rank):
-        with progress[rank].explained():
-            dist.init_process_group("nccl")
-            rendezvous.default_groups[rank] = dist.GroupMember.WORLD
-            steps[rank] = program()
-        if not callable(steps[rank]):
-            raise TypeError(f"program() returned a {type(steps[rank]).__name__}: return a function that takes a step")
-        while not progress[rank].end_step():
-            with progress[rank].explained():
-                steps[rank]()
-        leave_groups()
-
-    rendezvous.run(run)
+    held = rendezvous.run(lambda rank: task(progress[rank]))
+    if any(result is None for result in held.values()):
+        raise not_converged(min(len(each.boundaries) for each in progress.values()))
     return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)
+
+
+def predict_program(program: Callable, progress: Progress) -> Callable:
+    with progress.explained():
+        dist.init_process_group("nccl")
+        progress.machine.rendezvous.default_groups[progress.rank] = dist.GroupMember.WORLD
+        step = program()
+    if not callable(step):
+        raise TypeError(f"program() returned a {type(step).__name__}: return a function that takes a step")
+    while not progress.end_step():
+        with progress.explained():
+            step()
+    leave_groups()
+    return step
 
 
 class Converged(BaseException):
     """Ends a script. No script that catches Exception holds it up."""
 
 
-def predict_script(run: Callable, rendezvous: Rendezvous, machines: dict[int, Machine]) -> Prediction:
-    progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
-    for machine in machines.values():
-        machine.found = True
+def predict_script(run: Callable, progress: Progress) -> bool | None:
+    progress.machine.found = True
+    optimizers = []  # that have taken a step
 
-    def script(rank):
-        optimizers = []  # that have taken a step
+    def stepped(optimizer, args, kwargs):
+        if current() is progress.machine:
+            optimizers.append(optimizer)
+            if optimizer is optimizers[0] and progress.end_step():
+                raise Converged
 
-        def stepped(optimizer, args, kwargs):
-            if current() is machines[rank]:
-                optimizers.append(optimizer)
-                if optimizer is optimizers[0] and progress[rank].end_step():
-                    raise Converged
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        with progress.explained():
+            run()
+        return None
+    except Converged:
+        return True
+    finally:
+        hook.remove()
+        leave_groups()
 
-        hook = register_optimizer_step_post_hook(stepped)
-        try:
-            with progress[rank].explained():
-                run()
-        except Converged:
-            return True
-        finally:
-            hook.remove()
-            leave_groups()
 
-    if not all(rendezvous.run(script).values()):
-        steps = min(len(each.boundaries) for each in progress.values())
-        if not steps:
-            raise NotConverged(
-                "the program ended without a step of an optimizer of torch.optim, and a dry run goes from one to the "
-                "next. If it has none, as where nothing is trained, pass a function that takes a step to "
-                "virtual_gpus.dry_run"
-            )
-        raise NotConverged(
+def not_converged(steps: int) -> NotConverged:
+    """What to say of a script that ended after so many steps."""
+    if steps:
+        return NotConverged(
             f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take a few more"
         )
-    return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)
+    return NotConverged(
+        "the program ended without a step of an optimizer of torch.optim, and a dry run goes from one to the next. If "
+        "it has none, as where nothing is trained, pass a function that takes a step to virtual_gpus.dry_run"
+    )

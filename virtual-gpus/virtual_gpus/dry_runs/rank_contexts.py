@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from virtual_gpus.compat import World as _World
-from virtual_gpus.compat import set_thread_isolation_mode
+from virtual_gpus.compat import World, set_thread_isolation_mode
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
 from virtual_gpus.dry_runs.scheduler import Cancelled
@@ -63,16 +62,10 @@ def set_back_default_device(before: torch.device | None) -> None:
         torch.set_default_device(before)
 
 
-class World(_World):
-    """The process groups of one rank, where PyTorch reckons with one rank in a process."""
-
-    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = None  # not what all share
-    group_count = 0
-
-    def __init__(self):
-        super().__init__()
-        for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag"):
-            setattr(self, name, {})
+def world_of_a_rank() -> World:
+    """The process groups of one rank, in place of those that all of a process share."""
+    names = "pg_map pg_names pg_group_ranks pg_backend_config tags_to_pg pg_to_tag".split()
+    return type("World", (World,), {"group_count": 0, **{name: {} for name in names}})()
 
 
 class RankContexts:
@@ -81,7 +74,7 @@ class RankContexts:
     def __init__(self, machines: dict[int, Machine], variables: dict[int, dict[str, str]], process: ProcessState):
         self.machines, self.process = machines, process
         self.rank: int | None = None  # the one that this process is
-        self.worlds = {rank: World() for rank in machines}
+        self.worlds = {rank: world_of_a_rank() for rank in machines}
         self.groups: dict[int | None, dict[str, Group]] = {}
         first = process.read()
         self.states = {rank: {**first, "environment": first["environment"] | variables[rank]} for rank in machines}

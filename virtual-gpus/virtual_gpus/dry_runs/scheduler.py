@@ -23,15 +23,12 @@ class Scheduler:
     def __init__(self, ranks: Sequence[int], switch_to: Callable[[int], None]):
         self.ranks, self.switch_to = list(ranks), switch_to
         self.running: int | None = None  # the rank that runs; None: whoever called `run`
-        self.tasks: dict[int, Callable[[int], Any]] = {}
+        self.threads: dict[int, threading.Thread] = {}
         self.results: dict[int, Any] = {}
         self.waiting: dict[int, tuple[Callable[[], Any], str]] = {}  # whether it can go on, what it waits for in words
         self.error: BaseException | None = None
         self.closed = False
         self.changed = threading.Condition()
-        self.threads = [threading.Thread(target=self.serve, args=(rank,), daemon=True) for rank in self.ranks]
-        for thread in self.threads:
-            thread.start()
 
     def run(self, task: Callable[[int], Any]) -> dict[int, Any]:
         """{rank: task(rank)}, each in its rank's thread, when all are done. Raises the first error that one raises.
@@ -39,7 +36,10 @@ class Scheduler:
         RuntimeError if each of them waits for another one; KeyboardInterrupt, from where the running rank is: Ctrl-C
         comes to this thread, and is meant for that one.
         """
-        self.tasks, self.results = dict.fromkeys(self.ranks, task), {}
+        for rank in self.ranks:
+            self.waiting[rank] = (lambda: True), "has not begun"
+            self.threads[rank] = threading.Thread(target=self.serve, args=(rank, task), daemon=True)
+            self.threads[rank].start()
         self.hand_over(self.ranks[0])
         try:
             with self.changed:
@@ -53,50 +53,49 @@ class Scheduler:
     def wait(self, ready: Callable[[], Any], status: str) -> None:
         """The running rank can't go on until ready(): meanwhile others run. `status` says what it does, for an
         error."""
-        rank = self.running
-        while not ready():
+        if not ready():
+            rank = self.running
             self.waiting[rank] = ready, status
             self.hand_over(self.next())
-            if not self.resumes(rank):
-                raise Cancelled
-        self.waiting.pop(rank, None)
+            self.resume(rank)
 
     def close(self) -> None:
         """End the threads, wherever they wait. After Ctrl-C one of them runs, and may take long."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-        for thread in self.threads:
+        for thread in self.threads.values():
             thread.join(None if self.running is None else PATIENCE)
 
     def stack(self) -> TracebackType | None:
         """Where the running rank is."""
         if self.running is None:
             return None
-        frame = sys._current_frames().get(self.threads[self.ranks.index(self.running)].ident)
+        frame = sys._current_frames().get(self.threads[self.running].ident)
         entry = None
         while frame is not None:
             entry, frame = TracebackType(entry, frame, frame.f_lasti, frame.f_lineno), frame.f_back
         return entry
 
-    def serve(self, rank: int) -> None:
-        """What a rank's thread does: one task after the other."""
-        while self.resumes(rank):
-            try:
-                self.results[rank] = self.tasks.pop(rank)(rank)
-            except Cancelled:
-                return
-            except BaseException as error:
-                self.error = self.error or error
-            self.hand_over(self.next())
+    def serve(self, rank: int, task: Callable[[int], Any]) -> None:
+        """What a rank's thread does."""
+        try:
+            self.resume(rank)
+            self.results[rank] = task(rank)
+        except Cancelled:
+            return
+        except BaseException as error:
+            self.error = self.error or error
+        self.hand_over(self.next())
 
-    def resumes(self, rank: int) -> bool:
-        """Wait until `rank` may run; False: it never will."""
+    def resume(self, rank: int) -> None:
+        """Wait until `rank` may run. Cancelled if it never will."""
         with self.changed:
             self.changed.wait_for(lambda: self.running == rank or self.closed)
-        if not self.closed:
-            self.switch_to(rank)
-        return not self.closed
+        if self.closed:
+            raise Cancelled
+        del self.waiting[rank]
+        self.switch_to(rank)
 
     def hand_over(self, rank: int | None) -> None:
         with self.changed:
@@ -104,12 +103,12 @@ class Scheduler:
             self.changed.notify_all()
 
     def next(self) -> int | None:
-        """The rank that runs after this one, round-robin; None: all have done their tasks, or one has failed."""
+        """The rank that runs after this one, round-robin; None: all have done the task, or one has failed."""
         if self.error is not None:
             return None
         behind = self.ranks.index(self.running) + 1
         for rank in self.ranks[behind:] + self.ranks[:behind]:
-            if rank in self.tasks or (rank in self.waiting and self.waiting[rank][0]()):
+            if rank in self.waiting and self.waiting[rank][0]():
                 return rank
         if self.waiting:
             statuses = "".join(f"\n  rank {rank} {status}" for rank, (_, status) in sorted(self.waiting.items()))

@@ -2,23 +2,19 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.machine import Machine
 from virtual_gpus.memory.ledger import MIN_BLOCK_SIZE, round_up
-from virtual_gpus.patches import put
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import is_virtual
 from virtual_gpus.tree import tensors_in
 
 KINDS = "parameters", "gradients", "optimizer state", "in transit", "activations", "temporary", "other"
-FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"  # imported by the programs that need it
 
 
 class Change(NamedTuple):
@@ -34,7 +30,7 @@ class StepMemory:
     kind; there is only one block that ever has an address. The kinds:
 
     parameters, optimizer state   those of the optimizers that take a step
-    gradients      theirs, and those of whole parameters that FSDP2 is about to reduce-scatter
+    gradients      theirs, and those of whole parameters that FSDP2 is about to reduce-scatter (`patches.distributed`)
     in transit     what collectives read and write, and what was resized, as FSDP does for parameters that it gathers
     activations    what operations of a forward pass give, also when it is computed once more
     temporary      what those of a backward pass and of an optimizer give, and what CUDA graphs keep for their replays
@@ -113,7 +109,7 @@ def own(kind: str, tensors: Any) -> None:
 
 @contextlib.contextmanager
 def optimizers_are_seen() -> Iterator[None]:
-    """Inside, an optimizer that takes a step tells which tensors are its own, and FSDP2 which gradients it reduces."""
+    """Inside, an optimizer that takes a step tells which tensors are its own."""
 
     def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -128,15 +124,4 @@ def optimizers_are_seen() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(before).remove)
         stack.callback(register_optimizer_step_post_hook(after).remove)
-
-        def watch(module: ModuleType) -> None:
-            reduce = module.foreach_reduce
-
-            def foreach_reduce(params, unsharded_grads, *args, **kwargs):
-                own("gradients", unsharded_grads)
-                return reduce(params, unsharded_grads, *args, **kwargs)
-
-            put(stack, module, "foreach_reduce", foreach_reduce)
-
-        stack.callback(AfterImport(FSDP2, watch).cancel)
         yield

@@ -5,6 +5,8 @@ Each module says what it replaces by `patch.replaces` and its like.
 
 import contextlib
 import functools
+import importlib
+import pkgutil
 import sys
 import types
 from collections.abc import Iterator
@@ -12,33 +14,15 @@ from typing import Any
 
 from virtual_gpus.compat import check_bf16_tensor_supported, get_allowed_globals
 from virtual_gpus.import_hook import AfterImport
-from virtual_gpus.patches import (  # noqa: F401  (each enters its own in PATCHES)
-    autocast,
-    comm,
-    cpu_builds,
-    cuda,
-    distributed,
-    dtensor,
-    factories,
-    flex,
-    functions,
-    gradients,
-    graphs,
-    legacy,
-    memory,
-    modules,
-    objects,
-    older,
-    recomputation,
-    script,
-    serialization,
-    sharing,
-)
-from virtual_gpus.patches.patch import AFTER_IMPORT, PATCHES, replacement
+from virtual_gpus.patches import autocast, script, serialization
+from virtual_gpus.patches.patch import AFTER_IMPORT, PATCHES, put, replacement
 
 PACKAGE = __package__.rpartition(".")[0]
 CACHES = check_bf16_tensor_supported, get_allowed_globals  # of the GPUs that were there, of functions that are replaced
 _patches = contextlib.ExitStack()
+
+for found in pkgutil.iter_modules(__path__):  # each enters its own in PATCHES
+    importlib.import_module(f"{__name__}.{found.name}")
 
 
 def install() -> None:
@@ -75,15 +59,6 @@ def replace(stack, owner, name, value):
     value = replacement(original, owner, name, value)
     put(stack, owner, name, value)
     return original, value
-
-
-def put(stack: contextlib.ExitStack, owner: Any, name: Any, value: Any) -> None:
-    """Set an attribute, or an entry of a dict; `stack` puts back what was there, or nothing if nothing was."""
-    is_dict = isinstance(owner, dict)
-    there = owner if is_dict else vars(owner)
-    assign, delete = (dict.__setitem__, dict.__delitem__) if is_dict else (setattr, delattr)
-    stack.callback(*((assign, owner, name, there[name]) if name in there else (delete, owner, name)))
-    assign(owner, name, value)
 
 
 def imported_before(replaced: dict[int, tuple[Any, Any]]) -> Iterator[tuple[types.ModuleType, str, Any]]:

@@ -184,7 +184,8 @@ def _gather(tensors, dim, destination):
     last = all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
     layout = torch.channels_last if last else torch.contiguous_format
     device = "cpu" if gpu is None else gpu.device
-    return put_together(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=layout), dim)
+    made = torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=layout)
+    return _gather_out(tensors, made, dim)
 
 
 @replaces(C)
@@ -192,7 +193,9 @@ def _gather_out(tensors, out_tensor, dim):
     shape = gathered_shape(tensors, dim)
     if list(out_tensor.shape) != shape:
         raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out_tensor.shape)}")
-    return put_together(tensors, out_tensor, dim)
+    for part, t in zip(out_tensor.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):
+        copy_into(part, t)
+    return out_tensor
 
 
 def gathered_shape(tensors, dim):
@@ -212,9 +215,3 @@ def gathered_shape(tensors, dim):
         if list(t.shape) != expected:
             raise RuntimeError(f"Input tensor at index {i} has invalid shape {list(t.shape)}, but expected {expected}")
     return resized(first, dim, sum(t.shape[dim] for t in tensors))
-
-
-def put_together(tensors, total, dim):
-    for part, t in zip(total.split([t.shape[dim] for t in tensors], dim), tensors, strict=True):
-        copy_into(part, t)
-    return total

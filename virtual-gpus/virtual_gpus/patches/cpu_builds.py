@@ -7,17 +7,16 @@ import torch
 from torch.distributed import distributed_c10d
 
 from virtual_gpus import compat
-from virtual_gpus.patches.patch import PATCHES
+from virtual_gpus.patches.patch import PATCHES, StandIn
 
 CPU_BUILD = not torch.backends.cuda.is_built()
 Device = torch.device
 
 
-class DeviceType(type):
-    """torch.device(0) is cuda:0. C++ takes no number where it was built for no accelerator, and a Mac's for an MPS.
+class DeviceType(StandIn, type):
+    """torch.device(0) is cuda:0. C++ takes no number where it was built for no accelerator, and a Mac's for an MPS."""
 
-    Equal to the original, by which libraries look types up.
-    """
+    original = Device
 
     def __call__(cls, *args, **kwargs):
         return Device("cuda", *args) if len(args) == 1 and type(args[0]) is int else Device(*args, **kwargs)
@@ -27,12 +26,6 @@ class DeviceType(type):
 
     def __getattr__(cls, name):
         return getattr(Device, name)
-
-    def __eq__(cls, other):
-        return other is Device or other is cls
-
-    def __hash__(cls):
-        return hash(Device)
 
 
 REPLACED = [

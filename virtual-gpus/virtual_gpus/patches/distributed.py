@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from virtual_gpus import compat
 from virtual_gpus.compat import C, c10d, register_comm_hook
 from virtual_gpus.patches import older
-from virtual_gpus.patches.patch import PATCHES, patch, replaces
+from virtual_gpus.patches.patch import PATCHES, after_import, patch, replaces
 from virtual_gpus.ranks import collectives  # noqa: F401  (the operations of c10d find their way to it)
 from virtual_gpus.ranks.functional import allocations_beside
 from virtual_gpus.ranks.futures import Future
@@ -242,3 +242,14 @@ def _verify_params_across_processes(original, group, tensors, *args):
         return None
     with allocations_beside(tensors):
         return original(group, tensors, *args)
+
+
+@after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+def patch_fsdp2(module):
+    def foreach_reduce(original, params, unsharded_grads, *args, **kwargs):
+        """A dry run hears which gradients these are."""
+        if current().step_memory is not None:
+            current().step_memory.own("gradients", map(inner_of, unsharded_grads))
+        return original(params, unsharded_grads, *args, **kwargs)
+
+    yield module, "foreach_reduce", foreach_reduce

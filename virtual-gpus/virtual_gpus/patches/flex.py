@@ -6,13 +6,12 @@ ones. On the clock it is one kernel, as FlashAttention is, for the share of bloc
 
 import functools
 from collections.abc import Callable
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from virtual_gpus.compat import call_for_bhqkv, disable_current_modes
+from virtual_gpus.compat import TorchDispatchMode, call_for_bhqkv, disable_current_modes, tree_map_only
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import no_values
 from virtual_gpus.frames import program_line
@@ -32,8 +31,20 @@ class Kernel:
         self.function, self.overloadpacket, self.share = function, packet, share
 
     def __call__(self, *args: Tensor) -> Any:
-        with disable_current_modes():
+        with disable_current_modes(), Reading(inside):
             return self.function(*args)
+
+
+class Reading(TorchDispatchMode):
+    """Inside, read(tensor) takes the place of each virtual tensor that a score or a mask of the program's reads."""
+
+    def __init__(self, read: Callable[[VirtualTensor], Tensor]):
+        super().__init__()
+        self.read = read
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(VirtualTensor, self.read, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @after_import("torch._higher_order_ops.flex_attention")
@@ -94,8 +105,7 @@ def run(kernel, *tensors):
 
 
 def computed(math_attention, score_mod, block_mask, scale, query, key, value):
-    functions = with_tensors(score_mod, inside), (*block_mask[:-1], with_tensors(block_mask[-1], inside))
-    return math_attention(query, key, value, *functions, scale, {})
+    return math_attention(query, key, value, score_mod, block_mask, scale, {})
 
 
 def inside(tensor):
@@ -108,44 +118,30 @@ def inside(tensor):
     return tensor.inner
 
 
-def with_tensors(value: Any, replace: Callable[[VirtualTensor], Any]) -> Any:
-    """A function with replace(tensor) for each virtual tensor among its variables, as in functions that it calls."""
-    again = functools.partial(with_tensors, replace=replace)
-    if isinstance(value, VirtualTensor):
-        return replace(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(again, value))
-    if isinstance(value, functools.partial):
-        return functools.partial(again(value.func), *map(again, value.args), **value.keywords)
-    if not isinstance(value, FunctionType):
-        return value
-    names, cells = value.__code__.co_names, value.__closure__ or ()
-    variables = {name: value.__globals__[name] for name in names if name in value.__globals__}
-    variables = {name: replace(found) for name, found in variables.items() if isinstance(found, VirtualTensor)}
-    cells = tuple(CellType(again(cell.cell_contents)) for cell in cells)
-    defaults = again(value.__defaults__)
-    return FunctionType(value.__code__, {**value.__globals__, **variables}, value.__name__, defaults, cells)
+class UnknownMask(Exception):
+    """A mask reads values that a plan doesn't know."""
 
 
 def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
     """The share of blocks that the mask leaves, by one number of each; 1 where a plan doesn't know the mask."""
+    place = "cpu" if query.inner.is_meta else query.inner.device
     rows, columns = (centers(t.shape[2]) for t in (query, key))
-    known = []
-
-    def known_values(tensor):
-        known.append(constant_of(tensor.inner) if tensor.inner.is_meta else tensor.inner)
-        return known[-1]
-
-    function = with_tensors(mask_mod, known_values)
-    if any(value is None for value in known):
+    indices = [i.to(place) for i in (*map(torch.arange, query.shape[:2]), rows, columns)]
+    try:
+        with disable_current_modes(), Reading(known_values):
+            return call_for_bhqkv(mask_mod, *indices).double().mean().item()
+    except UnknownMask:
         if current().rendezvous is None:  # backing="meta"
-            raise no_values("the mask of flex_attention")
+            raise no_values("the mask of flex_attention") from None
         current().rendezvous.assumptions.note(f"flex_attention computes all blocks at {program_line()}")
         return 1.0
-    place = "cpu" if query.inner.is_meta else query.inner.device
-    batch, heads, rows, columns = (i.to(place) for i in (*map(torch.arange, query.shape[:2]), rows, columns))
-    with disable_current_modes():
-        return call_for_bhqkv(function, batch, heads, rows, columns).double().mean().item()
+
+
+def known_values(tensor: VirtualTensor) -> Tensor:
+    values = constant_of(tensor.inner) if tensor.inner.is_meta else tensor.inner
+    if values is None:
+        raise UnknownMask
+    return values
 
 
 def centers(length: int) -> Tensor:

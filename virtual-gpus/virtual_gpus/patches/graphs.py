@@ -1,6 +1,7 @@
 """torch.cuda.CUDAGraph, torch.cuda.graph and make_graphed_callables: PyTorch's own Python, over a class of ours in the
 place of C++'s."""
 
+import contextlib
 import importlib.util
 import warnings
 from typing import Any
@@ -13,7 +14,7 @@ from virtual_gpus.compat import C
 from virtual_gpus.graphs import Capture
 from virtual_gpus.memory.ledger import GraphPool
 from virtual_gpus.patches.cuda import not_imitated
-from virtual_gpus.patches.patch import patch, replaces
+from virtual_gpus.patches.patch import patch, put, replaces
 from virtual_gpus.state import current
 
 MODES = "global", "thread_local", "relaxed"
@@ -135,13 +136,10 @@ def python_over(names: dict[str, Any], module: str) -> dict[str, Any]:
     """What a `module` of PyTorch's defines, executed once more over these `names` of C."""
     spec = importlib.util.find_spec(module)
     module = importlib.util.module_from_spec(spec)
-    names = {"_CudaStreamBase": object, **names}  # without that it would put dummies there
-    before = {name: value for name, value in vars(C).items() if name in names}
-    vars(C).update(names)
-    spec.loader.exec_module(module)
-    for name in names:
-        delattr(C, name)
-    vars(C).update(before)
+    with contextlib.ExitStack() as stack:
+        for name, value in {"_CudaStreamBase": object, **names}.items():  # without that it would put dummies there
+            put(stack, C, name, value)
+        spec.loader.exec_module(module)
     return {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
 
 

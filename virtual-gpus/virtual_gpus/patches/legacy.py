@@ -4,17 +4,14 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import C
-from virtual_gpus.patches.patch import patch, replaces
+from virtual_gpus.patches.patch import StandIn, patch, replaces
 from virtual_gpus.state import current
 
 LEGACY = "Float Double Half BFloat16 Long Int Short Char Byte Bool".split()
 
 
-class LegacyType(type):
-    """The type of tensors of one dtype, on the CPU or on a GPU. Called, it makes one; isinstance asks for both.
-
-    It equals PyTorch's own, in sets and tables, too.
-    """
+class LegacyType(StandIn, type):
+    """The type of tensors of one dtype, on the CPU or on a GPU. Called, it makes one; isinstance asks for both."""
 
     def __instancecheck__(cls, value):
         return isinstance(value, Tensor) and value.type() == str(cls)
@@ -25,12 +22,6 @@ class LegacyType(type):
 
     def __str__(cls):
         return f"{cls.__module__}.{cls.__name__}"
-
-    def __eq__(cls, other):
-        return cls is other or (other is not None and cls.original is other)
-
-    def __hash__(cls):
-        return hash(cls.original)
 
 
 def legacy_type(module, name):

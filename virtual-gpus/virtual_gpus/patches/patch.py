@@ -1,5 +1,6 @@
 """How the modules of this folder say what they replace in PyTorch; `patches.install` puts it in place."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
@@ -35,6 +36,15 @@ def after_import(module: str) -> Callable:
     return lambda patches: AFTER_IMPORT.setdefault(module, patches)
 
 
+def put(stack: contextlib.ExitStack, owner: Any, name: Any, value: Any) -> None:
+    """Set an attribute, or an entry of a dict; `stack` puts back what was there, or nothing if nothing was."""
+    is_dict = isinstance(owner, dict)
+    there = owner if is_dict else vars(owner)
+    assign, delete = (dict.__setitem__, dict.__delitem__) if is_dict else (setattr, delattr)
+    stack.callback(*((assign, owner, name, there[name]) if name in there else (delete, owner, name)))
+    assign(owner, name, value)
+
+
 def replacement(original: Any, owner: Any, name: str, value: Any) -> Any:
     """What takes the place of `original`, which is `owner`.`name`."""
     if not isinstance(value, FunctionType) or isinstance(owner, dict):
@@ -55,11 +65,23 @@ def with_original(function: Callable, original: Callable) -> Callable:
     return call
 
 
-class Method:
+class StandIn:
+    """It equals its `original`: libraries keep functions and types in sets and tables, as torchvision does methods of
+    tensors for its tv_tensors."""
+
+    original: Any
+
+    def __eq__(self, other):
+        return self is other or self.original == other
+
+    def __hash__(self):
+        return hash(self.original)
+
+
+class Method(StandIn):
     """`function` in the place of `original`, a method of torch.Tensor.
 
-    Tensors that have a __torch_function__ of their own are asked first, as by PyTorch's own methods. It equals the
-    original: libraries keep methods in sets and tables, as torchvision does for its tv_tensors.
+    Tensors that have a __torch_function__ of their own are asked first, as by PyTorch's own methods.
     """
 
     def __init__(self, original, function, asks=True):
@@ -74,9 +96,3 @@ class Method:
 
     def __get__(self, tensor, kind=None):
         return self if tensor is None else MethodType(self, tensor)
-
-    def __eq__(self, other):
-        return self is other or self.original == other
-
-    def __hash__(self):
-        return hash(self.original)

@@ -5,7 +5,6 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 
 import torch
-from torch.nn.parameter import Parameter
 
 from virtual_gpus.compat import default_collate_fn_map
 from virtual_gpus.environment import naming
@@ -46,8 +45,8 @@ def reducer_override(self, value):
             "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider "
             "cloning before sending."
         )
-    kind = Parameter if isinstance(value, Parameter) else cpu_class(type(value))
-    return received, (value.inner.detach(), value.gpu.index, kind, dict(vars(value)), value.requires_grad)
+    notes = dict(vars(value))  # of a parameter, too, that it is one
+    return received, (value.inner.detach(), value.gpu.index, cpu_class(type(value)), notes, value.requires_grad)
 
 
 class Received(Block):
@@ -68,9 +67,6 @@ def received(inner, index, kind, notes, requires_grad):
     if not hasattr(storage, "block"):  # in the process that made it, it is the same storage
         storage.block = Received(gpu.ledger, 0)
     made = wrap(inner, gpu)
-    if kind is Parameter:
-        made = Parameter(made, requires_grad)
-    else:
-        made.__class__ = virtual_class(kind)
+    made.__class__ = virtual_class(kind)
     made.__dict__.update(notes)
     return made.requires_grad_(requires_grad)
