@@ -90,8 +90,11 @@ def test_nesting(before):
 
 def test_a_machine_can_be_started_again_and_tensors_outlive_it():
     machine = virtual_gpus(2)
-    with machine:
-        x = torch.ones(2, device="cuda:1")
+    for _ in range(2):
+        with machine:
+            assert machine.elapsed() == 0.0 and len(machine.timeline) == 0
+            x = torch.ones(2, device="cuda:1")
+            assert 0 < machine.elapsed() < 1e-4 and machine.timeline[0].called == 0.0
     assert (x + 1).cpu().tolist() == [2, 2] and x.tolist() == [1, 1] and x.to("cpu").device.type == "cpu"
     with machine:
         assert (x + torch.ones(2, device="cuda:1")).tolist() == [2, 2]
@@ -605,6 +608,8 @@ def test_a_dry_run_tells_calls_apart():
         x, yes = torch.ones(4, 4, device="cuda"), torch.ones(2, dtype=torch.bool, device="cuda")
         for _ in range(2):  # it knows them in the second one
             assert [(yes + n).dtype for n in (1, True, 1.0)] == [torch.int64, torch.bool, torch.float32]
+            assert torch.var(x, 1, correction=1).shape == (4,)
+            assert torch.var(x, 1, correction=None, keepdim=True).shape == (4, 1)
             assert x.repeat(1, 2).shape == (4, 8) and x.repeat(2, 1).shape == (8, 4)
             assert [torch.cat([x, x], dim).shape for dim in (0, 1)] == [(8, 4), (4, 8)]
             assert [x.to(dtype).dtype for dtype in (torch.float16, torch.int8)] == [torch.float16, torch.int8]
