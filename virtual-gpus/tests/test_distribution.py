@@ -61,7 +61,8 @@ class TestClass(unittest.TestCase):
 
 @pytest.mark.virtual_gpus(2)
 def test_processes(virtual_gpus):
-    code = "import torch; print(torch.cuda.device_count())"
+    looks = "from importlib.util import find_spec; assert find_spec('torch')"  # as many do before they import it
+    code = f"{looks}; import virtual_gpus, torch; print(torch.cuda.device_count())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1000).stdout == "2\\n"
 
 @pytest.mark.virtual_gpus(2, gpu="V101")
