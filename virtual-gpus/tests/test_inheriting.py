@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -62,9 +60,7 @@ if __name__ == "__main__":
 
 def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
     (tmp_path / "script.py").write_text(MAKES_ITS_OWN)
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # no real ones
-    command = [sys.executable, tmp_path / "script.py"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    done = ranks.python(tmp_path / "script.py", fork=False, CUDA_VISIBLE_DEVICES="")  # no real ones
     refused = "Attempted to send CUDA tensor received from another process; this is not currently supported. "
     refused += "Consider cloning before sending.\n"
     assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{3 * refused}[1.0, 1.0]\nFalse\n", done.stderr
@@ -137,10 +133,9 @@ def test_a_process_that_imports_no_torch_is_as_it_was(tmp_path, value):
     """Also with the variable, that is; and the sitecustomize of the environment runs."""
     (tmp_path / "sitecustomize.py").write_text("import beside\n")
     (tmp_path / "beside.py").touch()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
     environment |= {VARIABLE: value} if value else {}
-    command = [sys.executable, "-c", SAYS.format(str(STARTUP))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = ranks.python("-c", SAYS.format(str(STARTUP)), fork=False, **environment)
     assert done.stdout == "False False True 0\n" and not done.stderr
 
 
