@@ -87,9 +87,9 @@ def family(pid):
     return found
 
 
-def python(*arguments, folder=".", fork=True, check=True, seconds=2400):
+def python(*arguments, folder=".", fork=True, check=True, seconds=2400, **environment):
     """Run Python with these arguments, a script's or -m a module's; a CompletedProcess with its text."""
-    env, command = os.environ | {"OMP_NUM_THREADS": "1"}, [sys.executable, *map(str, arguments)]
+    env, command = os.environ | {"OMP_NUM_THREADS": "1"} | environment, [sys.executable, *map(str, arguments)]
     if fork:
         done = forked(command, env, folder, seconds)
     else:

@@ -3,10 +3,9 @@
 import functools
 import json
 import math
-import subprocess
-import sys
 
 import pytest
+import ranks
 import torch
 
 from calibration import (
@@ -300,8 +299,7 @@ calibration.trial.cases()
 @pytest.mark.slow
 def test_no_fit_can_read_the_rows_of_the_trial():
     """The last line does, and it is seen."""
-    command = [sys.executable, "-c", FITS]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=3000, check=False)
+    done = ranks.python("-c", FITS, folder=HERE.parent, fork=False, check=False)
     assert done.stdout == "the fits are done\n" and "opened the trial's rows" in done.stderr, done.stderr
 
 

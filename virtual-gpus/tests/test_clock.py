@@ -440,15 +440,6 @@ def test_loading_batches(gpus):
         gpus.loading([], -1.0)
 
 
-def test_start_begins_at_zero_again():
-    machine = virtual_gpus(1)
-    for _ in range(2):
-        with machine:
-            assert machine.elapsed() == 0.0 and len(machine.timeline) == 0
-            torch.ones(3, device="cuda:0")
-            assert 0 < machine.elapsed() < 1e-4 and machine.timeline[0].called == 0.0
-
-
 # The timeline
 
 
@@ -524,15 +515,6 @@ def test_a_timeline_says_what_it_lacks(monkeypatch, tmp_path):
         newest = timeline.since(timeline.dropped_until + 1e-9)
         assert len(newest) == len(timeline) and newest.utilization()[0] > 0
         assert machine.totals[0].busy > newest.busy(0)
-
-
-def test_costs_and_shapes_know_true_from_one_and_names_of_arguments(dry):
-    mask = torch.empty(3, dtype=torch.bool, device="cuda:0")
-    for number, dtype in ((True, torch.bool), (1, torch.int64), (True, torch.bool)):
-        assert (mask * number).dtype == dtype
-    X = torch.empty(3, 4, device="cuda:0")
-    assert torch.var(X, 1, correction=1).shape == (3,)
-    assert torch.var(X, 1, correction=None, keepdim=True).shape == (3, 1)
 
 
 def test_a_thread_that_is_off_the_clock_books_on_none():

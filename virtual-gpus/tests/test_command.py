@@ -14,7 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import ranks
+import torch
+from torch import nn
 
+from virtual_gpus import dry_run
 from virtual_gpus.cli import main
 from virtual_gpus.cli.main import FAILED, INTERRUPTED, NO_STEP, TOO_SMALL, USAGE
 
@@ -35,14 +38,18 @@ for step in range(100_000):
     optimizer.step()
     if "end" in sys.argv and step == 2:
         break
-    if "fail" in sys.argv and step == 2 and local_rank == 1:
+    if step == 2 and local_rank == 0:
+        print(f"running on {torch.cuda.device_count()} {torch.cuda.get_device_name()}\\n", end="", flush=True)
+    if "fail" in sys.argv and step == 2 and dist.get_rank() == 1:
         X + torch.ones(32, 256)
-    if step == 2 and local_rank == 0:  # of two ranks the lines might get mixed
-        print("running", flush=True)
 if local_rank == 0:
     print(dist.get_world_size(), torch.cuda.device_count(), dist.is_torchelastic_launched())
 dist.destroy_process_group()
 """
+HIDING = TRAINING.replace(
+    'local_rank = int(os.environ["LOCAL_RANK"])',
+    'os.environ["CUDA_VISIBLE_DEVICES"], local_rank = os.environ["LOCAL_RANK"], 0',
+)
 PIPELINE = """
 import os, time
 import torch
@@ -183,7 +190,7 @@ def test_a_rank_that_fails_is_the_only_one_with_a_traceback(folder):
     assert done.returncode == FAILED
     assert err[1:3] == [
         "[rank1]: Traceback (most recent call last):",
-        '[rank1]:   File "train.py", line 19, in <module>',
+        '[rank1]:   File "train.py", line 21, in <module>',
     ]
     assert sum("Traceback" in line for line in err) == 1 and not any("virtual_gpus" in line for line in err)
     assert "found at least two devices, cuda:1 and cpu!" in "".join(err)
@@ -302,6 +309,101 @@ def test_ctrl_c_ends_a_plan_of_several_ranks_whatever_the_one_that_runs_does(fol
     assert process.returncode == INTERRUPTED
     assert err == "virtual-gpus plan: interrupted in pipeline.py, line 11\n"
     assert sorted(os.listdir()) == before
+
+
+def test_the_ranks_of_a_plan_may_hide_gpus_too(folder, monkeypatch, capsys):
+    (folder / "train.py").write_text(HIDING)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main.main(["plan", "-n", "8", "--rank", "3", "train.py"]) == 0
+    assert "\nrank 3: at most" in capsys.readouterr().out
+
+
+BESIDE = """\
+    optimizer.step()
+    assert __name__ == "__main__" and sys.argv[1:] == ["--epochs", "3"], sys.argv
+    if step == 0:
+        other = nn.Linear(2, 2).cuda()
+        beside = torch.optim.SGD(other.parameters(), 0.1)
+    loss = other(torch.ones(1, 2).to(local_rank)).sum()
+    loss.backward()
+    beside.step()
+    print(f"rank {dist.get_rank()}, step {step}: loss {loss.item():.3f}")
+"""
+
+
+def test_a_plan_ends_when_it_knows_what_a_step_takes(folder):
+    (folder / "train.py").write_text(TRAINING.replace("    optimizer.step()\n", BESIDE))
+    options = "-n", 64, "--gpu", "A100-80", "--per-node", 8, "--rank", 3, "--trace", "trace.json"
+    done = ranks.python(*ranks.VIRTUAL, "plan", *options, "train.py", "--epochs", 3, folder=folder)
+    *printed, before, first, second, third = done.stdout.partition("\nassumed: ")[0].splitlines()
+    assert printed == [f"rank 3, step {step}: loss ?" for step in range(len(printed))] and 1 < len(printed) < 9
+    assert first == "64 A100-80, DGX A100 (NVLink 3, 12 links, InfiniBand HDR): a dry run, all times are modelled"
+    assert "ms from one optimizer step to the next, " in second and third.startswith("rank 3: at most ")
+    assert before == "(What the program has printed of its own speed is that of this computer, without GPUs.)"
+    step = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "addmm" and event["cat"] == "matmul" for event in step) == 2, "of each network"
+    processes = {event["args"]["name"] for event in step if event["name"] == "process_name"}
+    assert processes == {"host", "cuda:3 (virtual A100-80)"}
+
+
+LOOP = """
+import torch
+net, kept = torch.nn.Linear(8, 8).cuda(), []
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(99):
+    loss = net(torch.zeros(5, 8, device='cuda')).sum()
+    loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "words"),
+    [
+        (
+            LOOP.format("if loss.item() > 3: break"),
+            FAILED,
+            "at small.py, line 9 the program goes on by a number that is unknown",
+        ),
+        (LOOP.format("if step == 1: break"), NO_STEP, "after 2 steps of its optimizer, and no two were alike: let"),
+        (LOOP.format("kept.append(loss)"), NO_STEP, "no two of 8 steps are alike"),
+        (LOOP.format("kept.append(torch.ones(10**10, device='cuda'))"), TOO_SMALL, "in the forward pass of step 3"),
+        ("import sys; sys.exit()", NO_STEP, "sys.exit"),
+        (
+            "import torch\ntorch.zeros(10**11, device='cuda')\n",
+            TOO_SMALL,
+            "line 2: rank 0, in the set-up: .* more GPUs",
+        ),
+    ],
+)
+def test_a_script_that_can_not_be_run_without_values_or_room_hears_why(folder, capsys, script, status, words):
+    (folder / "small.py").write_text(script)
+    assert main.main(["plan", "-n", "4", "small.py"]) == status
+    said = capsys.readouterr().err
+    assert re.search(words, said, re.S) and "virtual_gpus/" not in said
+
+
+def test_a_script_takes_in_a_plan_what_its_step_takes(folder, capsys):
+    """What a script's loop does besides, such as copies to the GPU and reading the loss, is in the time."""
+    (folder / "small.py").write_text(LOOP.format("torch.ones(9).cuda(), loss.item()"))
+    assert main.main(["plan", "-n", "16", "small.py"]) == 0
+    milliseconds = float(re.search(r"(\S+) ms from one", capsys.readouterr().out)[1])
+
+    def program():
+        net = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step():
+            loss = net(torch.zeros(5, 8, device="cuda")).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.ones(9).cuda(), loss.item()
+
+        return step
+
+    assert milliseconds == pytest.approx(1e3 * dry_run(program, 16).seconds, rel=0.03)
 
 
 def test_a_plan_has_tables_of_memory_and_of_time(folder, capsys):

@@ -2,16 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import ranks
 import torch
+from test_command import HIDING
 
-from virtual_gpus import children, current, handed_down, virtual_gpus
+from virtual_gpus import handed_down, virtual_gpus
 from virtual_gpus.children import Setup, inherit
 from virtual_gpus.environment import STARTUP, VARIABLE
 from virtual_gpus.report import reporting
@@ -61,20 +60,19 @@ if __name__ == "__main__":
 
 def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
     (tmp_path / "script.py").write_text(MAKES_ITS_OWN)
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # no real ones
-    command = [sys.executable, tmp_path / "script.py"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    done = ranks.python(tmp_path / "script.py", fork=False, CUDA_VISIBLE_DEVICES="")  # no real ones
     refused = "Attempted to send CUDA tensor received from another process; this is not currently supported. "
     refused += "Consider cloning before sending.\n"
     assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{3 * refused}[1.0, 1.0]\nFalse\n", done.stderr
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_that_hide_gpus_or_fail_say_what_they_did():
+def test_a_rank_of_torchrun_that_hides_gpus_and_fails_says_what_it_did(tmp_path):
     """Each hides all GPUs but its own; the second fails, and says so at once. Of others, test_command says more."""
-    failing = ranks.torchrun(2, PROGRAMS / "ddp_steps.py", "hide", "fail", options=["--account"], check=False)
-    assert failing.stdout == "1 NVIDIA A100-SXM4-80GB (virtual) [[0], [0]]\n"
-    assert failing.returncode == 1 and "rank 1, cuda:0: at most 2.88 MiB" in failing.stderr
+    (tmp_path / "train.py").write_text(HIDING)
+    failing = ranks.torchrun(2, tmp_path / "train.py", "fail", options=["--account"], check=False)
+    assert "running on 1 NVIDIA A100-SXM4-80GB (virtual)\n" in failing.stdout
+    assert failing.returncode == 1 and "rank 1, cuda:0: at most 1.54 MiB" in failing.stderr
 
 
 @pytest.fixture
@@ -135,10 +133,9 @@ def test_a_process_that_imports_no_torch_is_as_it_was(tmp_path, value):
     """Also with the variable, that is; and the sitecustomize of the environment runs."""
     (tmp_path / "sitecustomize.py").write_text("import beside\n")
     (tmp_path / "beside.py").touch()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(tmp_path), os.environ["PYTHONPATH"]])}
     environment |= {VARIABLE: value} if value else {}
-    command = [sys.executable, "-c", SAYS.format(str(STARTUP))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = ranks.python("-c", SAYS.format(str(STARTUP)), fork=False, **environment)
     assert done.stdout == "False False True 0\n" and not done.stderr
 
 
@@ -151,16 +148,6 @@ def test_the_environment_is_as_it_was_afterwards(monkeypatch):
             assert json.loads(os.environ[VARIABLE])["gpus"] == 2
         assert Setup(**json.loads(os.environ[VARIABLE])) == SETUP
     assert dict(os.environ) == before
-
-
-def test_inheriting(monkeypatch):
-    registered = []
-    monkeypatch.setattr(children.atexit, "register", registered.append)
-    with handed_down(SETUP), virtual_gpus(1):  # around it, so that it is taken off at the end
-        inherit()
-        assert repr(current()) == "<3 virtual T4, PCIe 3.0 x16, on>"
-        (at_the_end,) = registered
-        at_the_end()
 
 
 @pytest.mark.parametrize("value", ["four", '{"gpus": 4}', '{"gpus": 0, "machine": {}}', "[1]"])

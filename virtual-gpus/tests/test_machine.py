@@ -6,8 +6,6 @@ import importlib
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 
@@ -90,8 +88,11 @@ def test_nesting(before):
 
 def test_a_machine_can_be_started_again_and_tensors_outlive_it():
     machine = virtual_gpus(2)
-    with machine:
-        x = torch.ones(2, device="cuda:1")
+    for _ in range(2):
+        with machine:
+            assert machine.elapsed() == 0.0 and len(machine.timeline) == 0
+            x = torch.ones(2, device="cuda:1")
+            assert 0 < machine.elapsed() < 1e-4 and machine.timeline[0].called == 0.0
     assert (x + 1).cpu().tolist() == [2, 2] and x.tolist() == [1, 1] and x.to("cpu").device.type == "cpu"
     with machine:
         assert (x + torch.ones(2, device="cuda:1")).tolist() == [2, 2]
@@ -119,6 +120,7 @@ def test_what_torch_cuda_says_of_a_gpu(gpus):
     assert torch.cuda.get_device_capability(1) == (8, 0) and properties.total_memory == gpus.spec.memory
     assert "A100" in properties.name and "virtual" in properties.name and "total_memory=81157MB" in repr(properties)
     assert torch.cuda.can_device_access_peer(0, 1) and not torch.cuda.is_current_stream_capturing()
+    assert torch.cuda.get_arch_list() == ["sm_80"]
     torch.cuda.init()
     assert torch.cuda.is_initialized() and torch.cuda.is_bf16_supported(including_emulation=False)
     with virtual_gpus(1, gpu="V100"):
@@ -575,7 +577,8 @@ def test_hidden_gpus_stay_where_they_are(monkeypatch):
             seconds.append(event[1] - event[0])
             ids.append([torch.cuda.get_device_properties(i).uuid for i in range(2)])
             assert machine.ledgers[0].allocated == x.nbytes and machine.traffic == {("cuda:0", "cuda:1"): x.nbytes}
-    assert seconds[0] == seconds[3] < seconds[1] < seconds[2] and ids[0] == ids[3][::-1] and ids[0][1] != ids[1][1]
+    assert seconds[0] == seconds[3] == pytest.approx(seconds[1] / 2, rel=0.01) and seconds[2] > 4 * seconds[1]
+    assert ids[0] == ids[3][::-1] and ids[0][1] != ids[1][1]
 
 
 @pytest.mark.parametrize("value", ["", "GPU-8932f937,GPU-1a5b", "MIG-8932f937"])
@@ -605,6 +608,8 @@ def test_a_dry_run_tells_calls_apart():
         x, yes = torch.ones(4, 4, device="cuda"), torch.ones(2, dtype=torch.bool, device="cuda")
         for _ in range(2):  # it knows them in the second one
             assert [(yes + n).dtype for n in (1, True, 1.0)] == [torch.int64, torch.bool, torch.float32]
+            assert torch.var(x, 1, correction=1).shape == (4,)
+            assert torch.var(x, 1, correction=None, keepdim=True).shape == (4, 1)
             assert x.repeat(1, 2).shape == (4, 8) and x.repeat(2, 1).shape == (8, 4)
             assert [torch.cat([x, x], dim).shape for dim in (0, 1)] == [(8, 4), (4, 8)]
             assert [x.to(dtype).dtype for dtype in (torch.float16, torch.int8)] == [torch.float16, torch.int8]
@@ -652,23 +657,3 @@ def test_one_real_gpu_acts_as_several():
         torch.testing.assert_close(net.module.weight.grad.cpu(), X.cpu().sum(0).expand(2, 4))
         with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
             torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
-
-
-CPU_BUILD = """
-import torch
-for name in [n for n in vars(torch._C) if n.startswith(("_cuda_", "_Cuda"))]:
-    delattr(torch._C, name)  # a PyTorch that was built without CUDA has none of these
-from virtual_gpus import virtual_gpus
-with virtual_gpus(2):
-    net = torch.nn.DataParallel(torch.nn.Linear(2, 2).to(0), [0, 1])
-    optimizer = torch.optim.Adam(net.parameters())  # loads parts of PyTorch that look for CUDA
-    net(torch.ones(4, 2)).sum().backward()
-    optimizer.step()
-    print(torch.cuda.get_arch_list(), torch.cuda.memory_allocated() > 0)
-"""
-
-
-@pytest.mark.slow
-def test_a_pytorch_built_without_cuda():
-    run = subprocess.run([sys.executable, "-c", CPU_BUILD], capture_output=True, text=True, timeout=1200)
-    assert run.stdout == "['sm_80'] True\n", run.stderr

@@ -46,21 +46,9 @@ def test_two_nodes_send_each_byte_once_up_and_down_a_tree():
     assert bus(2**30, range(16), where) > 12.5 > bus(2**30, range(32), where)
 
 
-def test_short_messages_climb_trees_long_ones_go_around_rings():
-    def best(nbytes, gpus):
-        route = nccl.route(range(gpus), topology("DGX A100", "InfiniBand HDR"))
-        tunings = [tuning for tuning in nccl.TUNINGS if tuning[0] != "nvls"]
-        return min(tunings, key=lambda tuning: nccl.algorithm_seconds(*tuning, "all_reduce", nbytes, route, nccl.NCCL))
-
-    assert best(1024, 64) == ("tree", "LL") and best(2**30, 8) == ("ring", "Simple")
-
-
 def test_nvswitch_adds_from_five_gpus_on():
     where = topology("DGX H100")
     assert bus(2**30, range(8), where) > 1.2 * bus(2**30, range(4), where)
-    route = nccl.route(range(8), where)
-    assert route.nvls and not nccl.route(range(4), where).nvls
-    assert nccl.path("nvls", "all_reduce", route) == (1, 0, 2 * 7 / 8)
 
 
 def test_a_route_is_as_narrow_as_its_narrowest_place():
@@ -114,8 +102,8 @@ def test_the_fastest_algorithm_of_an_all_reduce_is_taken():
             found = nccl.all_reduce_by_algorithm(nbytes, range(gpus), where)
             assert list(found) == ["ring", "tree", "nvls"][: 3 if (where, gpus) == (one, 8) else 2]
             assert min(found.values()) == nccl.collective_seconds("all_reduce", nbytes, range(gpus), where)
-    steps = nccl.all_reduce_by_algorithm(64, range(1024), many)
-    assert steps["ring"] > 10 * steps["tree"]
+    few, whole = (nccl.all_reduce_by_algorithm(nbytes, range(gpus), many) for nbytes, gpus in ((64, 1024), (2**30, 8)))
+    assert few["ring"] > 10 * few["tree"] and whole["ring"] < whole["tree"]
     with pytest.raises(ValueError, match="nvlink3: rings and trees take a machine type, such as link='DGX A100'"):
         nccl.all_reduce_by_algorithm(64, range(4), find_topology("nvlink3", find_gpu("A100-80")))
     with pytest.raises(ValueError, match="network"):

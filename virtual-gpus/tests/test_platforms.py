@@ -1,8 +1,9 @@
 """What macOS or Windows lacks, the library does without: a small program runs the same with all of it taken away."""
 
 import os
-import subprocess
 import sys
+
+import ranks
 
 TAKEN_AWAY = """
 import os, signal, sys
@@ -54,12 +55,9 @@ def test_a_small_program_runs_without(tmp_path):
     (tmp_path / "small.py").write_text(PROGRAM)
     (tmp_path / "sitecustomize.py").write_text(TAKEN_AWAY)
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "USERNAME": "someone"}
 
     def output(*command):
-        command = [sys.executable, *command]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        done = ranks.python(*command, folder=tmp_path, fork=False, PYTHONPATH=path, USERNAME="someone")
         return done.stdout + done.stderr
 
     said = output("small.py", tmp_path / "store")

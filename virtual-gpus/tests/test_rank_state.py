@@ -22,6 +22,15 @@ class Word:
     def __init__(self, said):
         self.said = said
 """
+KEEPER = """
+import torch.distributed as dist
+GROUP = None
+
+def start():
+    global GROUP
+    assert GROUP is None, "already initialized"
+    GROUP = dist.group.WORLD
+"""
 STATED = """
 import torch.distributed as dist
 import helper
@@ -38,7 +47,9 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 if dist.get_rank() == 1:
     torch.set_default_dtype(torch.float64)
-import helper, stated
+import helper, keeper
+keeper.start()
+import stated
 assert not helper.STARTED, "args is already initialized"
 helper.STARTED.append(helper.RANK)
 
@@ -53,7 +64,7 @@ for step in range(4):
     y.sum().backward()
     words = [Own()]
     (dist.send_object_list if helper.RANK == 0 else dist.recv_object_list)(words, 1 - helper.RANK)
-    (dist.send if helper.RANK == 0 else dist.recv)(y.detach(), 1 - helper.RANK)
+    (dist.send if helper.RANK == 0 else dist.recv)(y.detach(), 1 - dist.get_rank(keeper.GROUP))
     drawn.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
     if step == 1:
         mine = [helper.RANK, helper.STARTED, stated.words[0].said, os.environ["MINE"], sys.argv[1:]]
@@ -68,17 +79,22 @@ for step in range(4):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """A folder with a script of two stages, and modules of its own that keep state; the script's path."""
-    for name, text in (("helper", HELPER), ("stated", STATED), ("script", SCRIPT)):
+    """A folder with a script of two stages, and modules of its own that keep state; the script's path.
+
+    Another one is installed where pip puts it with --target, and keeps process groups, as Megatron-core does.
+    """
+    library = tmp_path / "library"
+    (library / "keeper-1.0.dist-info").mkdir(parents=True)
+    for name, text in (("helper", HELPER), ("stated", STATED), ("script", SCRIPT), ("library/keeper", KEEPER)):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "path", ["", str(library), *sys.path])
     return tmp_path / "script.py"
 
 
 def state():
-    own = {"helper", "stated"} & set(sys.modules)
+    own = {"helper", "stated", "keeper"} & set(sys.modules)
     return dict(os.environ), own, sys.modules["__main__"], sys.argv, torch.get_default_dtype(), random.getstate()
 
 
@@ -107,43 +123,3 @@ def test_each_rank_has_a_process_s_state_of_its_own(program, capsys):
     assert re.search(r"^memory when a step holds most +rank 0 +rank 1$", said, re.M)
     small, large = (line for line in said.splitlines() if "at most" in line)
     assert "KiB" in small and "MiB" in large
-
-
-KEEPER = """
-import torch.distributed as dist
-GROUP = None
-
-def start():
-    global GROUP
-    assert GROUP is None, "already initialized"
-    GROUP = dist.group.WORLD
-"""
-STAGES = """
-import os, torch, torch.distributed as dist
-import keeper
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-keeper.start()
-net = torch.nn.Linear(8, 8, device="cuda")
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for _ in range(4):
-    y = net(torch.zeros(8, 8, device="cuda"))
-    y.sum().backward()
-    rank = dist.get_rank(keeper.GROUP)
-    (dist.send if rank == 0 else dist.recv)(y.detach(), 1 - rank)
-    optimizer.step()
-"""
-
-
-def test_an_installed_package_that_keeps_process_groups_is_each_rank_s_own(tmp_path, monkeypatch, capsys):
-    """As Megatron-core does. It is installed where pip puts it with --target."""
-    library = tmp_path / "library"
-    (library / "keeper").mkdir(parents=True)
-    (library / "keeper-1.0.dist-info").mkdir()
-    (library / "keeper" / "__init__.py").write_text(KEEPER)
-    (tmp_path / "script.py").write_text(STAGES)
-    monkeypatch.setattr(sys, "argv", ["pytest"])
-    monkeypatch.setattr(sys, "path", ["", str(library), *sys.path])
-    assert main(["plan", "--sweep", "n=2,4", "--gpu", "H100", str(tmp_path / "script.py")]) == 0
-    assert "keeper" not in sys.modules
-    assert capsys.readouterr().out.count("fits") == 2

@@ -281,12 +281,11 @@ def test_lists_and_masks_are_indices(gpus, index, value):
 
 
 def test_a_number_of_numpy_is_no_tensor_that_would_be_copied_to_the_gpu(gpus):
-    numpy = pytest.importorskip("numpy")
     x = torch.zeros(4, 3, device="cuda:1")
     with gpus.counting() as moved:
-        x[numpy.int64(2)] = 1.5
+        x[np.int64(2)] = 1.5
     assert x.tolist()[2] == [1.5] * 3 and moved.total("cpu", "cuda:1") == 0
-    x[:, numpy.arange(2)] = 2.5
+    x[:, np.arange(2)] = 2.5
     assert x.tolist() == [[2.5, 2.5, 0], [2.5, 2.5, 0], [2.5, 2.5, 1.5], [2.5, 2.5, 0]]
 
 

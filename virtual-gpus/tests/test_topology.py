@@ -103,17 +103,6 @@ def test_errors(options, words):
         virtual_gpus(**{"n": 2, "gpu": "V100", **options})
 
 
-def test_copies_take_the_links_between_their_ends():
-    def seconds(source, target):
-        with virtual_gpus(8, "V100", "DGX-1V", backing="meta") as machine:
-            torch.ones(2**26, device=f"cuda:{source}").to(f"cuda:{target}")
-        [copy] = [e for e in machine.timeline if e.row == "copy in"]
-        return copy.end - copy.start
-
-    assert seconds(0, 1) == pytest.approx(2 * seconds(0, 3), rel=0.01)
-    assert seconds(0, 7) > 4 * seconds(0, 1)
-
-
 @pytest.mark.parametrize("pair, at_once", [(("cuda:0", "cuda:1"), False), (("cuda:0", "cuda:2"), True)])
 def test_gpus_under_one_switch_share_its_way_to_the_host(pair, at_once):
     with virtual_gpus(4, "V100", "DGX-1V", backing="meta") as machine:

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -85,18 +86,19 @@ def test_what_a_program_sees_before_it_waits_does_not_depend_on_threads():
         assert x.tolist() == [4, 4, 4]
 
 
+@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced")
 def test_operations_on_the_same_memory_keep_their_order():
     with alone():
-        x, twice = torch.ones(8, device="cuda"), dist._make_nccl_premul_sum(2.0)
-        dist.all_reduce(x, twice, async_op=True)
-        dist.all_reduce(x[2:5], twice, async_op=True)
+        x, other, twice = torch.ones(8, device="cuda"), torch.ones(1, device="cuda"), dist._make_nccl_premul_sum(2.0)
+        early = dist.all_reduce(x, twice, async_op=True)
+        dist.all_reduce_coalesced([other, x[2:5]], twice, async_op=True)  # in any of the tensors that it reads
         gathered = [torch.zeros(4, device="cuda")]
         last = dist.all_gather(gathered, x[3:7], async_op=True)
         first = dist.all_reduce(x[:1], twice, async_op=True)
         last.wait()
         assert gathered[0].tolist() == [4, 4, 2, 2] and x.tolist() == [2, 2, 4, 4, 4, 2, 2, 2]
         x[3] = 7
-        first.wait()
+        early.wait(), first.wait()
         assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]  # what has been there before is not written again
         torch.cuda.synchronize()
         assert x.tolist() == [4, 2, 4, 7, 4, 2, 2, 2]

@@ -53,6 +53,7 @@ SHOWN = {
     "one that is on the GPU": (lambda u: in_a_tensor(lambda x, u: x.__setitem__(0, drawn())), PUT),
     "a tensor that is multiplied": (lambda u: in_a_tensor(lambda x, u: x.mul_(u)), PUT),
     "a tensor that is filled through a view": (lambda u: in_a_tensor(lambda x, u: x[:2].fill_(u)), PUT),
+    "a loss on the GPU": (lambda u: f"{drawn():.2f} {drawn(2).tolist()} {u}", "? [?, ?] ?"),
     "a copy from the GPU": (lambda u: in_a_tensor(lambda x, u: x.copy_(drawn(4))), PUT),
 }
 

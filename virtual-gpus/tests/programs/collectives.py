@@ -161,24 +161,6 @@ def asynchronous(group, rank, n):
 
 
 @each_group
-def order_of_a_stream(group, rank, n):
-    """An operation reads what those before it have written, waited for or not, in any of the tensors that it reads."""
-    total = sum(values(r, 4) for r in range(n))
-    firsts, summed, got = [values(rank, 4).cuda() for _ in range(n - 1)], values(rank, 4).cuda(), values(0, n, 4).cuda()
-    work = dist.all_reduce(summed, group=group, async_op=True)
-    dist.all_to_all([*got], [*firsts, summed], group=group)  # the last rank gets the sums
-    work.wait()
-    # one that is over, because a later one has been waited for, has written: what the program writes then is newer
-    x, y = values(rank, 4).cuda(), values(rank, 4).cuda()
-    early, late = (dist.all_reduce(tensor, group=group, async_op=True) for tensor in (x, y))
-    late.wait()
-    dist.all_reduce(x.fill_(1), group=group)
-    early.wait()
-    same(got, torch.stack([total if rank == n - 1 else values(r, 4) for r in range(n)]))  # if it fails, nobody waits
-    same(x, torch.full((4,), float(n), dtype=torch.float64))
-
-
-@each_group
 def messages(group, rank, n):
     """Two in flight from rank 0 to rank 1; and all around the ring."""
     if n == 1:

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from checking import check, raises
 from torch.distributed.device_mesh import init_device_mesh
 
+from virtual_gpus import gather_timeline
+
 
 def summed(group, number, device="cuda"):
     x = torch.tensor([float(number)], device=device)
@@ -85,3 +87,14 @@ def programs_that_start_otherwise(rank, n):
 def monitored_barriers(rank, n):
     raises(ValueError, "monitored_barrier ", dist.monitored_barrier)
     dist.monitored_barrier(dist.new_group(backend="gloo"))
+
+
+@check
+def timelines(rank, n):
+    """The first rank gets those of all, on one clock."""
+    summed(None, rank)
+    gathered = gather_timeline()
+    assert (gathered is None) == (rank > 0)
+    for number, timeline in enumerate(gathered or []):
+        last, first = ([e for e in one if e.name == "all_reduce"][-1] for one in (timeline, gathered[0]))
+        assert (last.gpu, last.start, last.end) == (number, first.start, first.end)
