@@ -60,6 +60,13 @@ def assert_equal(one, other):
     assert all(map(torch.equal, one, other)) and len(one) == len(other)
 
 
+def test_a_replay_leaves_the_current_gpu_as_it_was(gpus):
+    with torch.cuda.device(1):
+        graph, out = capture(lambda: torch.ones(2, device="cuda"))
+    graph.replay()
+    assert torch.cuda.current_device() == 0 and out.get_device() == 1
+
+
 @pytest.mark.parametrize("make_optimizer", [adam, fused, momentum])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_whole_step_replayed_gives_what_it_gives_eagerly(gpus, make_optimizer, dtype):

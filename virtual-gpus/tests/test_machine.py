@@ -6,6 +6,8 @@ import importlib
 import os
 import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 
@@ -379,6 +381,8 @@ def test_streams_and_events(gpus):
     assert event.query() and stream.query() and x.item() == 2
     with torch.cuda.stream(None):
         assert torch.cuda.current_device() == 0
+    torch.cuda.set_stream(stream)
+    assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with pytest.raises(ValueError, match="must be recorded"):
         start.elapsed_time(end)
@@ -657,3 +661,23 @@ def test_one_real_gpu_acts_as_several():
         torch.testing.assert_close(net.module.weight.grad.cpu(), X.cpu().sum(0).expand(2, 4))
         with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
             torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+
+CPU_BUILD = """
+import torch
+for name in [n for n in vars(torch._C) if n.startswith(("_cuda_", "_Cuda"))]:
+    delattr(torch._C, name)  # a PyTorch that was built without CUDA has none of these
+from virtual_gpus import virtual_gpus
+with virtual_gpus(2):
+    net = torch.nn.DataParallel(torch.nn.Linear(2, 2).to(0), [0, 1])
+    optimizer = torch.optim.Adam(net.parameters())  # loads parts of PyTorch that look for CUDA
+    net(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    print(torch.cuda.memory_allocated() > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_pytorch_built_without_cuda():
+    run = subprocess.run([sys.executable, "-c", CPU_BUILD], capture_output=True, text=True, timeout=1200)
+    assert run.stdout == "True\n", run.stderr

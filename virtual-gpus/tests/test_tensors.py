@@ -201,6 +201,13 @@ def test_what_the_clock_knows_a_tensor_by_follows_its_sizes(gpus, change):
     assert x.tensor_meta == tensor_meta_of(x.inner) == tensor_meta_of(x) != before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.cfloat, torch.cdouble])
+@pytest.mark.parametrize("shape", [(), (2,), (0,), (0, 3)])
+def test_what_is_printed_of_a_tensor_names_its_dtype_where_that_of_one_on_the_cpu_does(gpus, dtype, shape):
+    x = torch.ones(shape, dtype=dtype)
+    assert repr(x.cuda()).replace("device='cuda:0'", "").replace(", ", "") == repr(x).replace(", ", "")
+
+
 def test_printing(gpus):
     w = torch.ones(1, device="cuda:1", requires_grad=True)
     for tensor, text in (
@@ -263,11 +270,12 @@ def test_gradients_cross_devices_both_ways(gpus):
     assert v.grad.device == GPU1 and v.grad.tolist() == [2, 2]
 
 
+EMPTY = [[], ([],), (slice(None), []), ([], 0), ([[]],), ([[0, 2], [1, 1]],), [[0, 2], [1, 1]]]  # and nested
 INDICES = [[0, 2], ([0, 2],), (slice(None), [0, 2]), (..., [True, False, True]), (0, range(2)), ([3, 0], (0, 2))]
 MASKS = [(True,), (False,), (slice(1, 3), True), (True, [0, 2]), (True, ...)]  # without dimensions: all or nothing
 
 
-@pytest.mark.parametrize("index", [*INDICES, (None, [1]), *MASKS], ids=str)
+@pytest.mark.parametrize("index", [*INDICES, *EMPTY, (None, [1]), *MASKS], ids=str)
 @pytest.mark.parametrize("value", [1.5, torch.tensor(2.5), torch.ones(1, 1, 1)])
 def test_lists_and_masks_are_indices(gpus, index, value):
     x, expected = torch.zeros(4, 3, device="cuda:1"), torch.zeros(4, 3)

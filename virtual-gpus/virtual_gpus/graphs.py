@@ -29,6 +29,7 @@ from virtual_gpus.errors import capture_error
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.memory.ledger import GraphPool
 from virtual_gpus.meta_cache import cached_call, tensor_meta_of
+from virtual_gpus.state import select
 from virtual_gpus.tree import tensors_in
 
 Device, empty_strided = torch.device, torch.empty_strided  # PyTorch's own, also while they are replaced
@@ -297,6 +298,7 @@ class Capture:
             launch = host.advance(GRAPH_LAUNCH + GRAPH_NODE * len(self.nodes), gpu.index)
             clock.record_host("launch a graph", host.thread, *launch)
         values: Values = {}
+        before = select(gpu.index)
         with temporarily(host, factor=0.0, ranges=[]), disable_current_modes():
             try:
                 for node in self.nodes:
@@ -305,6 +307,7 @@ class Capture:
                     replay_node(node, values)
             finally:
                 set_stream(stream)
+                select(before)
 
 
 def replay_node(node: Node, values: Values) -> None:

@@ -309,7 +309,9 @@ def current_stream_of(gpu: "VirtualGPU") -> Stream:
 
 
 def set_stream(stream: Stream | None) -> None:
+    """The current stream of its GPU, which becomes the current GPU."""
     if stream is not None:
+        select(stream.gpu.index)
         stream.gpu.current_stream.stream = stream
 
 

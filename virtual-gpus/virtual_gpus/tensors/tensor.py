@@ -89,7 +89,9 @@ class VirtualTensor(Tensor):
         notes = [f"device='{self.device}'"]
         if self.inner.is_meta or (self.numel() == 0 and self.dim() != 1):
             notes.append(f"size={tuple(self.shape)}")
-        if self.dtype not in (torch.get_default_dtype(), torch.int64, torch.bool):
+        default = torch.get_default_dtype()
+        told = torch.int64, torch.bool, torch.cdouble if default == torch.double else torch.cfloat  # by the numbers
+        if self.dtype != default and (self.inner.is_meta or self.numel() == 0 or self.dtype not in told):
             notes.append(f"dtype={self.dtype}")
         if self.grad_fn is not None:
             notes.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -189,6 +191,8 @@ class VirtualTensor(Tensor):
         Base.grad.__delete__(self)
 
     def __setitem__(self, index, value):
+        if isinstance(index, list) and any(isinstance(i, Sequence) for i in index):
+            index = tuple(index)  # what C++, which warns of it, takes lists of lists for
         parts = tuple(map(as_index, index if isinstance(index, tuple) else (index,)))
         away = isinstance(value, Tensor) and value.device != self.device
         if away and value.requires_grad and not any(map(is_advanced, parts)):
@@ -271,9 +275,18 @@ def is_advanced(index: Any) -> bool:
 
 def as_index(part: Any) -> Any:
     """A part of an index: of numbers a tensor, which C++ would make on the CPU and use there."""
-    numbers = isinstance(part, Sequence) and len(part) and all(isinstance(i, Integral) for i in part)
-    array = hasattr(part, "__array_interface__") and part.ndim  # a number of NumPy's has none
-    return torch.as_tensor(part) if numbers or array else part
+    if hasattr(part, "__array_interface__") and part.ndim:  # a number of NumPy's has none
+        return torch.as_tensor(part)
+    if not has_only_numbers(part):
+        return part
+    made = torch.as_tensor(part)
+    return made if made.numel() else made.long()
+
+
+def has_only_numbers(part: Any) -> bool:
+    """Whether a part of an index is a sequence of whole numbers, or of such sequences."""
+    sequence = isinstance(part, Sequence) and not isinstance(part, str)
+    return sequence and all(isinstance(i, Integral) or has_only_numbers(i) for i in part)
 
 
 def is_truth(index: Any) -> bool:
