@@ -131,23 +131,39 @@ class VirtualGenerator(Generator):
 
     device = property(lambda self: self.gpu.device)
 
+    def check_capture(self, call: str) -> None:
+        """What CUDA says of calls that ask for the seed, for a replay has come further. (CUDAGeneratorImpl.cpp)"""
+        if self.gpu.capturing() is not None:
+            raise RuntimeError(
+                f"Cannot call CUDAGeneratorImpl::{call} during CUDA graph capture. If you need this call to be "
+                "captured, please file an issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+            )
+
     def get_state(self):
-        """During a capture, something that stands for the state which a replay comes upon there."""
-        capture = self.gpu.capturing()
-        return super().get_state() if capture is None else capture.save_state(self)
+        self.check_capture("current_seed")
+        return super().get_state()
 
-    def set_state(self, state):
-        if (capture := self.gpu.capturing()) is not None:
-            capture.load_state(self, state)
-            return self
-        return super().set_state(state)
+    def initial_seed(self):
+        self.check_capture("current_seed")
+        return super().initial_seed()
 
-    def manual_seed(self, seed):
+    def seed(self):
+        self.check_capture("seed")
+        return super().seed()
+
+    def check_seed(self) -> None:
         if self.gpu.capturing() is not None:
             raise RuntimeError(
                 "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same "
                 "as the original seed. (virtual GPU: and not even then)"
             )
+
+    def set_state(self, state):
+        self.check_seed()
+        return super().set_state(state)
+
+    def manual_seed(self, seed):
+        self.check_seed()
         return super().manual_seed(seed)
 
     def refuse(self, *args):

@@ -8,7 +8,6 @@ the others a replay makes its own, and the ledger's `GraphPool` counts what they
 
 import contextlib
 import functools
-import struct
 import threading
 import weakref
 from collections import Counter
@@ -35,7 +34,6 @@ from virtual_gpus.tree import tensors_in
 Device, empty_strided = torch.device, torch.empty_strided  # PyTorch's own, also while they are replaced
 WITH_WORKSPACE = {"mkldnn_rnn_layer"}  # whose size PyTorch doesn't know on meta: what these compute isn't kept
 PLACED = Tensor, Device, Generator  # what says where an operation runs
-STAND_IN = b"plan"  # how the last bytes of a generator's state begin that stands for one in a replay
 HELD = "held"  # in the place of a Register: a tensor that is not on a GPU, and that nodes write to or read anew
 Values = dict["Register", torch.UntypedStorage]  # of one replay
 
@@ -87,19 +85,6 @@ class Node(NamedTuple):
     keys: tuple | None = None  # by which C++ dispatches
 
 
-class SavedState:
-    """The state that a `generator` has at one place of a replay."""
-
-    def __init__(self, generator: Generator):
-        self.generator = generator
-
-    def save(self) -> None:
-        self.state = Generator.get_state(self.generator)
-
-    def load(self) -> None:
-        Generator.set_state(self.generator, self.state)
-
-
 class Mark:
     """An event that was recorded in a capture, when its stream had `seen` so much; its `time` in a replay."""
 
@@ -128,7 +113,6 @@ class Capture:
         self.registers: set[Register] = set()
         self.seen: dict[Stream, Counter[Stream]] = {origin: Counter()}
         self.marks: set[Mark] = set()
-        self.states: dict[int, SavedState] = {}
         self.works: set[Any] = set()
         self.failed = False
         origin.capture = self.gpu.machine.capture = self
@@ -248,26 +232,6 @@ class Capture:
                 "virtual GPUs capture what runs as an operation of PyTorch on one GPU, and here a tensor was made in "
                 "another way. Make it before the capture, or leave this part out of the graph"
             )
-
-    # Generators
-
-    def save_state(self, generator: Generator) -> Tensor:
-        state, saved = Generator.get_state(generator), SavedState(generator)
-        self.states[len(self.states)] = saved
-        self.append(saved.save, ())
-        state[-8:] = state.new_tensor([*STAND_IN, *struct.pack("<I", len(self.states) - 1)])
-        return state
-
-    def load_state(self, generator: Generator, state: Tensor) -> None:
-        """RuntimeError for a state that was not asked for in this capture: how far have replays come since?"""
-        *mark, number = struct.unpack("<4sI", bytes(state[-8:].tolist()))
-        saved = self.states.get(number) if mark == [STAND_IN] else None
-        if saved is None or saved.generator is not generator:
-            raise RuntimeError(
-                "in a capture, virtual GPUs bring a generator back only to a state which it has had in this capture. "
-                "Set another before the capture, or before a replay"
-            )
-        self.append(saved.load, ())
 
     # Streams
 
