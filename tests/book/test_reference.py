@@ -35,7 +35,7 @@ def used(code):
     """Names of the libraries that a chapter's code uses, in full; of modules, those in them."""
     names = {f"{module}.{name.strip()}" for module, names in IMPORTED.findall(code) for name in names.split(",")}
     modules = {name for name in names if name.removeprefix("mgpu_lib.") in mgpu_lib.MODULES or "." not in name}
-    others = "clock_errors", "evidence", "recorded", "planning", "thresholds", "training"
+    others = "clock_errors", "evidence", "recorded", "planning", "training"
     modules |= {f"mgpu_lib.{name}" for name in others} & names
     calls = [(module, re.findall(rf"(?<![\w.]){module.rpartition('.')[2]}\.(\w+)\(", code)) for module in modules]
     calls.append(("mgpu_lib", re.findall(r"\bmgpu\.((?!__)(?:\w+\.)?\w+)\b", code)))

@@ -36,7 +36,7 @@ def test_a_model_has_the_parameters_and_flops_of_the_network():
     assert plan(found).flops / 8 == pytest.approx(mgpu.dry_run(program, 8).flops, rel=1e-6)
 
 
-def test_a_layer_has_the_parameters_that_thresholds_tensor_limit_counts_on():
+def test_a_layer_has_the_parameters_that_chapter_14_counts_on():
     """5 sums of 4 · width bytes against 8 FLOPs for each of 12.5 · width² parameters."""
     sizes = mgpu.LLAMA["70B"]
     layer = plan_formulas.parameters(sizes) - plan_formulas.parameters(sizes | {"layers": sizes["layers"] - 1})
