@@ -198,7 +198,7 @@ PARTS = {
     "resnet_grid": (resnet_grid.cases, resnet_grid.record),
 }
 
-MODELLED = "steps", "memory", "llama", "validation"  # parts that need no values
+MODELLED = "host", "steps", "memory", "llama", "validation"  # parts that need no values
 
 
 def about():

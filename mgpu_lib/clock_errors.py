@@ -4,11 +4,8 @@ An error is modelled / real - 1: below 0, the clock's time is too short.
 """
 
 import statistics
-from contextlib import contextmanager
-from unittest import mock
 
 from mgpu_lib.recorded import measured, study
-from virtual_gpus.clock import rates
 
 
 def errors():
@@ -119,20 +116,6 @@ def beside_a_copy(blocks=24):
     """{kernel: how many times as long it takes on an H100 while a copy keeps so many thread blocks running}."""
     work = study("measured_h100")["contention"]["work"]
     return {kernel: times[f"{blocks}/2048"] / times["alone"] for kernel, times in work.items()}
-
-
-@contextmanager
-def measured_calls():
-    """Inside, calls take the host of virtual GPUs with `host=1` as long as they took the server of an H200.
-
-    Seven kinds were measured. What was measured of one convolution holds for all, as it does in the clock's own fit;
-    all other kinds stay as they are."""
-    rows = study("measured_host")["rows"]
-    found = {key.split("/")[0] for key in rows}
-    calls = {kind: [rows[f"{kind}/{who}"]["median"] for who in ("called", "by the engine")] for kind in found}
-    calls |= {kind: calls["conv3x3"] for kind in rates.HOST if kind.startswith("conv")}
-    with mock.patch.dict(rates.HOST, calls):
-        yield calls
 
 
 # Tables

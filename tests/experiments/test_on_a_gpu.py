@@ -49,6 +49,7 @@ def test_copies(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("part", "keys"),
     [
+        ("host", ["matmul/called", "norm/by the engine"]),
         ("steps", ["LeNet/16/amp", "ResNet-18/64/fp32"]),
         ("memory", ["LeNet/SGD/fp32", "Transformer/Adam/bf16"]),
         ("llama", ["512/train", "2048/infer"]),
