@@ -92,13 +92,27 @@ REPORT = re.compile(r"(?:accuracy|test loss) [\d.]+")
 
 
 def test_the_second_half_lists_its_bugs():
-    """In their order: each exhibit's heading, with a link, what it reports, and which check finds it."""
+    """In their order: each bug with a link to its exhibit, what that reports, and which check finds it. An exhibit's
+    heading doesn't give the bug away; links by the bug's name lead there, too."""
     rows = []
     for name, found in MANY_BUGS.items():
-        title = re.search(r"^### (.+)", MANY_TEXTS[f"{name}-intro"], re.M).group(1)
+        heading = re.search(r"^### (.+)", MANY_TEXTS[f"{name}-intro"], re.M).group(1)
         checks = ", ".join(f"`{check}`" for check in sorted(found))
-        rows.append((f"[{title}](#{title.replace(' ', '-')})", reported(name), checks))
-    assert [(bug, said, checks) for bug, said, _, checks in catalog()] == rows
+        rows.append((heading.replace(" ", "-"), reported(name), checks))
+    linked = [re.fullmatch(r"\[(.+)\]\(#(.+)\)", bug).groups() for bug, *_ in catalog()]
+    found = [(place, said, checks) for (_, place), (_, said, _, checks) in zip(linked, catalog(), strict=True)]
+    assert found == rows
+    for (bug, heading), name in zip(linked, MANY_BUGS, strict=True):
+        anchor = bug.replace(" ", "-")
+        assert anchor == heading or f'<a id="{anchor}"></a>' in MANY_TEXTS[f"{name}-intro"]
+
+
+def test_the_second_half_folds_its_answers():
+    """As the first does: what is wrong, and the fix."""
+    for page, texts, bugs in (("museum", TEXTS, BUGS), (MANY, MANY_TEXTS, MANY_BUGS)):
+        for name in bugs:
+            folded = re.search(r"<details><summary>What is wrong.*</details>", texts[f"{name}-why"], re.S)
+            assert folded and "```diff" in folded.group(), (page, name)
 
 
 def test_numbers_of_the_second_half_don_t_tell():
