@@ -33,14 +33,15 @@ def run(name, cases, record, recipe, summary):
     out = RESULTS / f"{name}.json"
     part = out.with_name(f"{name}.unfinished.json")
     before = kept(out, recipe)
-    runs = {**before.get("runs", {}), **kept(part, recipe).get("runs", {})}
+    late = kept(part, recipe).get("runs", {})
+    runs = {**before.get("runs", {}), **late}
     runs = {key: run for key, run in runs.items() if key in cases}
     missing = [key for key in cases if key not in runs]
     set_up()
     for key in tqdm(missing, unit="run", smoothing=0):
         runs[key] = plain(record(*cases[key]))  # as those are that come from the file
         write(part, {"recipe": recipe, "summary": summary(runs), "runs": runs})
-    about = before["provenance"] if before and not missing else provenance(f"experiments.{name}")
+    about = before["provenance"] if before and not (missing or late) else provenance(f"experiments.{name}")
     result = plain(
         {"provenance": about, "recipe": recipe, "summary": summary(runs), "runs": {key: runs[key] for key in cases}}
     )

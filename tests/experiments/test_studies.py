@@ -103,6 +103,16 @@ def test_an_interrupted_study_goes_on(results, capsys):
     assert count(summary=lambda runs: "another") == [] and json.loads(whole.read_text())["summary"] == "another"
 
 
+def test_a_record_names_the_commit_of_the_runs_that_it_gained(results):
+    """Also where it was interrupted after the last of them, before the whole was written."""
+    count()
+    part, whole = results / "counting.unfinished.json", results / "counting.json"
+    found = json.loads(whole.read_text())
+    part.write_text(json.dumps({"recipe": [1, 2], "runs": {"3": found["runs"].pop("3")}}))
+    whole.write_text(json.dumps({**found, "provenance": {"commit": "an earlier one"}}))
+    assert count() == [] and json.loads(whole.read_text())["provenance"]["command"] == "python -m experiments.counting"
+
+
 def test_a_study_with_another_recipe_is_recorded_anew_and_replaced_when_complete(results):
     count()
     before = (results / "counting.json").read_text()
