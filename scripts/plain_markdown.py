@@ -21,7 +21,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
 BOXES = {"Predict": "tip", "Note": "note", "Warning": "warning", "Verdict": "important", "Exercise": "exercise"}
-CAPTION = re.compile(r"Figure (\d*[A-Z]?|M2)(\.?\d+)?\.")
+CAPTION = re.compile(r"Figure [A-Z]?\d*[A-Z]?(\.?\d+)?\.")
 STARS = re.compile("★+")
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 
