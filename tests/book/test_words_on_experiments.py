@@ -80,14 +80,13 @@ def test_two_gpus_in_published_runs_and_in_our_own():
 
 
 def test_llama_65b_as_planned_on_2048_a100s():
-    """Chapter 14, published-card-why: the table in its fold, and "16% too slow" against the paper's 380."""
-    ways = {"kept": {"recompute": False}, "recomputed": {}, "8 ranks per matrix": {"tensor": 8, "rows": 8}}
+    """Chapter 14, published-card-why: the numbers in its fold, and "16% too slow" against the paper's 380."""
+    ways = {"kept": {"recompute": False}, "recomputed": {}}
     runs = {
         name: planning.recorded_plan("65B", 2048, "InfiniBand HDR", tokens=2048, **options)
         for name, options in ways.items()
     }
-    filled = {name: round(100 * run["gib"] * 2**30 / GPUS["A100-80"].memory) for name, run in runs.items()}
+    assert round(100 * runs["kept"]["gib"] * 2**30 / GPUS["A100-80"].memory) == 70
     rates = {name: 2048 / run["seconds"] for name, run in runs.items()}
-    assert filled == {"kept": 70, "recomputed": 15, "8 ranks per matrix": 29}
-    assert [round(rate) for rate in rates.values()] == [381, 317, 297]
+    assert round(rates["kept"]) == 381
     assert round(100 * (rates["recomputed"] / 380 - 1)) == -16
