@@ -73,12 +73,6 @@ def numbers_per_token(sizes):
     return sizes["width"], (4 * sizes["layers"] + 2) * sizes["width"] + 3
 
 
-def crossovers(sizes):
-    """Tokens from which on data parallelism sends fewer bytes than tensor parallelism, and fewer than a pipeline."""
-    gradients, (pipeline, tensor) = GRADIENT * parameters(sizes), numbers_per_token(sizes)
-    return gradients // (ACTIVATION * tensor) + 1, gradients // (ACTIVATION * pipeline) + 1
-
-
 def traffic_table(networks, most_gpus=8):
     """Bytes between GPUs in one step, for 1 to `most_gpus` GPUs: a list of plain dicts, one per network.
 
