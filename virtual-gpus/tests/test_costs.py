@@ -92,6 +92,18 @@ def test_a_product_s_precision_is_that_of_its_matrices():
     assert work_named("addmm", call).precision == "bf16"
 
 
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("mm", lambda X: X @ X.new_ones(8, 4)),
+        ("mv", lambda X: X @ X.new_ones(8)),
+    ],
+)
+def test_a_product_without_numbers_starts_no_kernel(name, call):
+    work = work_named(name, lambda device: call(torch.ones(0, 8, device=device, dtype=torch.bfloat16)))
+    assert costs.cost(work, find_gpu("H100")).seconds == 0
+
+
 def test_what_bounds_a_kernel():
     def added(n):
         work = works(lambda device: torch.ones(n, device=device).add_(1))[-1]

@@ -92,6 +92,7 @@ def work_of(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, tf3
             flops=flops(func, args, kwargs, out),
             outputs=outputs[0].numel(),
             nbytes=nbytes,
+            kernels=min(1, outputs[0].numel()),  # none for no numbers
             precision=precision(args[1].dtype, tf32[1]),  # the first may be a bias, of another type
         )
     if name.startswith(LISTS):
