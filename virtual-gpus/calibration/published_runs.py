@@ -4,8 +4,8 @@ The figures stand in published_runs.json, as they were printed: seconds or throu
 has it, the peak memory of a GPU. The rules and the halves were decided from what the sources say of their programs,
 before any of these runs had been predicted. Nothing is fitted for now, so two of three curves are held out.
 Compiled steps don't count, as in published_transformers, whatever part of them is matrix products. Programs that don't
-run on PyTorch were not collected. MosaicML's and torchtitan's tables are kept for another, independent trial: none of
-their rows is here.
+run on PyTorch were not collected. MosaicML's and torchtitan's tables, and NVIDIA's performance summaries, are kept for
+another, independent trial: none of their rows is here.
 """
 
 import json
@@ -44,8 +44,6 @@ SOURCES = {  # the beginnings of titles -> names in ids
     "The Llama 3 Herd": "Llama 3",
     "PyTorch FSDP": "PyTorch FSDP",
     "TinyLlama": "TinyLlama",
-    "Megatron Bridge": "Megatron Bridge",
-    "NeMo": "NeMo",
 }
 NEEDED = """layers width heads kv_heads ffn vocab seq_len micro_batch global_batch recomputation sharding tensor
 pipeline virtual_stages context data n_gpus""".split()
@@ -53,8 +51,6 @@ MOST_GPUS = 1024
 STEADY = 1.25  # slowest over fastest of the printed steps
 RULES = {
     "trust": "the source contradicts itself in this row",
-    "fp8": "matrix products in eight bits, which the clock doesn't have",
-    "experts": "a mixture of experts",
     "noise": "the source says itself that its figures are only good to 40%",
     "compiled": "torch.compile decides which operations become one kernel, and the source doesn't say which",
     "elsewhere": "counts in published_transformers already: data parallelism in one node",
@@ -67,8 +63,6 @@ RULES = {
 }
 FAILS = {  # the first that holds excludes a row
     "trust": lambda row: row.get("trust") == "low",
-    "fp8": lambda row: row["precision"].startswith("FP8"),
-    "experts": lambda row: row.get("moe"),
     "noise": lambda row: row.get("noisy"),
     "compiled": lambda row: row["compiled"],
     "elsewhere": lambda row: row.get("elsewhere"),

@@ -88,7 +88,7 @@ def choice_of_runs():
     [
         (choice_of_collectives, 67, "a23a75cc449d966b"),
         (choice_of_scaling, 177, "d7451d367a44c1a4"),
-        (choice_of_runs, 372, "d8aa2249a2455c34"),
+        (choice_of_runs, 342, "2b7c6bdd5f1b7167"),
     ],
 )
 def test_rows_are_chosen_and_halved_as_it_was_decided_before_anything_was_predicted(choice, count, digest):

@@ -134,7 +134,8 @@ def not_converged(steps: int) -> NotConverged:
     """What to say of a script that ended after so many steps."""
     if steps:
         return NotConverged(
-            f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take a few more"
+            f"the program ended after {steps} steps of its optimizer, and no two were alike: let it take a few more, "
+            "of batches of one size"
         )
     return NotConverged(
         "the program ended without a step of an optimizer of torch.optim, and a dry run goes from one to the next. If "
