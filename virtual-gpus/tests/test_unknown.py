@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -43,10 +42,11 @@ PUT = "tensor(?, size=(4,)) ? ?"
 SHOWN = {
     "a quotient in a text": (lambda u: f"{2 * u / 3:.3f} {round(u, 2)} {-u}", "? ? ?"),
     "a text of the old form": (lambda u: "loss %.3f" % u, "loss nan"),  # noqa: UP031
+    "one of a number on the GPU": (lambda u: "loss %.3f" % drawn(), "loss nan"),  # noqa: UP031
     "a comparison": (lambda u: f"{u > 3} {u == u}", "? ?"),
     "a perplexity": (lambda u: f"{math.exp(u):.2f}", "?"),
     "JSON": (lambda u: json.dumps({"loss": u}), '{"loss": "?"}'),
-    "a mean by NumPy": (lambda u: str(numpy.mean([u, u])), "?"),
+    "a mean by NumPy": (lambda u: str(pytest.importorskip("numpy").mean([u, u])), "?"),
     "a sum": (lambda u: str(sum([u, 1.0])), "?"),
     "a list on the CPU": (lambda u: str(torch.tensor([u, 1.0])), "tensor(?, size=(2,))"),
     "one number of a tensor on the CPU": (lambda u: in_a_tensor(lambda x, u: x.__setitem__(0, u)), PUT),
@@ -197,3 +197,9 @@ def test_a_backward_pass_takes_as_long_when_the_engine_is_called_as_such():
         for backward in (by_hand, lambda loss: loss.backward(torch.ones_like(loss)))
     ]
     assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:virtual GPUs don't compile")
+def test_a_plan_says_that_nothing_was_compiled():
+    [words] = dry(lambda: torch.compile(torch.relu)(drawn(4))).assumed
+    assert words.startswith("torch.compile, test_unknown.py, line ") and words.endswith(" as uncompiled")

@@ -15,6 +15,7 @@ import torch
 from virtual_gpus.clock import streams
 from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, nvml_based_avail
 from virtual_gpus.errors import bad_fork, no_addresses, not_compiled
+from virtual_gpus.frames import program_line
 from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
@@ -57,6 +58,9 @@ def compile_(model=None, **options):
         "virtual GPUs don't compile: functions give the same values as they are, and modelled times are of these",
         stacklevel=2,
     )
+    rendezvous = current().rendezvous
+    if rendezvous is not None:
+        rendezvous.assumptions.note(f"torch.compile, {program_line()}: it takes as long as uncompiled")
     return model
 
 

@@ -6,6 +6,7 @@ tensors, and wraps the result.
 """
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -19,6 +20,7 @@ from virtual_gpus import compat
 from virtual_gpus.compat import Base, DisableTorchDispatch, DispatchKey, make_wrapper_subclass
 from virtual_gpus.constants import constant_of
 from virtual_gpus.errors import check_gradient, no_addresses, no_values
+from virtual_gpus.frames import called_by_formatting
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.ops.table import OPS, MixedDevices, add_to_table
@@ -40,6 +42,9 @@ def through_dispatch(method: Callable) -> Callable:
             return method(self)
 
     return call
+
+
+as_float = through_dispatch(Base.__float__)
 
 
 class VirtualTensor(Tensor):
@@ -101,9 +106,13 @@ class VirtualTensor(Tensor):
         text = compat.add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
+    def is_unknown_number(self):
+        in_dry_run = self.gpu.machine.rendezvous is not None
+        return in_dry_run and self.numel() == 1 and constant_of(self.inner) is None
+
     def item(self):
         """In a dry run an UnknownScalar, unless the value is known. Either way the host waits for it."""
-        if self.gpu.machine.rendezvous is None or self.numel() != 1 or constant_of(self.inner) is not None:
+        if not self.is_unknown_number():
             return Base.item(self)
         record_copy(self.element_size(), self.gpu, None)
         return unknown_scalars((), self.dtype)
@@ -112,7 +121,13 @@ class VirtualTensor(Tensor):
         number = self.dim() == 0 and (not self.inner.is_meta or self.gpu.machine.rendezvous is not None)
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
-    __float__, __int__, __index__ = map(through_dispatch, (Base.__float__, Base.__int__, Base.__index__))
+    def __float__(self):
+        if self.is_unknown_number() and called_by_formatting():  # "%.3f" % x
+            self.item()
+            return math.nan
+        return as_float(self)
+
+    __int__, __index__ = map(through_dispatch, (Base.__int__, Base.__index__))
 
     def tolist(self):
         if self.gpu.machine.rendezvous is None or constant_of(self.inner) is not None:
