@@ -178,6 +178,26 @@ def test_what_a_group_s_root_broadcasts_is_known():
     assert dry_run(program, 4, rank=2).seconds > 0
 
 
+@pytest.mark.parametrize("stages, lengths", [(1, [3, 3]), (2, [3, 4])])
+def test_lengths_that_are_gathered_are_known(stages, lengths):
+    """With one stage rank 0 is run for all; with two that send to each other, both."""
+
+    def program():
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        net = nn.Linear(2, 2).cuda()
+        n, found = torch.tensor([3 + rank], device="cuda"), [torch.zeros(1, dtype=torch.int64).cuda() for _ in range(2)]
+        if stages == 2:
+            dist.send(net.bias, 1) if rank == 0 else dist.recv(net.bias, 0)
+        dist.all_gather(found, n)
+        dist.all_gather_into_tensor(joined := n.new_empty(2), n)
+        n += 1  # what was gathered stays
+        assert [int(length) for length in found] == joined.tolist() == lengths
+        return lambda: net(torch.ones(max(lengths), 2, device="cuda"))
+
+    assert dry_run(program, 2).seconds > 0
+
+
 def test_numbers_travel_with_messages():
     """Rank 1 hears a number that rank 0 knows, and takes one that nobody knows for unknown."""
     heard = {}

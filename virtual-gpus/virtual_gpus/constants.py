@@ -159,3 +159,28 @@ def all_reduce_constants(op: str, size: int, constants: dict[int, Tensor | None]
     if op == "SUM" and size % len(constants) == 0:
         return stacked.sum(0, dtype=stacked.dtype) * (size // len(constants))
     return None
+
+
+def constants_now(tensor: Tensor) -> Tensor | None:
+    """The values of the meta tensor `tensor`, to keep, if it has whole numbers and they are known."""
+    values = constant_of(tensor) if is_whole(tensor) and tensor.numel() <= LIMIT else None
+    return None if values is None else values.clone()
+
+
+def constants_of(rank: int, given: dict[int, Sequence[Tensor | None]], i: int) -> Tensor | None:
+    """What `rank` has `given` to a gather, its i-th input. One that isn't run is taken to give what all others do."""
+    if rank in given:
+        return given[rank][i]
+    known = [each[i] for each in given.values()]
+    same = known[0] is not None and all(each is not None and torch.equal(each, known[0]) for each in known)
+    return known[0] if same else None
+
+
+def gathered_constants(
+    shape: torch.Size, ranks: Sequence[int], given: dict[int, Sequence[Tensor | None]], i: int
+) -> Tensor | None:
+    """The i-th inputs of all `ranks`, one behind the other in a tensor of this shape."""
+    parts = [constants_of(rank, given, i) for rank in ranks]
+    if any(part is None for part in parts):
+        return None
+    return torch.cat([part.flatten() for part in parts]).view(shape)

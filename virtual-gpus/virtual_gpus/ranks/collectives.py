@@ -5,7 +5,6 @@ an operation of a communicator: a Transfer that moves the values by gloo, and ho
 must be like, and the words for what is not, are NCCL's and those of PyTorch's ProcessGroupNCCL.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import c10d, unbox_reduce_op
-from virtual_gpus.constants import all_reduce_constants
+from virtual_gpus.constants import all_reduce_constants, constants_of, gathered_constants
 from virtual_gpus.ops.table import NAMESPACE_HANDLERS, Op
 from virtual_gpus.ranks import gloo_backend
 from virtual_gpus.ranks.gloo_collectives import Reduction, all_gather, all_reduce, all_to_all, reduce_scatter
@@ -103,7 +102,7 @@ def point_to_point(tensors: Sequence[Tensor], group: Group, other: int, sends: b
         nbytes=len(x),
         seconds=collective_seconds("send", len(x), (gpus[source], gpus[target]), topology, at_once),
         result=tensors,
-        combine=lambda constants: constants.get(ranks[source]),
+        combine=lambda constants, i: constants.get(ranks[source]),
     )
     transfer = Transfer(fn, [x], []) if sends else Transfer(fn, [], [x])
     return group.coalesce(group.channel(gpu, source, target).issue(call, transfer)).boxed()
@@ -129,7 +128,7 @@ def allreduce_coalesced_(tensors: Tensors, group: Group, op: ScriptObject, *opti
         outputs=tensors,
         fn=lambda gloo, inputs: [all_reduce(gloo, reduction, x) for x in inputs],
         reduction=reduction,
-        combine=functools.partial(all_reduce_constants, reduction.op.name, len(group)),
+        combine=lambda constants, i: all_reduce_constants(reduction.op.name, len(group), constants),
     )
 
 
@@ -147,7 +146,7 @@ def broadcast_(tensors: Tensors, group: Group, root: int, *options: Any) -> tupl
         inputs=tensors,
         outputs=tensors,
         fn=fn,
-        combine=lambda constants: constants.get(source),
+        combine=lambda constants, i: constants.get(source),
     )
 
 
@@ -189,6 +188,8 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
         outputs=results,
         result=outputs,
         fn=fn,
+        combine=lambda given, i: constants_of(group.members.ranks[i], given, 0),
+        gathers=True,
     )
 
 
@@ -208,6 +209,8 @@ def allgather_into_tensor_coalesced_(outputs: Tensors, tensors: Tensors, group: 
         inputs=tensors,
         outputs=outputs,
         fn=lambda gloo, inputs: [all_gather(gloo, x) for x in inputs],
+        combine=lambda given, i: gathered_constants(outputs[i].shape, group.members.ranks, given, i),
+        gathers=True,
     )
 
 

@@ -137,16 +137,17 @@ def complete(works: dict[int, NcclWork]) -> None:
         if work.number == 1 and work.communicator.gpu_name is not None:
             check_gpus([other.communicator.gpu_name for other in works.values()], list(works))
         work.communicator.schedule(work, records)
-    for tensors in zip(*(tensors_in([work.call.result]) for work in works.values())):
-        combine_constants(works, [tensor.inner for tensor in tensors])
+    for i, tensors in enumerate(zip(*(tensors_in([work.call.result]) for work in works.values()))):
+        combine_constants(works, i, [tensor.inner for tensor in tensors])
     for work in works.values():
         work.completed.set()
 
 
-def combine_constants(works: dict[int, NcclWork], inner: list) -> None:
-    """What is known of the numbers in one output, `inner` on each rank of `works`, after the operation."""
-    combine = next(iter(works.values())).call.combine
-    result = combine and combine(dict(zip(works, map(constant_of, inner), strict=True)))
+def combine_constants(works: dict[int, NcclWork], i: int, inner: list) -> None:
+    """What is known of the numbers in the i-th output, `inner` on each rank of `works`, after the operation."""
+    call = next(iter(works.values())).call
+    given = map(constant_of, inner) if call.given is None else (work.call.given for work in works.values())
+    result = call.combine and call.combine(dict(zip(works, given, strict=True)), i)
     if result is None:
         invalidate_constants(inner)
     else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import c10d, resolve_process_group
+from virtual_gpus.constants import constants_now
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
 from virtual_gpus.ranks.gloo_backend import GlooWork
@@ -81,6 +82,7 @@ class Group:
         result: Any = None,
         reduction: Reduction | None = None,
         combine: Callable | None = None,
+        gathers: bool = False,
         parts_of: Sequence[Tensor] | None = None,
     ) -> torch.ScriptObject:
         """Call a collective of all ranks, which reads `inputs` and writes `outputs`: its Work, as C++ has it.
@@ -90,6 +92,7 @@ class Group:
         detail    what all ranks must agree in beside its name and dtype
         result    what its Work hands out; None: `outputs`
         combine   see `Call`
+        gathers   whether the constants that it gets are those of `inputs`
         parts_of  the tensors that the program has given, if inputs and outputs are parts of them
         """
         view, reduced = (flat_bytes, "") if reduction is None else (flat, f", {reduction.op.name}")
@@ -105,6 +108,7 @@ class Group:
             seconds=collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus)),
             result=outputs if result is None else result,
             combine=combine,
+            given=[constants_now(x.inner) for x in inputs] if gathers else None,
         )
         return self.coalesce(self.communicator(gpu).issue(call, transfer)).boxed()
 

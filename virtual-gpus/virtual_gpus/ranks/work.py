@@ -28,8 +28,10 @@ class Call(NamedTuple):
     nbytes: int
     seconds: float  # that it takes, from when the streams of all ranks have come to it
     result: Any  # what Work.result() returns
-    # in a dry run: combine({rank: constants or None}) is what `result` holds afterwards, None if that is unknown
+    # in a dry run: combine({rank: what it held}, i) is what the i-th tensor of `result` holds afterwards, None if that
+    # is unknown. What a rank held are the constants, or None, of that tensor; or `given`, those of each of its inputs
     combine: Callable | None = None
+    given: Sequence[Tensor | None] | None = None
 
 
 class NcclWork(c10d.Work):
