@@ -220,6 +220,12 @@ def attention_seconds(gpu, length, causal=True, backend="flash", software="2026"
         return [event.end - event.start for event in machine.timeline.events if event.kind == "attention"]
 
 
+@pytest.mark.parametrize("gpu", ["A100-80", "L4"])
+def test_before_hopper_cudnn_s_attention_is_taken_for_as_fast_as_flash_attention(gpu):
+    flash, cudnn = (attention_seconds(gpu, 2048, backend=backend) for backend in ("flash", "cudnn"))
+    assert cudnn == pytest.approx(flash, rel=0.01) and len(cudnn) == 2
+
+
 @pytest.mark.parametrize(
     ("gpu", "software", "length", "tflops"),
     [  # what FlashAttention's authors printed, forward and backward

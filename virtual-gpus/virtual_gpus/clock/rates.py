@@ -25,6 +25,7 @@ def generation(spec: GPU) -> str:
 PATH = Path(__file__).parent / "rates.json"
 TRANSFORMERS_PATH, ATTENTION_PATH = (PATH.with_name(f"{name}.json") for name in ("transformers", "attention"))
 FITTED, TRANSFORMERS, ATTENTION = (json.loads(path.read_text()) for path in (PATH, TRANSFORMERS_PATH, ATTENTION_PATH))
+ATTENTION["cuDNN"]["Ampere"] = ATTENTION["FlashAttention 2"]["Ampere"]  # assumed: no figures of it were found
 # Kinds whose kernels and calls take as long beside as another's
 AS_OTHERS = {"layer_norm": "reduce", "softmax": "reduce", "scatter": "gather"}
 SCATTER = 0.22  # part of the memory's bandwidth: gradients of four embeddings in recorded/measured_h100.json
