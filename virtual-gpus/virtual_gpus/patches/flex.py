@@ -5,6 +5,7 @@ ones. On the clock it is one kernel, as FlashAttention is, for the share of bloc
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,8 @@ class Kernel:
         self.function, self.overloadpacket, self.share = function, packet, share
 
     def __call__(self, *args: Tensor) -> Any:
-        with disable_current_modes(), Reading(inside):
+        place = args[0].device  # "meta" where a CUDA graph asks for shapes
+        with disable_current_modes(), Reading(lambda tensor: inside(tensor).to(place)):
             return self.function(*args)
 
 
@@ -119,11 +121,11 @@ def inside(tensor):
 
 
 class UnknownMask(Exception):
-    """A mask reads values that a plan doesn't know."""
+    """A mask reads values that a plan doesn't know, or that come with the replay of a CUDA graph."""
 
 
 def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
-    """The share of blocks that the mask leaves, by one number of each; 1 where a plan doesn't know the mask."""
+    """The share of blocks that the mask leaves, by one number of each; 1 where its values aren't known yet."""
     place = "cpu" if query.inner.is_meta else query.inner.device
     rows, columns = (centers(t.shape[2]) for t in (query, key))
     indices = [i.to(place) for i in (*map(torch.arange, query.shape[:2]), rows, columns)]
@@ -131,6 +133,9 @@ def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
         with disable_current_modes(), Reading(known_values):
             return call_for_bhqkv(mask_mod, *indices).double().mean().item()
     except UnknownMask:
+        if query.gpu.capturing() is not None:
+            warnings.warn("flex_attention in a CUDA graph: the clock counts all blocks of its mask", stacklevel=2)
+            return 1.0
         if current().rendezvous is None:  # backing="meta"
             raise no_values("the mask of flex_attention") from None
         current().rendezvous.assumptions.note(f"flex_attention computes all blocks at {program_line()}")
@@ -139,7 +144,8 @@ def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
 
 def known_values(tensor: VirtualTensor) -> Tensor:
     values = constant_of(tensor.inner) if tensor.inner.is_meta else tensor.inner
-    if values is None:
+    captured = tensor.gpu.capturing() is not None and hasattr(tensor.inner.untyped_storage(), "register")
+    if values is None or captured:
         raise UnknownMask
     return values
 
