@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -139,15 +139,15 @@ class VirtualGenerator(Generator):
                 "captured, please file an issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
             )
 
-    def get_state(self):
+    def get_state(self) -> torch.Tensor:
         self.check_capture("current_seed")
         return super().get_state()
 
-    def initial_seed(self):
+    def initial_seed(self) -> int:
         self.check_capture("current_seed")
         return super().initial_seed()
 
-    def seed(self):
+    def seed(self) -> int:
         self.check_capture("seed")
         return super().seed()
 
@@ -158,15 +158,15 @@ class VirtualGenerator(Generator):
                 "as the original seed. (virtual GPU: and not even then)"
             )
 
-    def set_state(self, state):
+    def set_state(self, state: torch.Tensor) -> torch.Generator:
         self.check_seed()
         return super().set_state(state)
 
-    def manual_seed(self, seed):
+    def manual_seed(self, seed: int) -> torch.Generator:
         self.check_seed()
         return super().manual_seed(seed)
 
-    def refuse(self, *args):
+    def refuse(self, *args: Any) -> NoReturn:
         raise RuntimeError(
             f"a generator's offset and state for CUDA graphs can't be imitated by virtual GPUs: {self.device} draws "
             "as a CPU does. get_state() and set_state() bring it back to where it was"
@@ -174,7 +174,7 @@ class VirtualGenerator(Generator):
 
     get_offset = set_offset = graphsafe_get_state = graphsafe_set_state = refuse
 
-    def clone_state(self):
+    def clone_state(self) -> torch.Generator:
         return generator_on(self.device, self.get_state())
 
     def __reduce__(self):

@@ -70,7 +70,7 @@ def gather_timeline(group: "dist.ProcessGroup | None" = None) -> list[Timeline] 
     return timelines
 
 
-def process_name(machine, inherited):
+def process_name(machine: Machine, inherited: bool) -> str:
     """What this process is called: nothing, if it is the only one or starts those that compute."""
     if machine.rank is None and inherited:
         return f"process {os.getpid()}"
@@ -79,16 +79,16 @@ def process_name(machine, inherited):
     return "" if rank is None else f"rank {rank}"
 
 
-def number_in(name):
+def number_in(name: str) -> int:
     return int(name.rpartition(" ")[2] or 0)
 
 
-def attempt(setup):
+def attempt(setup: "Setup") -> str:
     """What tells this run from others, and from those before torchrun started its processes again."""
     return f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
-def add_trace(setup, name, timeline):
+def add_trace(setup: "Setup", name: str, timeline: Timeline) -> None:
     """Add this process to the file of the run's trace. A file of another run is replaced."""
     path, run = Path(setup.trace), attempt(setup)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
@@ -104,7 +104,7 @@ def add_trace(setup, name, timeline):
             new.write_text(f'{HEAD}{json.dumps(there)}, "traceEvents": [\n{lines}{TAIL}')
 
 
-def read_trace(path):
+def read_trace(path: Path) -> tuple[dict, str]:
     """Whose a trace is, {"run": ..., "processes": names}, and its lines; nobody's if `add_trace` has not written it."""
     text = path.read_text(errors="replace") if path.exists() else ""
     head, _, lines = text.partition("\n")
@@ -115,7 +115,7 @@ def read_trace(path):
         return {"run": None, "processes": []}, ""
 
 
-def add_account(setup, name, machine, steps, failed, inherited):
+def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float], failed: bool, inherited: bool) -> None:
     """Say what the GPUs did, when the last of this computer's ranks ends.
 
     One that fails says at once what there is to say, because the others may be ended with it. Processes that are no
@@ -133,7 +133,7 @@ def add_account(setup, name, machine, steps, failed, inherited):
         print(in_words(machine, said), file=sys.stderr, flush=True)
 
 
-def together(setup, mine, needed):
+def together(setup: "Setup", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
     """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
     none, and mine is left, too."""
     key, run = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(setup)
@@ -151,7 +151,7 @@ def together(setup, mine, needed):
         return {}
 
 
-def read_accounts(path, run):
+def read_accounts(path: Path, run: str) -> dict[str, list[str]]:
     """The accounts {name: lines} that processes of this `run` have left at `path`; none if there is anything else."""
     try:
         there = json.loads(path.read_text(errors="replace"))
@@ -160,7 +160,7 @@ def read_accounts(path, run):
         return {}
 
 
-def in_words(machine, accounts):
+def in_words(machine: Machine, accounts: dict[str, list[str]]) -> str:
     """The accounts {name: lines} of the processes, one after the other."""
     n = max(len(accounts), int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)))
     missing = f" (only {', '.join(accounts)} had an account to give)" * (len(accounts) < n)
@@ -173,7 +173,7 @@ def machine_in_words(machine: Machine) -> str:
     return f"{len(machine.installed)} virtual {machine.spec.key}, {machine.topology.name}"
 
 
-def account(machine, steps, name=""):
+def account(machine: Machine, steps: list[float], name: str = "") -> list[str]:
     """What the process `name` did on the GPUs of `machine`, as lines; `steps` are when an optimizer had stepped."""
     lines, timeline = [], machine.timeline
     # No time goes by on GPUs between the steps of a network on the CPU.

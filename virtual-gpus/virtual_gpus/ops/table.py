@@ -11,7 +11,7 @@ An operation gets its handler and its Op, which says what is special about it, w
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,15 +76,16 @@ class MixedDevices(Exception):
 
 
 Handler = Callable[[Op, tuple, dict], Any]  # handler(op, args, kwargs) runs op.func on virtual tensors
+H = TypeVar("H", bound=Handler)
 NAMESPACE_HANDLERS: dict[str, Handler] = {}  # of all operations in a namespace, such as c10d
 HANDLERS: list[tuple[Callable[[OpOverload], bool], Handler]] = []  # (is it this one's?, handler); the last that is
 OPS: dict[int, Callable[[tuple, dict], Any]] = {}  # by id, because an OpOverload's hash is a Python function
 
 
-def register_handler(applies: Callable[[OpOverload], bool]) -> Callable[[Handler], Handler]:
+def register_handler(applies: Callable[[OpOverload], bool]) -> Callable[[H], H]:
     """Decorates the handler of all operations for which `applies(func)` is true, unless a later one's is, too."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: H) -> H:
         HANDLERS.append((applies, handler))
         return handler
 

@@ -1,5 +1,7 @@
 """Copies between devices: the only operations that may have tensors on two of them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,12 +55,12 @@ class Move(torch.autograd.Function):
     """A copy between devices; its gradient travels the same way back."""
 
     @staticmethod
-    def forward(ctx, x, gpu, non_blocking, memory):
+    def forward(ctx: Any, x: Tensor, gpu: VirtualGPU | None, non_blocking: bool, memory: str | None) -> Tensor:
         ctx.source = getattr(x, "gpu", None)
         return transfer(x, gpu, non_blocking, memory)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         return move(grad, ctx.source), None, None, None
 
 

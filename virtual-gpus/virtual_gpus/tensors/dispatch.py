@@ -56,7 +56,7 @@ def run(op: Op, args: tuple, kwargs: dict, given: Arguments | None = None) -> An
 
 
 @register_handler(lambda func: func.is_view)
-def view(op, args, kwargs):
+def view(op: Op, args: tuple, kwargs: dict) -> Any:
     """In inference mode, too, a view of a normal tensor is a normal tensor."""
     if torch.is_inference_mode_enabled() and isinstance(args[0], Tensor) and not args[0].is_inference():
         with torch.inference_mode(False):
@@ -65,19 +65,19 @@ def view(op, args, kwargs):
 
 
 @register_handler(named("copy_"))
-def copy(op, args, kwargs):
+def copy(op: Op, args: tuple, kwargs: dict) -> Any:
     return copy_into(*args, **kwargs)
 
 
 @register_handler(named("_to_copy"))
-def to_copy(op, args, kwargs):
+def to_copy(op: Op, args: tuple, kwargs: dict) -> Any:
     out = run(op, args, kwargs)
     out.gpu.call(saturate, out.inner, args[0].inner)
     return out
 
 
 @register_handler(named("_foreach_copy_"))
-def copy_each(op, args, kwargs):
+def copy_each(op: Op, args: tuple, kwargs: dict) -> Any:
     """Tensor by tensor if several devices are involved."""
     targets, sources, *options = args
     if len({getattr(tensor, "gpu", None) for tensor in (*targets, *sources)}) == 1:
@@ -87,7 +87,7 @@ def copy_each(op, args, kwargs):
 
 
 @register_handler(named(*"index_put index_put_ _index_put_impl_ index_fill index_fill_ fill fill_".split()))
-def with_value(op, args, kwargs):
+def with_value(op: Op, args: tuple, kwargs: dict) -> Any:
     """The value may be a scalar tensor on any device. (aten/src/ATen/native/TensorAdvancedIndexing.cpp)"""
     value = args[2] if len(args) > 3 and type(args[3]) is bool else args[-1]  # index_put_ has another one behind it
     if isinstance(value, VirtualTensor) and not value.dim():
@@ -98,7 +98,7 @@ def with_value(op, args, kwargs):
 
 
 @register_handler(named("index"))
-def index(op, args, kwargs):
+def index(op: Op, args: tuple, kwargs: dict) -> Any:
     """In a dry run a mask is no index, but the positions that it names are, if it is known."""
     x, indices = args
     if current() is not None and current().rendezvous is not None:
@@ -108,13 +108,13 @@ def index(op, args, kwargs):
 
 
 @register_handler(named("masked_fill", "masked_fill_"))
-def masked_fill(op, args, kwargs):
+def masked_fill(op: Op, args: tuple, kwargs: dict) -> Any:
     check_mask(*args)
     return with_value(op, args, kwargs)
 
 
 @register_handler(named("_local_scalar_dense"))
-def item(op, args, kwargs):
+def item(op: Op, args: tuple, kwargs: dict) -> Any:
     """The operation under x.item(): a number travels to the host."""
     [x] = args
     known = constant_of(x.inner)
@@ -127,14 +127,14 @@ def item(op, args, kwargs):
 
 
 @register_handler(named("_sparse_coo_tensor_with_dims_and_tensors", "_to_sparse"))
-def make_sparse(op, args, kwargs):
+def make_sparse(op: Op, args: tuple, kwargs: dict) -> Any:
     given = Arguments(op, args, kwargs)
     check_values(given.gpu)
     return run(op, args, kwargs, given)
 
 
 @register_handler(named(PACK))
-def pack_padded_sequence(op, args, kwargs):
+def pack_padded_sequence(op: Op, args: tuple, kwargs: dict) -> Any:
     """The second result, the sizes of the batches, stays on the CPU."""
     given = Arguments(op, args, kwargs)
     data, batch_sizes = given.gpu.run(op.kernel, given.inner, given.inner_kwargs, given.key)
@@ -142,7 +142,7 @@ def pack_padded_sequence(op, args, kwargs):
 
 
 @register_handler(named(*DTYPE_ERRORS, *NONDETERMINISTIC))
-def check_kernel(op, args, kwargs):
+def check_kernel(op: Op, args: tuple, kwargs: dict) -> Any:
     """Operations whose kernels on CUDA take fewer dtypes than the CPU's, or are not deterministic."""
     name = op.func.overloadpacket.__name__
     if name in NONDETERMINISTIC:
@@ -154,23 +154,24 @@ def check_kernel(op, args, kwargs):
 
 
 @register_handler(named(*CPU_ONLY))
-def unsupported(op, args, kwargs):
+def unsupported(op: Op, args: tuple, kwargs: dict) -> Any:
     given = Arguments(op, args, kwargs)
     return op.func.redispatch(DispatchKeySet(DispatchKey.CUDA), *given.inner, **given.inner_kwargs)  # PyTorch says so
 
 
 @register_handler(attention.FORWARD.__contains__)
-def attention_forward(op, args, kwargs):
+def attention_forward(op: Op, args: tuple, kwargs: dict) -> Any:
     """One of CUDA's attention kernels. Its dropout is a function of a seed, which the GPU's generator gives."""
     given, seed = Arguments(op, args, kwargs), torch.empty((), dtype=torch.int64, device="cpu")
     if attention.arguments(op.func, args, kwargs)["dropout_p"] > 0:
         given.gpu.call(functools.partial(Base.random_, generator=given.gpu.generator), seed)
         given.inner_kwargs = given.inner_kwargs | {"seed": seed}
-    return attention.completed(run(op, args, kwargs, given), *args[:2], op.func, seed)
+    query, key, *_ = args
+    return attention.completed(run(op, args, kwargs, given), query, key, op.func, seed)
 
 
 @register_handler(attention.BACKWARD.__contains__)
-def attention_backward(op, args, kwargs):
+def attention_backward(op: Op, args: tuple, kwargs: dict) -> Any:
     args, seed = attention.without_seeds(args)
     given = Arguments(op, args, kwargs)
     given.inner_kwargs = given.inner_kwargs | {"seed": seed}
@@ -178,7 +179,7 @@ def attention_backward(op, args, kwargs):
 
 
 @register_handler(lambda func: with_generator(func) is not None)
-def random(op, args, kwargs):
+def random(op: Op, args: tuple, kwargs: dict) -> Any:
     """Random numbers come from the GPU's generator, unless the program gives one."""
     given = Arguments(op, args, kwargs)
     if not any(isinstance(value, Generator) for value in (*given.inner, *given.inner_kwargs.values())):
@@ -187,7 +188,7 @@ def random(op, args, kwargs):
 
 
 @register_handler(is_composite_implicit)
-def decompose(op, args, kwargs):
+def decompose(op: Op, args: tuple, kwargs: dict) -> Any:
     return op.func.decompose(*args, **kwargs)
 
 

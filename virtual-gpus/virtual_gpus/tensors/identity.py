@@ -78,7 +78,7 @@ def swap_impl(a: Tensor, b: Tensor) -> None:
             tensor._backward_hooks, tensor._post_accumulate_grad_hooks = own
 
 
-def refuse_stale_graph(grads) -> NoReturn:
+def refuse_stale_graph(grads: tuple) -> NoReturn:
     raise RuntimeError(
         "this graph was made before its parameters moved to another device: backward can't reach them "
         "any more. Move first, then run forward and backward. (FullyShardedDataParallel moves them itself if it is "

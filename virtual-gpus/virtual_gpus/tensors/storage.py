@@ -1,7 +1,7 @@
 """Storages of tensors on a virtual GPU, to be compared, measured and resized; what they hold is read as a tensor."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,21 +26,21 @@ class VirtualStorage:
 
     _cdata = property(lambda self: self.inner._cdata)
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.inner.nbytes()
 
     size = __len__ = nbytes
 
-    def element_size(self):
+    def element_size(self) -> int:
         return 1
 
-    def get_device(self):
+    def get_device(self) -> int:
         return self.gpu.index
 
-    def resize_(self, nbytes):
+    def resize_(self, nbytes: int) -> "VirtualStorage":
         """Also in the GPU's ledger; torch.OutOfMemoryError if there is no room."""
         self.inner.block.resize(nbytes)
         self.inner.resize_(nbytes)
@@ -68,10 +68,10 @@ class VirtualTypedStorage(torch.TypedStorage):
     def elements(self) -> Tensor:
         return self.tensor.detach().as_strided((self._size(),), (1,), 0)
 
-    def _pickle_storage_type(self):
+    def _pickle_storage_type(self) -> NoReturn:
         raise RuntimeError(f"the storage of a tensor on {self.device} is not saved: save the tensor")
 
-    def tolist(self):
+    def tolist(self) -> list:
         return self.elements().tolist()
 
     clone, cpu, cuda, _to = map(storage_of, ("clone", "cpu", "cuda", "to"))
