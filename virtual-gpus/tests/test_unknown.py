@@ -202,4 +202,5 @@ def test_a_backward_pass_takes_as_long_when_the_engine_is_called_as_such():
 @pytest.mark.filterwarnings("ignore:virtual GPUs don't compile")
 def test_a_plan_says_that_nothing_was_compiled():
     [words] = dry(lambda: torch.compile(torch.relu)(drawn(4))).assumed
-    assert words.startswith("torch.compile, test_unknown.py, line ") and words.endswith(" as uncompiled")
+    assert words.startswith("torch.compile at test_unknown.py, line ") and "planned as eager code" in words
+    assert dry(lambda: torch.compile(torch.relu, disable=True)(drawn(4))).assumed == []

@@ -4,7 +4,8 @@
 
     schema     1; it changes when a field gets another meaning or goes, not when one is added
     assumed    n, gpu, per_node, nodes (what they are and what joins them, in words), host, software, rank
-    values     what unknown numbers were taken for, in words: by --assume, and that numbers are finite
+    values     what unknown numbers were taken for, in words: by --assume, and that numbers are finite; and
+               where the program calls torch.compile
     fits       whether a tenth of the GPU's memory stays free, for what is not counted; null if that is unknown
     error      why there is no plan; then what follows is missing
     step       seconds, flops (of a rank), mfu, communication and exposed (the shares of the step in which a rank

@@ -20,7 +20,8 @@ class Prediction(NamedTuple):
     ranks        those that were run; the others are taken to do the same at the same time
     totals       what each of `ranks` did in the step, also where the timeline lacks events
     changes      of the memory of each of `ranks` in the step, from what it held when that began, see `step_memory`
-    assumed      what unknown numbers were taken for, in words: what `assume` told, and that numbers are finite
+    assumed      what unknown numbers were taken for, in words: what `assume` told, that numbers are finite; and
+                 what the program would compile
     """
 
     seconds: float

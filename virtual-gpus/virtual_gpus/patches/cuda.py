@@ -54,13 +54,17 @@ def compile_(model=None, **options):
     """torch.compile, also as a decorator: the function as it is, which computes the same."""
     if model is None:
         return functools.partial(compile_, **options)
+    if options.get("disable"):
+        return model
+    rendezvous = current().rendezvous
+    if rendezvous is not None and "flex_attention" not in getattr(model, "__name__", ""):  # one kernel as it is
+        rendezvous.assumptions.note(
+            f"torch.compile at {program_line()}: planned as eager code; fused kernels are faster"
+        )
     warnings.warn(
         "virtual GPUs don't compile: functions give the same values as they are, and modelled times are of these",
         stacklevel=2,
     )
-    rendezvous = current().rendezvous
-    if rendezvous is not None:
-        rendezvous.assumptions.note(f"torch.compile, {program_line()}: it takes as long as uncompiled")
     return model
 
 

@@ -47,6 +47,11 @@ def through_dispatch(method: Callable) -> Callable:
 as_float = through_dispatch(Base.__float__)
 
 
+def is_unknown(x: Tensor) -> bool:
+    """Whether the virtual tensor x is one number, of which a dry run has no value."""
+    return x.gpu.machine.rendezvous is not None and x.numel() == 1 and constant_of(x.inner) is None
+
+
 class VirtualTensor(Tensor):
     """A wrapper around the tensor `inner`, which has the values, on the virtual GPU `gpu`."""
 
@@ -106,13 +111,9 @@ class VirtualTensor(Tensor):
         text = compat.add_suffixes(head + body, notes, len(head), force_newline=False)
         return "Parameter containing:\n" + text if isinstance(self, Parameter) else text
 
-    def is_unknown_number(self):
-        in_dry_run = self.gpu.machine.rendezvous is not None
-        return in_dry_run and self.numel() == 1 and constant_of(self.inner) is None
-
     def item(self):
         """In a dry run an UnknownScalar, unless the value is known. Either way the host waits for it."""
-        if not self.is_unknown_number():
+        if not is_unknown(self):
             return Base.item(self)
         record_copy(self.element_size(), self.gpu, None)
         return unknown_scalars((), self.dtype)
@@ -122,8 +123,8 @@ class VirtualTensor(Tensor):
         return format(self.item(), spec) if number else object.__format__(self, spec)
 
     def __float__(self):
-        if self.is_unknown_number() and called_by_formatting():  # "%.3f" % x
-            self.item()
+        if is_unknown(self) and called_by_formatting():  # "%.3f" % x, in which x.item() is NaN as well
+            record_copy(self.element_size(), self.gpu, None)
             return math.nan
         return as_float(self)
 
