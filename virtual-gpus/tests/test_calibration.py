@@ -304,7 +304,8 @@ def test_no_fit_can_read_the_rows_of_the_trial():
 
 
 def test_attention_s_fit_is_what_its_program_makes_of_the_curves_for_it():
-    fitted = {kernel: parts for kernel, parts in rates.ATTENTION.items() if kernel != "provenance"}
+    fitted = json.loads(rates.ATTENTION_PATH.read_text())
+    del fitted["provenance"]
     assert attention_fit.fit_all() == fitted
     errors = attention_fit.report(fitted)
     assert errors["fit"]["rows"] + errors["held out"]["rows"] > 180 and errors["held out"]["median"] < 0.12
