@@ -179,8 +179,9 @@ def constants_of(rank: int, given: dict[int, Sequence[Tensor | None]], i: int) -
 def gathered_constants(
     shape: torch.Size, ranks: Sequence[int], given: dict[int, Sequence[Tensor | None]], i: int
 ) -> Tensor | None:
-    """The i-th inputs of all `ranks`, one behind the other in a tensor of this shape."""
+    """The i-th inputs of these `ranks`, one behind the other in a tensor of this shape, if they fit into it."""
     parts = [constants_of(rank, given, i) for rank in ranks]
-    if any(part is None for part in parts):
+    known = [part.flatten() for part in parts if part is not None]
+    if len(known) < len(ranks) or sum(map(len, known)) != shape.numel():
         return None
-    return torch.cat([part.flatten() for part in parts]).view(shape)
+    return torch.cat(known).view(shape)

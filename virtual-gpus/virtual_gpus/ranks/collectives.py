@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from virtual_gpus.clock.nccl import collective_seconds
 from virtual_gpus.compat import c10d, unbox_reduce_op
-from virtual_gpus.constants import all_reduce_constants, constants_of, gathered_constants
+from virtual_gpus.constants import all_reduce_constants, gathered_constants
 from virtual_gpus.ops.table import NAMESPACE_HANDLERS, Op
 from virtual_gpus.ranks import gloo_backend
 from virtual_gpus.ranks.gloo_collectives import Reduction, all_gather, all_reduce, all_to_all, reduce_scatter
@@ -188,7 +188,7 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
         outputs=results,
         result=outputs,
         fn=fn,
-        combine=lambda given, i: constants_of(group.members.ranks[i], given, 0),
+        combine=lambda given, i: gathered_constants(results[i].shape, group.members.ranks[i : i + 1], given, 0),
         gathers=True,
     )
 
