@@ -167,7 +167,7 @@ def constants_now(tensor: Tensor) -> Tensor | None:
     return None if values is None else values.clone()
 
 
-def constants_of(rank: int, given: dict[int, Sequence[Tensor | None]], i: int) -> Tensor | None:
+def given_by(rank: int, given: dict[int, Sequence[Tensor | None]], i: int) -> Tensor | None:
     """What `rank` has `given` to a gather, its i-th input. One that isn't run is taken to give what all others do."""
     if rank in given:
         return given[rank][i]
@@ -180,7 +180,7 @@ def gathered_constants(
     shape: torch.Size, ranks: Sequence[int], given: dict[int, Sequence[Tensor | None]], i: int
 ) -> Tensor | None:
     """The i-th inputs of these `ranks`, one behind the other in a tensor of this shape, if they fit into it."""
-    parts = [constants_of(rank, given, i) for rank in ranks]
+    parts = [given_by(rank, given, i) for rank in ranks]
     known = [part.flatten() for part in parts if part is not None]
     if len(known) < len(ranks) or sum(map(len, known)) != shape.numel():
         return None

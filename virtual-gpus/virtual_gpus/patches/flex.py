@@ -133,19 +133,20 @@ def share_of(mask_mod: Callable, query: Tensor, key: Tensor) -> float:
         with disable_current_modes(), Reading(known_values):
             return call_for_bhqkv(mask_mod, *indices).double().mean().item()
     except UnknownMask:
-        if query.gpu.capturing() is not None:
+        rendezvous = current().rendezvous
+        if rendezvous is not None:
+            rendezvous.assumptions.note(f"flex_attention computes all blocks at {program_line()}")
+        elif query.gpu.capturing() is not None:
             warnings.warn("flex_attention in a CUDA graph: the clock counts all blocks of its mask", stacklevel=2)
-            return 1.0
-        if current().rendezvous is None:  # backing="meta"
+        else:  # backing="meta"
             raise no_values("the mask of flex_attention") from None
-        current().rendezvous.assumptions.note(f"flex_attention computes all blocks at {program_line()}")
         return 1.0
 
 
 def known_values(tensor: VirtualTensor) -> Tensor:
-    values = constant_of(tensor.inner) if tensor.inner.is_meta else tensor.inner
-    captured = tensor.gpu.capturing() is not None and hasattr(tensor.inner.untyped_storage(), "register")
-    if values is None or captured:
+    inner, capturing = tensor.inner, tensor.gpu.capturing() is not None
+    values = constant_of(inner) if inner.is_meta else inner
+    if values is None or (capturing and not inner.is_meta and hasattr(inner.untyped_storage(), "register")):
         raise UnknownMask
     return values
 
