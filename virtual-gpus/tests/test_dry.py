@@ -201,6 +201,19 @@ def test_lengths_that_are_gathered_are_known(stages, lengths):
     assert dry_run(program, 2).seconds > 0
 
 
+def test_what_is_gathered_in_a_cuda_graph_goes_when_the_program_lets_go_of_it():
+    n = 2**22  # numbers: 16 MiB
+
+    def program():
+        x, graph = torch.zeros(n, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(4):
+                dist.all_gather_into_tensor(torch.empty(2 * n, device="cuda"), x)
+        return graph.replay
+
+    assert max(dry_run(program, 2).peak_memory) < 4 * n * (1 + 2 * 2.5)  # x, and not four results
+
+
 def test_numbers_travel_with_messages():
     """Rank 1 hears a number that rank 0 knows, and takes one that nobody knows for unknown."""
     heard = {}

@@ -127,7 +127,7 @@ class CapturedWork(NcclWork):
 
     def __init__(self, communicator: "Communicator", call: Call, transfer: Transfer):
         super().__init__(communicator, 0, call, Record(0.0, call.fingerprint), None, None)
-        self.repeated = Repeated(communicator, call._replace(result=()), transfer.fn)
+        self.repeated = Repeated(communicator, call._replace(result=(), combine=None, given=None), transfer.fn)
         self.capture = communicator.gpu.capturing()
         self.capture.works.add(self)  # C++ has no methods of a Python object that is gone
         communicator.gpu.call(self.repeated.issue, transfer.inputs, transfer.outputs)
