@@ -6,19 +6,23 @@ writes mgpu_lib/recorded/small_muon.json. Muon steps along the matrices of the l
 along embedding, norms and output layer. Both take one rate, since Muon's steps are scaled to be as long as AdamW's.
 """
 
+import itertools
+
 import torch
 
 from experiments import small_lm, study
 
-SWEEP = {16: (0.004, 0.008, 0.016, 0.032), 64: (0.008, 0.016, 0.032, 0.064)}  # {batch size: rates}
-SEEDS = range(5)
+BATCH_SIZES, RATES = (16, 64), (0.008, 0.016, 0.032)
+SEEDS = range(3)
 SAMPLE, TOLERANCE = {"64/0.016/0": {"eighths": 1}}, 1e-2
 
 
 def cases():
     """{key: (batch_size, lr, seed)}: key batch_size/lr/seed, one seed after the other."""
-    settings = [(size, lr) for size, rates in SWEEP.items() for lr in rates]
-    return {"/".join(map(str, (*each, seed))): (*each, seed) for seed in SEEDS for each in settings}
+    return {
+        f"{batch_size}/{lr}/{seed}": (batch_size, lr, seed)
+        for seed, batch_size, lr in itertools.product(SEEDS, BATCH_SIZES, RATES)
+    }
 
 
 def record(batch_size, lr, seed, eighths=8):
