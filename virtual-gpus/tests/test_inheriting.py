@@ -10,13 +10,13 @@ import ranks
 import torch
 from test_command import HIDING
 
-from virtual_gpus import handed_down, virtual_gpus
-from virtual_gpus.children import Setup, inherit
+from virtual_gpus import child_environment, virtual_gpus
+from virtual_gpus.children import LaunchConfig, inherit
 from virtual_gpus.environment import STARTUP, VARIABLE
 from virtual_gpus.report import reporting
 
 PROGRAMS = Path(__file__).parent / "programs"
-SETUP = Setup(3, {"gpu": "T4"})
+SETUP = LaunchConfig(3, {"gpu": "T4"})
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def ends(monkeypatch, rank, attempt=0):
     """Rank `rank` ends, when it has held 1 MiB in torchrun's first attempt, 2 in its second, ..."""
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
-    with virtual_gpus(2) as machine, reporting(machine, Setup(2, {}, account=True, run="a run")):
+    with virtual_gpus(2) as machine, reporting(machine, LaunchConfig(2, {}, account=True, run="a run")):
         torch.ones(2**18 * (attempt + 1), device=f"cuda:{rank}")
 
 
@@ -142,11 +142,11 @@ def test_a_process_that_imports_no_torch_is_as_it_was(tmp_path, value):
 def test_the_environment_is_as_it_was_afterwards(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     before = dict(os.environ)
-    with handed_down(SETUP):
+    with child_environment(SETUP):
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(STARTUP), "somewhere"]
-        with handed_down(Setup(2, {})):
+        with child_environment(LaunchConfig(2, {})):
             assert json.loads(os.environ[VARIABLE])["gpus"] == 2
-        assert Setup(**json.loads(os.environ[VARIABLE])) == SETUP
+        assert LaunchConfig(**json.loads(os.environ[VARIABLE])) == SETUP
     assert dict(os.environ) == before
 
 

@@ -77,7 +77,7 @@ def test_under_torchrun_there_are_as_many_gpus_as_local_ranks(folder, monkeypatc
     monkeypatch.chdir(folder)
 
     def gpus(*options):
-        return len(launch.setup_of(main.here().parse_args([*options, "script.py"])).make().gpus)
+        return len(launch.config_of(main.here().parse_args([*options, "script.py"])).make().gpus)
 
     assert gpus() == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from versions import since
 
-from virtual_gpus import Setup, current, meta_cache, virtual_gpus
+from virtual_gpus import LaunchConfig, current, meta_cache, virtual_gpus
 from virtual_gpus.patches.patch import PATCHES
 
 MiB = 1 << 20
@@ -522,7 +522,7 @@ def test_a_forked_process_may_not_use_the_gpus(tmp_path):
 
 def found(n=4, **options):
     """A machine as a program finds it that knows nothing of the library."""
-    return Setup(n, options).make()
+    return LaunchConfig(n, options).make()
 
 
 @pytest.mark.parametrize(

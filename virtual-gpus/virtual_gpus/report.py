@@ -26,15 +26,15 @@ from virtual_gpus.memory.ledger import readable
 from virtual_gpus.state import current
 
 if TYPE_CHECKING:
-    from virtual_gpus.children import Setup
+    from virtual_gpus.children import LaunchConfig
 
 HEAD, TAIL = '{"displayTimeUnit": "ms", "otherData": ', "\n]}\n"  # of a trace: an event a line between them
 PIDS = 1000  # numbers of processes in a trace, for each that there really was
 
 
 @contextlib.contextmanager
-def reporting(machine: Machine, setup: "Setup", inherited: bool = False) -> Iterator[None]:
-    """Around a program: at its end what the Setup wants to know, also where it fails.
+def reporting(machine: Machine, config: "LaunchConfig", inherited: bool = False) -> Iterator[None]:
+    """Around a program: at its end what the LaunchConfig wants to know, also where it fails.
 
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
     """
@@ -53,10 +53,10 @@ def reporting(machine: Machine, setup: "Setup", inherited: bool = False) -> Iter
         hook.remove()
         name, timeline = process_name(machine, inherited), machine.timeline
         speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
-        if setup.trace and speaks:
-            add_trace(setup, name, timeline)
-        if setup.account and speaks:
-            add_account(setup, name, machine, steps, failed, inherited)
+        if config.trace and speaks:
+            add_trace(config, name, timeline)
+        if config.account and speaks:
+            add_account(config, name, machine, steps, failed, inherited)
 
 
 def gather_timeline(group: "dist.ProcessGroup | None" = None) -> list[Timeline] | None:
@@ -83,14 +83,14 @@ def number_in(name: str) -> int:
     return int(name.rpartition(" ")[2] or 0)
 
 
-def attempt(setup: "Setup") -> str:
+def attempt(config: "LaunchConfig") -> str:
     """What tells this run from others, and from those before torchrun started its processes again."""
-    return f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return f"{config.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
-def add_trace(setup: "Setup", name: str, timeline: Timeline) -> None:
+def add_trace(config: "LaunchConfig", name: str, timeline: Timeline) -> None:
     """Add this process to the file of the run's trace. A file of another run is replaced."""
-    path, run = Path(setup.trace), attempt(setup)
+    path, run = Path(config.trace), attempt(config)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
     with locked(path):
         there, lines = read_trace(path)
@@ -115,7 +115,9 @@ def read_trace(path: Path) -> tuple[dict, str]:
         return {"run": None, "processes": []}, ""
 
 
-def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float], failed: bool, inherited: bool) -> None:
+def add_account(
+    config: "LaunchConfig", name: str, machine: Machine, steps: list[float], failed: bool, inherited: bool
+) -> None:
     """Say what the GPUs did, when the last of this computer's ranks ends.
 
     One that fails says at once what there is to say, because the others may be ended with it. Processes that are no
@@ -125,7 +127,7 @@ def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float],
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
     helps = inherited and machine.rank is None
     try:
-        said = together(setup, mine, 0 if failed else math.inf if helps else ranks)
+        said = together(config, mine, 0 if failed else math.inf if helps else ranks)
     except OSError as error:
         print(f"--account: {error}", file=sys.stderr)
         said = mine
@@ -133,10 +135,10 @@ def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float],
         print(in_words(machine, said), file=sys.stderr, flush=True)
 
 
-def together(setup: "Setup", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
+def together(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
     """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
     none, and mine is left, too."""
-    key, run = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(setup)
+    key, run = f"{config.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(config)
     path = private_folder("virtual-gpus") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     with locked(path):
         there = read_accounts(path, run)

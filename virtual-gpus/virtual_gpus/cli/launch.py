@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 
-from virtual_gpus.children import Setup, handed_down
+from virtual_gpus.children import LaunchConfig, child_environment
 from virtual_gpus.cli.main import FAILED, INTERRUPTED
 from virtual_gpus.cli.processes import NOT_THE_FIRST
 from virtual_gpus.cli.rank import settle_in
@@ -30,13 +30,13 @@ virtual-gpus run -n {gpus} {program}"""
 
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit status."""
-    launched, setup = settle_in(), setup_of(options)
-    with handed_down(setup), setup.make() as machine:
+    launched, config = settle_in(), config_of(options)
+    with child_environment(config), config.make() as machine:
         alone = "RANK" not in os.environ
         if alone:
             print(f"{machine_in_words(machine)}: values are real, times are modelled", file=sys.stderr, flush=True)
         try:
-            with reporting(machine, setup), no_interrupt_lost():
+            with reporting(machine, config), no_interrupt_lost():
                 run_program(options)
         except KeyboardInterrupt as error:
             if alone:
@@ -56,10 +56,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def setup_of(options: argparse.Namespace) -> Setup:
+def config_of(options: argparse.Namespace) -> LaunchConfig:
     names = ("gpu", "link", "network", "host", "software")
     machine = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return Setup(options.gpus, machine, options.trace, options.account, run_id())
+    return LaunchConfig(options.gpus, machine, options.trace, options.account, run_id())
 
 
 def run_id() -> str:

@@ -15,7 +15,7 @@ import uuid
 
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.topology import find_topology
-from virtual_gpus.environment import of_rank
+from virtual_gpus.environment import torchrun_environment
 
 LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file descriptors, see `rank`
 POSIX = hasattr(signal, "SIGKILL")  # on Windows rank 0 opens the port, and ranks outlive a launcher that is killed
@@ -70,7 +70,7 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     flags += ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):
-        told = of_rank(rank, options.n, options.n, store.getsockname()[1], run)
+        told = torchrun_environment(rank, options.n, options.n, store.getsockname()[1], run)
         usual = {"OMP_NUM_THREADS": "1"} if options.n > 1 else {}  # as torchrun
         if POSIX:
             told[LAUNCHER] = " ".join(map(str, ours))

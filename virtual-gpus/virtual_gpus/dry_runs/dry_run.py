@@ -84,7 +84,7 @@ def predict(task: Callable[[Progress], Any], rendezvous: Rendezvous, machines: d
     """The Prediction after task(progress) in each rank. What that returns is held until it is made, because of what
     steps hold; None: no two were alike."""
     progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
-    held = rendezvous.run(lambda rank: task(progress[rank]))
+    held = rendezvous.scheduler.run(lambda rank: task(progress[rank]))
     if any(result is None for result in held.values()):
         raise not_converged(min(len(each.boundaries) for each in progress.values()))
     return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)

@@ -13,7 +13,7 @@ from virtual_gpus.compat import World, set_thread_isolation_mode
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
 from virtual_gpus.dry_runs.scheduler import Cancelled
-from virtual_gpus.environment import of_rank
+from virtual_gpus.environment import torchrun_environment
 from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
@@ -37,7 +37,8 @@ def ranks_in_this_process(
         stack.callback(set_back_default_device, default_device())
         machines = {rank: stack.enter_context(make_machine()) for rank in ranks}
         variables = {
-            rank: of_rank(rank, n_gpus, len(machine.gpus), 29500, "dry run") for rank, machine in machines.items()
+            rank: torchrun_environment(rank, n_gpus, len(machine.gpus), 29500, "dry run")
+            for rank, machine in machines.items()
         }
         os.environ.update({**variables[ranks[0]], "TORCH_FR_BUFFER_SIZE": "0"})  # nothing to record
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
@@ -54,7 +55,7 @@ def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
     """After Ctrl-C one of them may be running: it ends with the next operation on its GPU."""
     for machine in machines.values():
         machine.refuses = Cancelled
-    rendezvous.close()
+    rendezvous.scheduler.close()
 
 
 def set_back_default_device(before: torch.device | None) -> None:

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 
 from virtual_gpus.compat import default_collate_fn_map
-from virtual_gpus.environment import naming
+from virtual_gpus.environment import naming_gpus
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
@@ -25,7 +25,7 @@ def _Popen(original, process):
     machine = current()
     if machine.found:
         return original(process)
-    with naming({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
+    with naming_gpus({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
         return original(process)
 
 

@@ -43,6 +43,8 @@ class NcclWork(c10d.Work):
     start, end  seconds on the clock, the same on all ranks; there as soon as it is `completed`
     """
 
+    exclusive = True  # each rank needs a GPU of its own
+
     def __init__(
         self,
         communicator: "Communicator",
@@ -74,8 +76,7 @@ class NcclWork(c10d.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def wait_in_real_time(self, seconds: float = 0.0) -> None:
         """Wait until the values are there, and record the operation. On the modelled clock nobody waits."""
@@ -120,6 +121,17 @@ class NcclWork(c10d.Work):
 
     def get_future(self) -> Future:
         return Future(self, self.call.result, self.communicator.gpu)
+
+
+class GlooWork(NcclWork):
+    """The host waits for it, and not a stream."""
+
+    exclusive = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        super().wait(timeout)
+        self.communicator.gpu.clock.wait(self.communicator.gpu, self.end)
+        return True
 
 
 class CapturedWork(NcclWork):
