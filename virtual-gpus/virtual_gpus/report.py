@@ -39,9 +39,9 @@ def reporting(machine: Machine, config: "LaunchConfig", inherited: bool = False)
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
     """
     steps, failed, process = [], True, os.getpid()
-    hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
     try:
-        yield
+        with register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed())):
+            yield
         failed = False
     except SystemExit as end:
         failed = bool(end.code)
@@ -50,7 +50,6 @@ def reporting(machine: Machine, config: "LaunchConfig", inherited: bool = False)
         failed = False
         raise
     finally:
-        hook.remove()
         name, timeline = process_name(machine, inherited), machine.timeline
         speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
         if config.trace and speaks:
@@ -93,15 +92,15 @@ def add_trace(config: "LaunchConfig", name: str, timeline: Timeline) -> None:
     path, run = Path(config.trace), attempt(config)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
     with locked(path):
-        there, lines = read_trace(path)
-        if there["run"] != run or name in there["processes"]:
-            there, lines = {"run": run, "processes": []}, ""
+        owners, lines = read_trace(path)
+        if owners["run"] != run or name in owners["processes"]:
+            owners, lines = {"run": run, "processes": []}, ""
         if timeline.events:
-            there["processes"].append(name)
+            owners["processes"].append(name)
         events = timeline.trace_events(0.0, owner, first)
         lines = ",\n".join(filter(None, [lines, *map(json.dumps, events)]))
         with replacing(path) as new:
-            new.write_text(f'{HEAD}{json.dumps(there)}, "traceEvents": [\n{lines}{TAIL}')
+            new.write_text(f'{HEAD}{json.dumps(owners)}, "traceEvents": [\n{lines}{TAIL}')
 
 
 def read_trace(path: Path) -> tuple[dict, str]:
@@ -109,8 +108,8 @@ def read_trace(path: Path) -> tuple[dict, str]:
     text = path.read_text(errors="replace") if path.exists() else ""
     head, _, lines = text.partition("\n")
     try:
-        there = json.loads(head + "]}")["otherData"]
-        return {"run": there["run"], "processes": there["processes"]}, lines.removesuffix(TAIL)
+        owners = json.loads(head + "]}")["otherData"]
+        return {"run": owners["run"], "processes": owners["processes"]}, lines.removesuffix(TAIL)
     except (ValueError, KeyError, TypeError):
         return {"run": None, "processes": []}, ""
 
@@ -127,12 +126,12 @@ def add_account(
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
     helps = inherited and machine.rank is None
     try:
-        said = together(config, mine, 0 if failed else math.inf if helps else ranks)
+        accounts = together(config, mine, 0 if failed else math.inf if helps else ranks)
     except OSError as error:
         print(f"--account: {error}", file=sys.stderr)
-        said = mine
-    if said:
-        print(in_words(machine, said), file=sys.stderr, flush=True)
+        accounts = mine
+    if accounts:
+        print(in_words(machine, accounts), file=sys.stderr, flush=True)
 
 
 def together(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
@@ -141,23 +140,23 @@ def together(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) 
     key, run = f"{config.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(config)
     path = private_folder("virtual-gpus") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     with locked(path):
-        there = read_accounts(path, run)
-        if there.keys() & mine.keys():  # left by an earlier run, which was ended
-            there = {}
-        there |= mine
-        if len(there) >= needed:
+        accounts = read_accounts(path, run)
+        if accounts.keys() & mine.keys():  # left by an earlier run, which was ended
+            accounts = {}
+        accounts |= mine
+        if len(accounts) >= needed:
             path.unlink(missing_ok=True)
-            return there
+            return accounts
         with replacing(path) as new:
-            new.write_text(json.dumps({"run": run, "accounts": there}))
+            new.write_text(json.dumps({"run": run, "accounts": accounts}))
         return {}
 
 
 def read_accounts(path: Path, run: str) -> dict[str, list[str]]:
     """The accounts {name: lines} that processes of this `run` have left at `path`; none if there is anything else."""
     try:
-        there = json.loads(path.read_text(errors="replace"))
-        return {name: list(map(str, lines)) for name, lines in there["accounts"].items() if there["run"] == run}
+        file = json.loads(path.read_text(errors="replace"))
+        return {name: list(map(str, lines)) for name, lines in file["accounts"].items() if file["run"] == run}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from virtual_gpus.children import LaunchConfig, child_environment
 from virtual_gpus.cli.main import FAILED, INTERRUPTED
 from virtual_gpus.cli.processes import NOT_THE_FIRST
-from virtual_gpus.cli.rank import settle_in
+from virtual_gpus.cli.rank import become_rank
 from virtual_gpus.cli.tracebacks import show, where
 from virtual_gpus.report import machine_in_words, reporting
 
@@ -30,7 +30,7 @@ virtual-gpus run -n {gpus} {program}"""
 
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit status."""
-    launched, config = settle_in(), config_of(options)
+    launched, config = become_rank(), config_of(options)
     with child_environment(config), config.make() as machine:
         alone = "RANK" not in os.environ
         if alone:
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
             return INTERRUPTED
         except Exception as error:
             if launched and ANOTHER_HAS_GONE in str(error):  # which has said why
-                said = str(error).partition(ANOTHER_HAS_GONE)[0]
-                print(f"{said}{ANOTHER_HAS_GONE}, in {where(error)}", file=sys.stderr)
+                rank, _, _ = str(error).partition(ANOTHER_HAS_GONE)
+                print(f"{rank}{ANOTHER_HAS_GONE}, in {where(error)}", file=sys.stderr)
                 return NOT_THE_FIRST
             show(error)
             if alone and asks_for_torchrun(error):
@@ -95,12 +95,12 @@ def no_interrupt_lost() -> Iterator[None]:
     The first happens in a `__del__`, as each block of memory has one, the second where PyTorch's futures call Python.
     """
 
-    def again(lost: "sys.UnraisableHookArgs") -> None:
+    def interrupt_later(lost: "sys.UnraisableHookArgs") -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             return before(lost)
         threading.Timer(0.01, _thread.interrupt_main).start()  # once this is left
 
-    before, sys.unraisablehook = sys.unraisablehook, again
+    before, sys.unraisablehook = sys.unraisablehook, interrupt_later
     try:
         yield
     except RuntimeError as error:

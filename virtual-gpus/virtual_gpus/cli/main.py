@@ -71,16 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(options)
         return importlib.import_module(f"virtual_gpus.cli.{COMMANDS[command]}").run(options)
     except UsageError as error:
-        parser.error(in_options(str(error)))
+        # arguments of the library are options of the command
+        parser.error(re.sub(rf"\b({'|'.join(API)}) ?", lambda match: API[match[1]], str(error)))
 
 
 class UsageError(Exception):
     """The command line makes no sense."""
-
-
-def in_options(message: str) -> str:
-    """A message about arguments of the library, as one about options of the command."""
-    return re.sub(rf"\b({'|'.join(API)}) ?", lambda found: API[found[1]], message)
 
 
 # Values of options

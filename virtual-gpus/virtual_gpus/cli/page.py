@@ -55,10 +55,10 @@ def drawing(timeline: Timeline, ranks: list[int]) -> dict[str, list]:
 
 def operations(timeline: Timeline) -> list[list]:
     """What took the GPUs most time in all: name, part, how many times, seconds, floating-point operations, bytes."""
-    found: dict[tuple[str, str], list] = {}
+    by_operation: dict[tuple[str, str], list] = {}
     for e in timeline:
         if e.gpu is not None:
-            sums = found.setdefault((e.name, e.part), [0, 0.0, 0, 0])
+            sums = by_operation.setdefault((e.name, e.part), [0, 0.0, 0, 0])
             sums[:] = (a + b for a, b in zip(sums, (1, e.end - e.start, e.flops, e.nbytes), strict=True))
-    largest = sorted(found.items(), key=lambda item: -item[1][1])[:LARGEST]
+    largest = sorted(by_operation.items(), key=lambda item: -item[1][1])[:LARGEST]
     return [[*names, *sums] for names, sums in largest]

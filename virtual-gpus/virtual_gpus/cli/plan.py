@@ -125,7 +125,6 @@ def progress() -> Iterator[None]:
     """Inside, standard error says how far the program is: each second on a terminal, every half minute elsewhere."""
     terminal, done, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
     steps: list[object] = []
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(None))
 
     def report():
         while not done.wait(1 if terminal else 30):
@@ -136,11 +135,11 @@ def progress() -> Iterator[None]:
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        yield
+        with register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(None)):
+            yield
     finally:
         done.set()
         thread.join()
-        hook.remove()
         if terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -177,7 +176,7 @@ def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
     """
     totals = made.totals[made.ranks.index(rank)]
     if made.timeline.dropped:
-        found = {"kernels": (totals.busy, 0.0), "communication": (totals.communication, totals.hidden)}
+        times = {"kernels": (totals.busy, 0.0), "communication": (totals.communication, totals.hidden)}
     else:
         groups: dict[str, list] = {"forward": [], "backward": [], "other kernels": []}
         for event in made.timeline.on(rank):
@@ -185,12 +184,12 @@ def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
             kind = other if event.part != "communication" else "copies" if event.kind == "copy" else event.name
             groups.setdefault(kind, []).append((event.start, event.end))
         kernels = [span for kind in ("forward", "backward", "other kernels") for span in groups[kind]]
-        found = {kind: (covered(spans), 0.0) for kind, spans in groups.items()}
+        times = {kind: (covered(spans), 0.0) for kind, spans in groups.items()}
         for kind in list(groups)[3:]:
             hidden = covered(groups[kind]) + covered(kernels) - covered(groups[kind] + kernels)
-            found[kind] = covered(groups[kind]), hidden
-    found["idle"] = max(0.0, made.seconds - totals.busy - totals.communication + totals.hidden), 0.0
-    return {kind: {"seconds": seconds, "hidden": hidden} for kind, (seconds, hidden) in found.items()}
+            times[kind] = covered(groups[kind]), hidden
+    times["idle"] = max(0.0, made.seconds - totals.busy - totals.communication + totals.hidden), 0.0
+    return {kind: {"seconds": seconds, "hidden": hidden} for kind, (seconds, hidden) in times.items()}
 
 
 def print_plan(plan: Plan, options: argparse.Namespace) -> None:
@@ -207,9 +206,9 @@ def print_plan(plan: Plan, options: argparse.Namespace) -> None:
         ("memory when a step holds most", "memory", readable),
         ("milliseconds of a step", "time", ms),
     ):
-        found = [rank[name] for rank in ranks]
-        kinds = dict.fromkeys(kind for held in found for kind in held)
-        rows = [[kind, *(words(held[kind]) if kind in held else "-" for held in found)] for kind in kinds]
+        columns = [rank[name] for rank in ranks]
+        kinds = dict.fromkeys(kind for column in columns for kind in column)
+        rows = [[kind, *(words(column[kind]) if kind in column else "-" for column in columns)] for kind in kinds]
         print_table([[title, *heads], *rows])
 
 
@@ -257,12 +256,12 @@ def write_files(plan: Plan, options: argparse.Namespace) -> None:
 def print_sweep(combinations: list[dict[str, Any]], plans: list[Plan]) -> None:
     rows = [[*combinations[0], "ms a step", "MFU", "in communication alone", "memory", "of", ""]]
     for values, plan in zip(combinations, plans, strict=True):
-        made, said = plan.made, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
+        made, verdict = plan.made, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
         numbers = ["-"] * 5
         if made is not None:
             numbers = [f"{1e3 * made.seconds:.3f}", f"{made.mfu:.0%}", f"{made.exposed:.0%}"]
             numbers += [readable(max(made.peak_memory)), readable(made.timeline.spec.memory)]
-        rows.append([*map(str, values.values()), *numbers, said])
+        rows.append([*map(str, values.values()), *numbers, verdict])
     print_table(rows)
     for plan in plans:
         if plan.error:

@@ -8,7 +8,7 @@ Nothing is measured, so the same program takes the same time on every computer.
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Clock:
         self.log = EventLog(self.host().now)
 
     def record_op(
-        self, gpu: "VirtualGPU", func: OpOverload, args: Iterable, kwargs: dict | None, out: Any, key: Hashable
+        self, gpu: "VirtualGPU", func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, key: Hashable
     ) -> None:
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
 
@@ -98,7 +98,9 @@ class Clock:
         if waits:
             self.wait_for_value(gpu)
 
-    def cost_of(self, gpu, func, args, kwargs, out, key):
+    def cost_of(
+        self, gpu: "VirtualGPU", func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, key: Hashable
+    ) -> tuple[costs.Cost, bool, tuple[bool, bool] | None]:
         """The Cost of an operation, whether the host waits for its result, and the TF32 switches that this holds for,
         or None if they don't matter; kept under `key`."""
         spec = gpu.machine.spec
@@ -237,7 +239,7 @@ class Clock:
             host.now, host.engine, host.thread = max([host.now, *host.engine.values()]), None, thread
 
 
-def waits_for(name: str, args) -> bool:
+def waits_for(name: str, args: Sequence) -> bool:
     """Whether the host waits for the result of an operation: its size depends on values."""
     if name in ("index", "index_put_"):  # a mask is turned into a list of places
         return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])

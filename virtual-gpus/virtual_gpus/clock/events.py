@@ -52,7 +52,7 @@ class Totals(NamedTuple):
     communication: float = 0.0  # seconds in which it took part in a copy or a collective operation
     hidden: float = 0.0  # seconds in which it did both
 
-    def __add__(self, other):
+    def __add__(self, other: "Totals") -> "Totals":  # type: ignore[override]
         return Totals(*map(operator.add, self, other))
 
 

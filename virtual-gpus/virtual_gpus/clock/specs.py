@@ -54,7 +54,7 @@ class GPU:
     bus: int | None = None  # bits of the memory's bus
 
     @property
-    def frequency(self):
+    def frequency(self) -> float:
         """Cycles per second at which the ordinary cores reach `fp32`: each does a multiplication and an addition."""
         cores, *_ = PER_MULTIPROCESSOR[self.capability]
         return self.fp32 / (2 * cores * self.sm_count)

@@ -111,8 +111,8 @@ class Topology:
         if ends not in self.paths:
             link = self.pcie if None in ends else self.connection(source, target)
             sides = (source, target, "copy out"), (target, source, "copy in")
-            found = [(self.port(gpu, other), row) for gpu, other, row in sides if gpu is not None]
-            self.paths[ends] = link, [port for port, _ in found], [row for _, row in found]
+            here = [side for side in sides if side[0] is not None]
+            self.paths[ends] = link, [self.port(gpu, other) for gpu, other, _ in here], [row for *_, row in here]
         return self.paths[ends]
 
     def port(self, gpu: int, other: int | None) -> tuple:

@@ -168,12 +168,12 @@ def flops(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any) -> in
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * registered_flops(aten.convolution, (X, W, None, *options), {}, grad)
     attention = "scaled_dot_product" in packet.__name__
-    found = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
-    if found is None:
+    count = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
+    if count is None:
         return 2 * max(t.numel() for t in tensors_in(args))
     if hasattr(func, "share"):  # flex_attention, which leaves out blocks
-        return round(found * func.share)
-    return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
+        return round(count * func.share)
+    return count // 2 if is_causal(func, args, kwargs) else count  # causal: the kernels leave out what is in the future
 
 
 def attention_flops(packet: OpOverloadPacket, args: Sequence) -> int:

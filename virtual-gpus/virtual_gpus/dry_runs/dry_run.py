@@ -118,15 +118,13 @@ def predict_script(run: Callable, progress: Progress) -> bool | None:
             if optimizer is optimizers[0] and progress.end_step():
                 raise Converged
 
-    hook = register_optimizer_step_post_hook(stepped)
     try:
-        with progress.explained():
+        with register_optimizer_step_post_hook(stepped), progress.explained():
             run()
         return None
     except Converged:
         return True
     finally:
-        hook.remove()
         leave_groups()
 
 

@@ -77,7 +77,7 @@ class RankContexts:
         self.rank: int | None = None  # the one that this process is
         self.worlds = {rank: world_of_a_rank() for rank in machines}
         self.groups: dict[int | None, dict[str, Group]] = {}
-        first = process.read()
+        first = process.snapshot()
         self.states = {rank: {**first, "environment": first["environment"] | variables[rank]} for rank in machines}
 
     def __enter__(self) -> "RankContexts":
@@ -90,8 +90,8 @@ class RankContexts:
         if rank == self.rank:
             return
         if self.rank is not None:
-            self.states[self.rank] = self.process.read()
-        self.process.write(self.states[rank])
+            self.states[self.rank] = self.process.snapshot()
+        self.process.restore(self.states[rank])
         self.groups[self.rank] = dict(GROUPS)
         GROUPS.clear()
         GROUPS.update(self.groups.get(rank, {}))

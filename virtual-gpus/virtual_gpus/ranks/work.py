@@ -86,9 +86,9 @@ class NcclWork(c10d.Work):
         if self.error is not None:
             raise self.error
         if self.launch is not None:
-            log, gpu, row = communicator.gpu.clock.log, communicator.gpu.index, communicator.row
-            event = {"name": call.name, "kind": "collective", "nbytes": call.nbytes, "bound": "link"}
-            log.record(self.launch, gpu=gpu, row=row, start=self.start, end=self.end, **event)
+            log, gpu = communicator.gpu.clock.log, communicator.gpu.index
+            event = call.name, "collective", gpu, communicator.row, self.start, self.end, "link", call.nbytes
+            log.record(self.launch, *event)
             if communicator.occupancy is not None:
                 communicator.occupancy.end(self.launch, call.name, self.end)
             log.pending.pop(self, None)
