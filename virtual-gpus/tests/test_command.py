@@ -133,7 +133,7 @@ def test_a_mistake_gets_words_about_options_and_a_line_of_usage(folder, argument
 
 def parsed(folder, command, *arguments):
     parser = main.PARSERS[command]()
-    parser.set_defaults(**main.of_the_project(parser))
+    parser.set_defaults(**main.project_defaults(parser))
     return parser.parse_args([*arguments, "small.py"])
 
 

@@ -45,7 +45,7 @@ def locked(path: str | os.PathLike, seconds: float = 60.0) -> Iterator[None]:
     path, deadline = Path(path), time.monotonic() + seconds
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
-    while (lock := take(beside)) is None:
+    while (lock := try_lock(beside)) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has kept {beside} for {seconds:.0f} s")
         time.sleep(0.01)
@@ -58,7 +58,7 @@ def locked(path: str | os.PathLike, seconds: float = 60.0) -> Iterator[None]:
         lock.close()
 
 
-def take(beside: Path) -> TextIO | None:
+def try_lock(beside: Path) -> TextIO | None:
     """The open file `beside`, if this process has got it as its lock, or None."""
     if fcntl is None:
         with contextlib.suppress(FileExistsError):

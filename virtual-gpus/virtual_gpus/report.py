@@ -82,14 +82,14 @@ def number_in(name: str) -> int:
     return int(name.rpartition(" ")[2] or 0)
 
 
-def attempt(config: "LaunchConfig") -> str:
+def attempt_id(config: "LaunchConfig") -> str:
     """What tells this run from others, and from those before torchrun started its processes again."""
     return f"{config.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def add_trace(config: "LaunchConfig", name: str, timeline: Timeline) -> None:
     """Add this process to the file of the run's trace. A file of another run is replaced."""
-    path, run = Path(config.trace), attempt(config)
+    path, run = Path(config.trace), attempt_id(config)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
     with locked(path):
         owners, lines = read_trace(path)
@@ -126,7 +126,7 @@ def add_account(
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
     helps = inherited and machine.rank is None
     try:
-        accounts = together(config, mine, 0 if failed else math.inf if helps else ranks)
+        accounts = gather_accounts(config, mine, 0 if failed else math.inf if helps else ranks)
     except OSError as error:
         print(f"--account: {error}", file=sys.stderr)
         accounts = mine
@@ -134,10 +134,10 @@ def add_account(
         print(in_words(machine, accounts), file=sys.stderr, flush=True)
 
 
-def together(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
+def gather_accounts(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
     """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
     none, and mine is left, too."""
-    key, run = f"{config.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(config)
+    key, run = f"{config.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt_id(config)
     path = private_folder("virtual-gpus") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     with locked(path):
         accounts = read_accounts(path, run)

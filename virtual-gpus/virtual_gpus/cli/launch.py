@@ -21,7 +21,7 @@ from virtual_gpus.cli.rank import become_rank
 from virtual_gpus.cli.tracebacks import show, where
 from virtual_gpus.report import machine_in_words, reporting
 
-OF_TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+TORCHRUN_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 ANOTHER_HAS_GONE = "another rank has gone"  # what a communicator says
 HINT = """
 {program} expects torchrun, which starts a process for each GPU. On virtual GPUs that is: \
@@ -74,7 +74,7 @@ def run_id() -> str:
 def asks_for_torchrun(error: Exception) -> bool:
     """Whether it is about a variable that torchrun sets, read from os.environ or by torch.distributed."""
     missing = error.args[:1] if isinstance(error, KeyError) else ()
-    return any(name in missing or f"environment variable {name} expected" in str(error) for name in OF_TORCHRUN)
+    return any(name in missing or f"environment variable {name} expected" in str(error) for name in TORCHRUN_VARIABLES)
 
 
 def run_program(options: argparse.Namespace) -> None:

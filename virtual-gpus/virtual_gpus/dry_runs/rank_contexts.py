@@ -34,7 +34,7 @@ def ranks_in_this_process(
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(ProcessState())
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # which init_process_group replaces
-        stack.callback(set_back_default_device, default_device())
+        stack.callback(restore_default_device, default_device())
         machines = {rank: stack.enter_context(make_machine()) for rank in ranks}
         variables = {
             rank: torchrun_environment(rank, n_gpus, len(machine.gpus), 29500, "dry run")
@@ -47,7 +47,7 @@ def ranks_in_this_process(
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator
         if contexts is None:
-            stack.callback(leave_groups)
+            stack.callback(destroy_groups)
         yield rendezvous, machines
 
 
@@ -58,7 +58,7 @@ def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
     rendezvous.scheduler.close()
 
 
-def set_back_default_device(before: torch.device | None) -> None:
+def restore_default_device(before: torch.device | None) -> None:
     if default_device() != before:  # the program has called torch.set_default_device
         torch.set_default_device(before)
 
@@ -105,7 +105,7 @@ class RankContexts:
         distributed_c10d._world = self.before
 
 
-def leave_groups() -> None:
+def destroy_groups() -> None:
     """Destroy all process groups."""
     if dist.is_initialized():
         dist.destroy_process_group()

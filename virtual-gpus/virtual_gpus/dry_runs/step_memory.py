@@ -108,7 +108,7 @@ def own(kind: str, tensors: Any) -> None:
 
 
 @contextlib.contextmanager
-def optimizers_are_seen() -> Iterator[None]:
+def observe_optimizers() -> Iterator[None]:
     """Inside, an optimizer that takes a step tells which tensors are its own."""
 
     def parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from virtual_gpus.tree import tensors_in
 # What ProcessGroupGloo.cpp does for CUDA. It makes a scattered reduction of a whole one.
 ALL_REDUCES = "allreduce_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"
 SAME_SIZES = "allreduce_", "broadcast_", "reduce_"  # on all ranks
-OFFERED = {
+SUPPORTED = {
     *(*ALL_REDUCES, *SAME_SIZES, "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"),
     *("alltoall_base_", "gather_", "gather_into_tensor_", "scatter_"),
 }
@@ -62,7 +62,7 @@ def issue(group: Group, func: OpOverload, args: tuple) -> Any:
 
 def check(name: str, tensors: Sequence[Tensor]) -> VirtualGPU:
     """The GPU that all `tensors` are on; an error for what gloo does not do with them."""
-    if name not in OFFERED:
+    if name not in SUPPORTED:
         name = name.strip("_")
         raise RuntimeError(f"gloo has no {name} for tensors on a GPU: copy them to the CPU first, or use nccl")
     for tensor in tensors:

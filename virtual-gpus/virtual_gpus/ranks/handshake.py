@@ -24,7 +24,7 @@ class Record(NamedTuple):
     fingerprint: str  # the operation, its dtype and sizes: the same on all ranks (c10d's CollectiveFingerPrint)
 
 
-def shorten(text: bytes, size: int) -> bytes:
+def truncated(text: bytes, size: int) -> bytes:
     """`text` in at most `size` bytes: a longer one's beginning and end, and a hash of the whole between them."""
     digest = b" ... " + hashlib.blake2b(text, digest_size=8).hexdigest().encode() + b" ... "
     return text if len(text) <= size else text[: size - len(digest) - 40] + digest + text[-40:]
@@ -44,7 +44,7 @@ class Connection:
 
     def all_gather(self, record: Record) -> list[Record]:
         """The records of all ranks, of which `record` is this one's."""
-        sent = bytearray(struct.pack(LAYOUT, record.ready, shorten(record.fingerprint.encode(), 248)))
+        sent = bytearray(struct.pack(LAYOUT, record.ready, truncated(record.fingerprint.encode(), 248)))
         received = bytearray(self.records.size() * len(sent))
         # the tensors share this memory: reading a tensor's elements would take longer than sending them
         output, x = (torch.frombuffer(data, dtype=torch.uint8) for data in (received, sent))
