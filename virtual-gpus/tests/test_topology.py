@@ -5,8 +5,8 @@ import torch
 
 from virtual_gpus import collective_seconds, virtual_gpus
 from virtual_gpus.clock.machine_types import MACHINE_SOURCES, MACHINES, NETWORKS
-from virtual_gpus.clock.specs import find_gpu
-from virtual_gpus.clock.topology import NVLINKS, count_rings, find_topology
+from virtual_gpus.clock.specs import LINKS, find_gpu
+from virtual_gpus.clock.topology import count_rings, find_topology
 
 # nvidia-smi topo -m of a DGX-1 with V100s: tests/test_topologies.py of microsoft/msccl-tools
 DGX1 = """
@@ -56,7 +56,7 @@ def test_what_joins_a_pair(name, pair, expected):
 def test_no_gpu_has_more_nvlinks_than_there_are(kind):
     if kind.nvlinks:
         ends = [gpu for pair, links in kind.nvlinks.items() for gpu in pair * links]
-        assert [ends.count(gpu) for gpu in range(kind.gpus)] == [NVLINKS[kind.link]] * kind.gpus
+        assert [ends.count(gpu) for gpu in range(kind.gpus)] == [LINKS[kind.link].links] * kind.gpus
     assert kind.source is None or kind.source in MACHINE_SOURCES.values()
 
 

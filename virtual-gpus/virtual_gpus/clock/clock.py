@@ -130,12 +130,7 @@ class Clock:
         self.host_in_use().wait(gpu.index, time)
 
     def copy(
-        self,
-        source: "VirtualGPU | None",
-        target: "VirtualGPU | None",
-        nbytes: int,
-        memory: str = "pageable",
-        non_blocking: bool = False,
+        self, source: "VirtualGPU | None", target: "VirtualGPU | None", nbytes: int, memory: str, non_blocking: bool
     ) -> None:
         """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, with a kind of `memory`.
 

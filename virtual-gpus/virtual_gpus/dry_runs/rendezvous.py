@@ -30,14 +30,9 @@ class Rendezvous:
     """Of the `ranks` that are run, in a program of `world_size` processes; for switch_to see its Scheduler."""
 
     def __init__(
-        self,
-        world_size: int,
-        ranks: Sequence[int],
-        switch_to: Callable[[int], None] | None,
-        assumptions: Assumptions | None = None,
+        self, world_size: int, ranks: list[int], switch_to: Callable[[int], None] | None, assumptions: Assumptions
     ):
-        self.world_size, self.ranks = world_size, list(ranks)
-        self.assumptions = assumptions or Assumptions()
+        self.world_size, self.ranks, self.assumptions = world_size, ranks, assumptions
         self.store = dist.HashStore()
         self.default_groups: dict[int, dist.ProcessGroup] = {}  # that each rank found when it began
         self.scheduler = Scheduler(ranks, switch_to)

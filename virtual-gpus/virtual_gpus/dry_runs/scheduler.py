@@ -6,7 +6,7 @@ thread is, so all happens in the same order every time.
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,8 +23,8 @@ class Scheduler:
     A single rank runs in the caller's thread, and has nobody to wait for.
     """
 
-    def __init__(self, ranks: Sequence[int], switch_to: Callable[[int], None] | None):
-        self.ranks, self.switch_to = list(ranks), switch_to
+    def __init__(self, ranks: list[int], switch_to: Callable[[int], None] | None):
+        self.ranks, self.switch_to = ranks, switch_to
         self.running: int | None = None  # the rank that runs; None: whoever called `run`
         self.threads: dict[int, threading.Thread] = {}
         self.results: dict[int, Any] = {}

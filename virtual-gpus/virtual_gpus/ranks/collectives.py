@@ -157,7 +157,8 @@ def reduce_(tensors: Tensors, group: Group, op: ScriptObject, root: int, *option
 
 
 def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options: Any) -> tuple[list[Tensors], Work]:
-    """Tensors of other sizes on other ranks, which NCCL broadcasts one by one, are sent to each rank."""
+    """tensors: [(n, ...)], outputs: [[(n, ...) of each rank]]. Tensors of other sizes on other ranks, which NCCL
+    broadcasts one by one, are sent to each rank."""
     [x], [results] = tensors, outputs
     if len(results) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
@@ -179,6 +180,7 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
 
 
 def _allgather_base_(output: Tensor, tensor: Tensor, group: Group, *options: Any) -> tuple[Tensor, Work]:
+    """tensor: (n, ...), output: (ranks * n, ...)."""
     return output, allgather_into_tensor_coalesced_([output], [tensor], group)
 
 
@@ -201,6 +203,7 @@ def allgather_into_tensor_coalesced_(outputs: Tensors, tensors: Tensors, group: 
 def reduce_scatter_(
     outputs: Tensors, tensors: list[Tensors], group: Group, op: ScriptObject, *options: Any
 ) -> tuple[Tensors, Work]:
+    """tensors: [[(n, ...) for each rank]], outputs: [(n, ...)]."""
     [result], [parts] = outputs, tensors
     if len(parts) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
@@ -218,6 +221,7 @@ def reduce_scatter_(
 def _reduce_scatter_base_(
     output: Tensor, tensor: Tensor, group: Group, op: ScriptObject, *options: Any
 ) -> tuple[Tensor, Work]:
+    """tensor: (ranks * n, ...), output: (n, ...)."""
     return output, reduce_scatter_tensor_coalesced_([output], [tensor], group, op)
 
 
@@ -238,6 +242,7 @@ def reduce_scatter_tensor_coalesced_(
 
 
 def alltoall_(outputs: Tensors, tensors: Tensors, group: Group, *options: Any) -> tuple[Tensors, Work]:
+    """tensors: [(n, ...) for each rank], outputs: [(n, ...) of each rank]."""
     if not len(outputs) == len(tensors) == len(group):
         raise ValueError("Number of tensor lists must match the number of ranks")
     return outputs, exchange(group, "all_to_all", "", tensors, outputs)
@@ -246,6 +251,7 @@ def alltoall_(outputs: Tensors, tensors: Tensors, group: Group, *options: Any) -
 def alltoall_base_(
     output: Tensor, tensor: Tensor, group: Group, output_splits: list[int], input_splits: list[int], *options: Any
 ) -> Work:
+    """tensor: (sum(input_splits), ...), output: (sum(output_splits), ...); no splits: equal ones."""
     inputs, outputs = split(tensor, input_splits, len(group)), split(output, output_splits, len(group))
     return exchange(group, "all_to_all", "", inputs, outputs, result=[output], parts_of=[output, tensor])
 

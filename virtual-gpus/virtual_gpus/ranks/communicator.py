@@ -76,7 +76,7 @@ class Communicator:
         self.issued += 1
         if gpu.machine.step_memory is not None:
             gpu.machine.step_memory.own("in transit", (*transfer.inputs, *transfer.outputs))
-        work = self.work_class(self, self.issued, call, Record(ready, call.fingerprint), launch, transfer)
+        work = self.work_class(self, call, ready, launch, transfer)
         self.start(work)
         if launch is not None and self.occupancy is not None:
             self.occupancy.begin(launch, call.name, ready, call.seconds)

@@ -74,7 +74,7 @@ def check(name: str, tensors: Sequence[Tensor]) -> VirtualGPU:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A view of all elements in the order of memory, which must have no gaps."""
+    """(elements,): a view of all of `tensor` in the order of memory, which must have no gaps."""
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         raise ValueError("virtual GPUs give gloo only tensors whose numbers lie in memory without gaps: .contiguous()")
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -146,7 +146,7 @@ def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A view of all elements of the inner tensor, in the order of memory."""
+    """(elements,): a view of all of the inner tensor, in the order of memory."""
     inner = tensor.inner
     if inner.is_sparse:
         raise ValueError("Tensors must be CUDA and dense")
@@ -157,6 +157,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
+    """(bytes,): the same of its bytes."""
     return flat(tensor).view(torch.uint8)
 
 

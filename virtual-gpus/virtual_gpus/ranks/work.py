@@ -46,18 +46,11 @@ class NcclWork(c10d.Work):
     exclusive = True  # each rank needs a GPU of its own
 
     def __init__(
-        self,
-        communicator: "Communicator",
-        number: int,
-        call: Call,
-        record: Record,
-        launch: Launch | None,
-        transfer: Transfer,
+        self, communicator: "Communicator", call: Call, ready: float, launch: Launch | None, transfer: Transfer | None
     ):
         super().__init__()
-        self.communicator, self.number, self.call, self.record = communicator, number, call, record
-        self.launch: Launch | None = launch
-        self.transfer: Transfer | None = transfer
+        self.communicator, self.number, self.call = communicator, communicator.issued, call
+        self.record, self.launch, self.transfer = Record(ready, call.fingerprint), launch, transfer
         self.start = self.end = 0.0
         self.completed = threading.Event()
         self.error: BaseException | None = None
@@ -138,7 +131,7 @@ class CapturedWork(NcclWork):
     """What is returned for an operation during the capture of a graph."""
 
     def __init__(self, communicator: "Communicator", call: Call, transfer: Transfer):
-        super().__init__(communicator, 0, call, Record(0.0, call.fingerprint), None, None)
+        super().__init__(communicator, call, 0.0, None, None)
         self.repeated = Repeated(communicator, call._replace(result=(), combine=None, given=None), transfer.fn)
         self.capture = communicator.gpu.capturing()
         self.capture.works.add(self)  # C++ has no methods of a Python object that is gone
