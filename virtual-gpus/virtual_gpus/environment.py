@@ -1,4 +1,4 @@
-"""The environment of processes that are started: what says which virtual GPUs they have, see `inheriting`."""
+"""The environment of processes that are started: what says which virtual GPUs they have, see `children`."""
 
 import contextlib
 import json

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 
 from virtual_gpus.children import LaunchConfig, child_environment
-from virtual_gpus.cli.main import FAILED, INTERRUPTED
+from virtual_gpus.cli.main import FAILED, INTERRUPTED, machine_options
 from virtual_gpus.cli.processes import NOT_THE_FIRST
 from virtual_gpus.cli.rank import become_rank
 from virtual_gpus.cli.tracebacks import show, where
@@ -57,9 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def config_of(options: argparse.Namespace) -> LaunchConfig:
-    names = ("gpu", "link", "network", "host", "software")
-    machine = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return LaunchConfig(options.gpus, machine, options.trace, options.account, run_id())
+    return LaunchConfig(options.gpus, machine_options(options), options.trace, options.account, run_id())
 
 
 def run_id() -> str:

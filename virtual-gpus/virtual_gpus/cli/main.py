@@ -39,7 +39,8 @@ the options; [tool.virtual-gpus] in pyproject.toml sets them for a project, such
 COMMANDS = {"run": "processes", "plan": "plan", "gpus": "tables", "topo": "tables", "": "launch"}
 LINK_NAMES = ["nvlink", "pcie", *LINKS, *MACHINES]
 # Options that pyproject.toml may set
-PROJECT_OPTIONS = "n", "gpu", "link", "network", "host", "software", "per_node", "assume"
+MACHINE_OPTIONS = "gpu", "link", "network", "host", "software"
+PROJECT_OPTIONS = "n", *MACHINE_OPTIONS, "per_node", "assume"
 API = {"n_gpus=": "-n ", "per_node=": "--per-node ", "link=": "--link ", "network=": "--network ", "rank=": "--rank "}
 # What argparse calls a usage error; Unix says 1 for any failure, 128 + 2 for Ctrl-C.
 FAILED, USAGE, TOO_SMALL, NO_STEP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -174,6 +175,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     about = "the year of the software whose attention kernels run (default: %(default)s)"
     add("--software", choices=SOFTWARE, default=NEWEST, help=about)
     add("--trace", type=writable_path, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
+
+
+def machine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that are given, as Machine takes them."""
+    return {name: getattr(options, name) for name in MACHINE_OPTIONS if getattr(options, name) is not None}
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:

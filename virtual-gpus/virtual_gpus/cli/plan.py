@@ -32,7 +32,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from virtual_gpus.cli.launch import run_program
-from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError
+from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError, machine_options
 from virtual_gpus.cli.page import write_page
 from virtual_gpus.cli.tables import print_table
 from virtual_gpus.cli.tracebacks import show, where
@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
-    wanted = {name: getattr(options, name) for name in ("gpu", "per_node", "link", "network", "software")}
-    cluster = Cluster(options.n, host=options.host or 1.0, **wanted)
+    cluster = Cluster(options.n, per_node=options.per_node, **machine_options(options))
     try:
         cluster.node()
     except ValueError as error:

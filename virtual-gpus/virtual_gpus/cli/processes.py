@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 
+from virtual_gpus.cli.main import machine_options
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.topology import find_topology
 from virtual_gpus.environment import torchrun_environment
@@ -64,9 +65,9 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     here, _ = os.pipe()  # nothing is written: a rank that reads sees its end when this process has ended, however
     store = socket.create_server(("127.0.0.1", 0), backlog=max(128, options.n))
     descriptors, run = [here, store.fileno()], uuid.uuid4().hex
-    named = "gpu", "link", "network", "host", "software", "trace"
-    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None} | {"gpus": options.n}
+    given = {"gpus": options.n, **machine_options(options)}
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    flags += ["--trace", options.trace] if options.trace else []
     flags += ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):

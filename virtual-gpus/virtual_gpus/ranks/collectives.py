@@ -174,9 +174,7 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
         return gathered_constants(results[i].shape, group.members.ranks[i : i + 1], given, 0)
 
     detail = sizes_of(tensors) if even else f"{sizes_of(results)} in all"
-    return outputs, group.collective(
-        "all_gather", detail, tensors, results, fn, result=outputs, combine=combine, gathers=True
-    )
+    return outputs, group.collective("all_gather", detail, tensors, results, fn, result=outputs, combine=combine)
 
 
 def _allgather_base_(output: Tensor, tensor: Tensor, group: Group, *options: Any) -> tuple[Tensor, Work]:
@@ -197,7 +195,7 @@ def allgather_into_tensor_coalesced_(outputs: Tensors, tensors: Tensors, group: 
     def combine(given, i):
         return gathered_constants(outputs[i].shape, group.members.ranks, given, i)
 
-    return group.collective("all_gather", sizes_of(tensors), tensors, outputs, fn, combine=combine, gathers=True)
+    return group.collective("all_gather", sizes_of(tensors), tensors, outputs, fn, combine=combine)
 
 
 def reduce_scatter_(

@@ -81,7 +81,6 @@ class Group:
         result: Any = None,
         reduction: Reduction | None = None,
         combine: Callable | None = None,
-        gathers: bool = False,
         parts_of: Sequence[Tensor] | None = None,
     ) -> torch.ScriptObject:
         """Call a collective of all ranks, which reads `inputs` and writes `outputs`: its Work, as C++ has it.
@@ -91,7 +90,6 @@ class Group:
                   gloo does for each dtype in its own way, or else bytes
         result    what its Work hands out; None: `outputs`
         combine   see `Call`
-        gathers   whether the constants that it gets are those of `inputs`
         parts_of  the tensors that the program has given, if inputs and outputs are parts of them
         """
         view, reduced = (flat_bytes, "") if reduction is None else (flat, f", {reduction.op.name}")
@@ -102,7 +100,7 @@ class Group:
         gpus = topology.gpus_of(self.members.ranks)
         seconds = collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus))
         fingerprint = f"{name} of {type_name(tensors[0].dtype)}{detail}{reduced}"
-        given = [constants_now(x.inner) for x in inputs] if gathers else None
+        given = [constants_now(x.inner) for x in inputs] if name == "all_gather" else None
         call = Call(name, fingerprint, nbytes, seconds, outputs if result is None else result, combine, given)
         return self.coalesce(self.communicator(gpu).issue(call, transfer)).boxed()
 
