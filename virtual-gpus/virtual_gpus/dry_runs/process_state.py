@@ -96,14 +96,11 @@ def is_installed(module: ModuleType) -> bool:
     name = getattr(module, "__name__", "")
     if name == "__main__":
         return False
-    folders = {*LIBRARIES, *(os.path.abspath(folder) for folder in sys.path if folder and holds_packages(folder))}
+    folders = *LIBRARIES, *(os.path.abspath(folder) for folder in sys.path if folder and holds_packages(folder))
+    inside = tuple(f"{folder}{os.sep}" for folder in folders)
     compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
     file = getattr(module, "__file__", None)
     paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders
     if name.partition(".")[0] in KEEP_GROUPS and not compiled:
         return False
-    return (
-        compiled
-        or not paths
-        or any(os.path.abspath(path).startswith(f"{folder}{os.sep}") for path in paths for folder in folders)
-    )
+    return compiled or not paths or any(os.path.abspath(path).startswith(inside) for path in paths)
