@@ -167,7 +167,7 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
 
     def fn(gloo, inputs):
         if even:
-            return all_gather(gloo, *inputs).view(len(group), x.nbytes).unbind()
+            return all_gather(gloo, *inputs).view(len(group), len(inputs[0])).unbind()
         return all_to_all(gloo, "all_gather", inputs * len(group), sizes)
 
     def combine(given, i):
@@ -206,10 +206,11 @@ def reduce_scatter_(
     if len(parts) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
     reduction, sizes = reduction_of(op, result.dtype), [x.numel() for x in parts]
+    even = all(size == result.numel() for size in sizes)
 
     def fn(gloo, inputs):
         x = torch.cat(inputs)
-        if all(size == result.numel() for size in sizes):
+        if even:
             return [reduce_scatter(gloo, reduction, x)]
         return [all_reduce(gloo, reduction, x).split(sizes)[gloo.rank()]]
 
