@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from virtual_gpus.compat import Generator, OpOverload
 from virtual_gpus.frames import program_line
-from virtual_gpus.ops.native_functions import is_iterated, is_structured, takes_scalar
+from virtual_gpus.ops.native_functions import is_iterated, is_structured, named_arguments, takes_scalar
 from virtual_gpus.state import current
 from virtual_gpus.tree import tensors_in
 
@@ -120,7 +120,7 @@ def check_devices(
     misplaced = [tensor for tensor in misplaced if not is_scalar_operand(func, args, kwargs, tensor)]
     if not misplaced:
         return []
-    name, by_argument = func.overloadpacket.__name__, list(tensors_by_argument(func, args, kwargs))
+    name, by_argument = func.overloadpacket.__name__, tensors_by_argument(func, args, kwargs)
     if name in INDEXING:
         check_indices(args[0], args[1], args[2:3])
         return misplaced
@@ -152,11 +152,9 @@ def two_devices(first: torch.device, second: torch.device) -> RuntimeError:
     )
 
 
-def tensors_by_argument(func: OpOverload, args: tuple, kwargs: dict) -> Iterator[tuple[str, Tensor]]:
+def tensors_by_argument(func: OpOverload, args: tuple, kwargs: dict) -> list[tuple[str, Tensor]]:
     """(the argument's name, tensor) for all tensors that an operation is given."""
-    for name, value in (*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()):
-        for tensor in tensors_in([value]):
-            yield name, tensor
+    return [(name, t) for name, value in named_arguments(func, args, kwargs).items() for t in tensors_in([value])]
 
 
 def is_cpu_scalar(tensor: Tensor) -> bool:

@@ -119,6 +119,25 @@ class VirtualGPU:
         return None
 
 
+ASKED, SEEDED = (  # CUDAGeneratorImpl.cpp
+    "Cannot call CUDAGeneratorImpl::{} during CUDA graph capture. If you need this call to be captured, please file an "
+    "issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive",
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+    "original seed. (virtual GPU: and not even then)",
+)
+
+
+def not_captured(name: str, refusal: str) -> Callable:
+    """Generator's method `name`; while its GPU captures a CUDA graph, whose replay draws other numbers, an error."""
+
+    def call(self, *args):
+        if self.gpu.capturing() is not None:
+            raise RuntimeError(refusal)
+        return getattr(Generator, name)(self, *args)
+
+    return call
+
+
 class VirtualGenerator(Generator):
     """torch.Generator(device='cuda:i')."""
 
@@ -131,40 +150,10 @@ class VirtualGenerator(Generator):
 
     device = property(lambda self: self.gpu.device)
 
-    def check_capture(self, call: str) -> None:
-        """What CUDA says of calls that ask for the seed, for a replay has come further. (CUDAGeneratorImpl.cpp)"""
-        if self.gpu.capturing() is not None:
-            raise RuntimeError(
-                f"Cannot call CUDAGeneratorImpl::{call} during CUDA graph capture. If you need this call to be "
-                "captured, please file an issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
-            )
-
-    def get_state(self) -> torch.Tensor:
-        self.check_capture("current_seed")
-        return super().get_state()
-
-    def initial_seed(self) -> int:
-        self.check_capture("current_seed")
-        return super().initial_seed()
-
-    def seed(self) -> int:
-        self.check_capture("seed")
-        return super().seed()
-
-    def check_seed(self) -> None:
-        if self.gpu.capturing() is not None:
-            raise RuntimeError(
-                "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same "
-                "as the original seed. (virtual GPU: and not even then)"
-            )
-
-    def set_state(self, state: torch.Tensor) -> torch.Generator:
-        self.check_seed()
-        return super().set_state(state)
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        self.check_seed()
-        return super().manual_seed(seed)
+    get_state = not_captured("get_state", ASKED.format("current_seed"))
+    initial_seed = not_captured("initial_seed", ASKED.format("current_seed"))
+    seed = not_captured("seed", ASKED.format("seed"))
+    set_state, manual_seed = not_captured("set_state", SEEDED), not_captured("manual_seed", SEEDED)
 
     def refuse(self, *args: Any) -> NoReturn:
         raise RuntimeError(

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend
 
 from virtual_gpus import compat
 from virtual_gpus.compat import OpOverload
+from virtual_gpus.ops.native_functions import named_arguments
 from virtual_gpus.ops.normalization import to_accumulate
 
 aten = torch.ops.aten
@@ -172,18 +173,11 @@ def for_each_head(x, query):
     return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def arguments(func: OpOverload, args: Sequence, kwargs: dict) -> dict[str, Any]:
-    """{name: value} of all arguments of `func`, those that have defaults included."""
-    schema = func._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
-
-
 def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """What `func`, one of CUDA's attention operations, computes. `completed` adds the other outputs."""
     if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    out, log_sums = forward(**arguments(func, args, kwargs))
+    out, log_sums = forward(**named_arguments(func, args, kwargs))
     if func is OPERATIONS[EFFICIENT]:  # it writes the heads inside of tokens
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return out, log_sums
@@ -191,7 +185,7 @@ def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor,
 
 def backward_kernel(func: OpOverload, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
     """What `func`, the backward of one of them, computes."""
-    grads = backward(grad, **arguments(func, (grad, *args), kwargs))
+    grads = backward(grad, **named_arguments(func, (grad, *args), kwargs))
     return grads if "efficient" in func.name() else grads[:3]  # the others have no gradient for a bias
 
 

@@ -119,8 +119,7 @@ def barrier(original, self, opts=None, **options):
         return original(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()
     flag = torch.zeros(1, device=torch.device("cuda", index))
-    work = torch.ops.c10d.barrier(flag, self.boxed(), [index])
-    work = c10d.Work.unbox(work)
+    work = c10d.Work.unbox(torch.ops.c10d.barrier(flag, self.boxed(), [index]))
     if not opts.asyncOp:
         work.wait()
         flag.gpu.clock.synchronize(flag.gpu, [flag.gpu.streams[0]])

@@ -18,6 +18,7 @@ from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import VirtualTensor
 
 MODULE = "torch.distributed.tensor"
+MOVES = "to", "cuda", "cpu"  # methods that may move a tensor to another device
 FLAG = "_propagate_use_strided_shard_flag"  # a function of torch.distributed.tensor._sharding_prop
 
 
@@ -35,14 +36,14 @@ def patch_dtensor(module):
     yield DTensor, "item", item
     for name, value in vars(Tensor).items():
         if isinstance(value, Method) and name not in vars(DTensor):
-            yield DTensor, name, of_parts(value) if name in ("to", "cuda", "cpu") else value.original
+            yield DTensor, name, on_local_tensor(value) if name in MOVES else value.original
     yield tracker, "_distribute_region", distribute_region
     for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):  # lists made before DTensor was imported
         if DTensor not in (types := sys.modules[name]._foreach_supported_types):
             types.append(DTensor)
     if hasattr(module._sharding_prop, FLAG):
         yield module._sharding_prop, FLAG, propagation_of_flag(module.placement_types._StridedShard)
-    WRAPPERS[DTensor], SHARDED_ATTENTION[DTensor] = make_of_parts, attention_of_parts
+    WRAPPERS[DTensor], SHARDED_ATTENTION[DTensor] = like_dtensor, attention_of_dtensors
 
 
 @after_import("torch.distributed._functional_collectives")
@@ -60,12 +61,13 @@ def patch_functional_collectives(module):
     yield AsyncCollectiveTensor, "__new__", new
     yield from patches_of_wrapper(AsyncCollectiveTensor, "elem")
     yield AsyncCollectiveTensor, "item", lambda self: self.trigger_wait().item()  # in a dry run, one that is unknown
-    for name in ("to", "cuda", "cpu"):  # of one that has been waited for
-        yield (
-            AsyncCollectiveTensor,
-            name,
-            lambda self, *args, name=name, **kwargs: getattr(self.clone(), name)(*args, **kwargs),
-        )
+    for name in MOVES:
+        yield AsyncCollectiveTensor, name, of_waited(name)
+
+
+def of_waited(name):
+    """The method `name` of a tensor that has been waited for."""
+    return lambda self, *args, **kwargs: getattr(self.clone(), name)(*args, **kwargs)
 
 
 def item(self):
@@ -73,23 +75,19 @@ def item(self):
     return Base.item(self) if current().rendezvous is None else self.to_local().item()
 
 
-def of_parts(method):
-    """A method of DTensor that may move it to another device."""
-
-    def move(self, *args, **kwargs):
-        return make_of_parts(method, self, *args, **kwargs)
-
-    return move
+def on_local_tensor(method):
+    """A method of DTensor that calls `method` of its local tensor."""
+    return lambda self, *args, **kwargs: like_dtensor(method, self, *args, **kwargs)
 
 
-def make_of_parts(make, x, *args, **kwargs):
-    """A DTensor like `x`, with make(the local part of x, …) as its own, wherever that is. (DTensor.from_local would
-    move it to where the mesh is.)"""
+def like_dtensor(make, x, *args, **kwargs):
+    """A DTensor like `x`, with make(x's local tensor, …) as its own, wherever that is. (DTensor.from_local would move
+    it to where the mesh is.)"""
     local, from_local = make(x.to_local(), *args, **kwargs), sys.modules[MODULE]._api._FromTorchTensor.apply
     return from_local(local, x.device_mesh, x.placements, False, x.shape, x.stride())
 
 
-def attention_of_parts(query, key, value, mask, is_causal, scale):
+def attention_of_dtensors(query, key, value, mask, is_causal, scale):
     """F.scaled_dot_product_attention of DTensors, by a kernel of CUDA's: DTensor knows how to share it out."""
     kind = backend(query, key, value, mask, is_causal, False, current().spec.capability)
     if mask is not None:

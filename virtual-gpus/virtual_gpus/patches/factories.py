@@ -141,18 +141,10 @@ def _validate_sparse_coo_tensor_args(original, *args, **kwargs):
     original(*map(inner_of, args), **kwargs)
 
 
-def public_name(function):
-    """The module that PyTorch's users import `function` from, and its name there."""
-    for owner in (torch, torch.fft, torch.nested):
-        for name in (function.__name__, function.__name__.removeprefix("fft_")):  # fft.fftfreq is named fft_fftfreq
-            if getattr(owner, name, None) is function:
-                return owner, name
-    raise AssertionError(f"{function} is not where virtual GPUs look for it; this PyTorch is newer than they are")
-
-
 CONSTRUCT = {**dict.fromkeys(("tensor", "as_tensor", "asarray"), from_data), "sparse_coo_tensor": sparse_coo_tensor}
-for owner, name in map(public_name, compat.device_constructors()):
-    patch(owner, {name: CONSTRUCT.get(name, construct)})
+for owner in (torch, torch.fft, torch.nested):
+    names = [name for name, f in vars(owner).items() if callable(f) and f in compat.device_constructors()]
+    patch(owner, {name: CONSTRUCT.get(name, construct) for name in names})
 
 
 def on_cpu(original, data, *args, **kwargs):
