@@ -14,7 +14,7 @@ from virtual_gpus.constants import call_by_values, propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, no_cpu_kernel, no_values
 from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.meta_cache import cached_call, key_of
-from virtual_gpus.ops.device_asserts import asserted, is_assert
+from virtual_gpus.ops.device_asserts import is_assert, record_assert
 
 if TYPE_CHECKING:
     from virtual_gpus.machine import Machine
@@ -32,7 +32,7 @@ class VirtualGPU:
     def __init__(self, number: int, machine: "Machine"):
         self.number, self.machine = number, machine
         self.ledger = Ledger(number, machine.spec.memory)
-        self.number_as(number)
+        self.set_index(number)
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.current_stream = [], CurrentStream()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
@@ -40,7 +40,7 @@ class VirtualGPU:
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
 
-    def number_as(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """Have the program know it as cuda:`index`."""
         self.index = self.ledger.index = index
         self.device = torch.device("cuda", index)
@@ -76,12 +76,12 @@ class VirtualGPU:
         except (RuntimeError, IndexError) as error:
             dry = machine.rendezvous is not None and isinstance(error, NotImplementedError)
             out = call_by_values(func, args, kwargs) if dry else None
-            better = None if out is not None else self.explained(error, func)
+            better = None if out is not None else self.explain_error(error, func)
             if better is not None:
                 raise better from error
             if out is None and not is_assert(func, error):
                 raise
-            out = asserted(machine, func, args, kwargs, error) if out is None else out
+            out = record_assert(machine, func, args, kwargs, error) if out is None else out
         machine.clock.record_op(self, func, args, kwargs, out, key)
         if machine.rendezvous is not None:
             propagate_constants(func, args, kwargs, out)
@@ -99,7 +99,7 @@ class VirtualGPU:
         else:
             capture.call(function, *args)
 
-    def explained(self, error: Exception, func: Callable) -> Exception | None:
+    def explain_error(self, error: Exception, func: Callable) -> Exception | None:
         """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(func.overloadpacket if hasattr(func, "overloadpacket") else func.__name__))

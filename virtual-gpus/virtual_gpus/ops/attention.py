@@ -48,7 +48,7 @@ def backend(
     if order[:4] == [FLASH, EFFICIENT, MATH, CUDNN] and capability[0] in (9, 10):  # nobody has set another
         order = CUDNN, FLASH, EFFICIENT, MATH
     given = query, key, value, mask, is_causal, capability
-    fits = is_regular(query, key, value, mask, gqa)
+    fits = shapes_match(query, key, value, mask, gqa)
     kernels = {  # whether each is switched on, and takes these tensors
         FLASH: (compat.get_flash_sdp_enabled, flash_takes),
         EFFICIENT: (compat.get_mem_efficient_sdp_enabled, efficient_takes),
@@ -64,7 +64,7 @@ def backend(
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def is_regular(query, key, value, mask, gqa):
+def shapes_match(query, key, value, mask, gqa):
     """What all kernels ask for: four dimensions, something to attend to, and heads that match."""
     if not query.dim() == key.dim() == value.dim() == 4 or 0 in (query.shape[2], key.shape[2]):
         return False
@@ -174,7 +174,7 @@ def for_each_head(x, query):
 
 
 def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """What `func`, one of CUDA's attention operations, computes. `completed` adds the other outputs."""
+    """What `func`, one of CUDA's attention operations, computes. `all_outputs` adds the other outputs."""
     if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
     out, log_sums = forward(**named_arguments(func, args, kwargs))
@@ -196,7 +196,7 @@ BACKWARD = {
 }
 
 
-def completed(made: tuple, query: Tensor, key: Tensor, func: OpOverload, seed: Tensor) -> tuple:
+def all_outputs(made: tuple, query: Tensor, key: Tensor, func: OpOverload, seed: Tensor) -> tuple:
     """All outputs of CUDA's operation. Dropout's seed is on the CPU, and an offset, of which there is none here."""
     seeds = seed, torch.empty((), dtype=torch.int64, device="cpu")
     if func is OPERATIONS[EFFICIENT]:
@@ -210,7 +210,7 @@ def without_seeds(args: Sequence) -> tuple[list, Tensor | None]:
     return [None if any(a is seed for seed in seeds) else a for a in args], seeds[0] if seeds else None
 
 
-def dispatched(
+def call_kernel(
     kind: int,
     query: Tensor,
     key: Tensor,

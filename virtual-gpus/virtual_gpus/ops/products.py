@@ -14,14 +14,8 @@ from virtual_gpus.compat import OpOverloadPacket
 
 aten = torch.ops.aten
 HALF = torch.float16, torch.bfloat16
-
-
-FACTORS = {
-    aten.mm: "self",
-    aten.bmm: "self",
-    aten.addmm: "mat1",
-    aten.baddbmm: "batch1",
-}  # PyTorch's names of the first
+# {operation: PyTorch's name of its first factor}
+FACTORS = {aten.mm: "self", aten.bmm: "self", aten.addmm: "mat1", aten.baddbmm: "batch1"}
 
 
 def product(packet: OpOverloadPacket, *args: Any, **scales: float) -> Tensor:

@@ -133,7 +133,7 @@ def no_driver():
 @replaces(torch.cuda)
 def is_available():
     """Asking starts CUDA, unless PYTORCH_NVML_BASED_CUDA_CHECK=1."""
-    return bool(current().gpus if nvml_based_avail() else current().settle())
+    return bool(current().gpus if nvml_based_avail() else current().start_cuda())
 
 
 @replaces(torch.cuda)

@@ -25,12 +25,12 @@ from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
-LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
+EXIT_SECONDS = 1.0  # seconds that a program waits at its end for what it has begun
 
 
 def create(options, backend_options):
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
-    if not current().settle():
+    if not current().start_cuda():
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
     GROUPS[options.group_id] = Group(members_of(options), options.group_id)
     return compat.create_refusing(options.group_rank, options.group_size)
@@ -97,7 +97,7 @@ def destroy_process_group(original, group=None):
 def at_exit():
     """A program that ends without destroy_process_group: its threads must not come back to a Python that is gone."""
     for group in GROUPS.values():
-        group.close(LEAVING)
+        group.close(EXIT_SECONDS)
 
 
 def nccl_group(group):

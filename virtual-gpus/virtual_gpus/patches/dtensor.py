@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import Base, make_wrapper_subclass
-from virtual_gpus.ops.attention import EFFICIENT, MATH, backend, dispatched
+from virtual_gpus.ops.attention import EFFICIENT, MATH, backend, call_kernel
 from virtual_gpus.patches.factories import WRAPPERS
 from virtual_gpus.patches.functions import SHARDED_ATTENTION
 from virtual_gpus.patches.patch import Method, after_import
@@ -94,7 +94,7 @@ def attention_of_dtensors(query, key, value, mask, is_causal, scale):
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    return dispatched(EFFICIENT if kind == MATH else kind, query, key, value, mask, 0.0, is_causal, scale)
+    return call_kernel(EFFICIENT if kind == MATH else kind, query, key, value, mask, 0.0, is_causal, scale)
 
 
 @contextlib.contextmanager

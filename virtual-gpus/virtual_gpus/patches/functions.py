@@ -4,6 +4,7 @@ It would make others there, or complain in the name of a kernel that runs on the
 """
 
 import warnings
+from collections.abc import Callable
 from math import inf
 
 import torch
@@ -24,7 +25,7 @@ SCATTERED = (  # cuDNN copies such weights together at each call
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
     "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."
 )
-SHARDED_ATTENTION = {}  # {class of tensors whose parts are on the GPUs of many processes: their attention}
+SHARDED_ATTENTION: dict[type, Callable] = {}  # {class, such as DTensor: attention of its tensors}
 
 
 @replaces(F, "one_hot")
@@ -150,7 +151,7 @@ def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
         of_type = {"dtype": query.dtype, "device": "cpu"}
         mask = torch.where(mask, torch.scalar_tensor(0.0, **of_type), torch.scalar_tensor(-inf, **of_type))
     if kind != kernels.MATH:
-        return kernels.dispatched(kind, query, key, value, mask, dropout_p, is_causal, scale)
+        return kernels.call_kernel(kind, query, key, value, mask, dropout_p, is_causal, scale)
     math = aten._scaled_dot_product_attention_math
     return math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=gqa)[0]
 

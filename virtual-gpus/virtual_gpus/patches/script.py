@@ -3,6 +3,8 @@
 What lies on a virtual GPU can't be saved with TorchScript: C++ would write it, and knows no virtual GPU.
 """
 
+from typing import Any
+
 import torch
 from torch.jit import RecursiveScriptModule, ScriptModule
 
@@ -11,13 +13,13 @@ from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import find
 from virtual_gpus.tensors.tensor import is_virtual
 
-ORIGINALS = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
+ORIGINALS: dict[int, tuple[Any, Any]] = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
 
 
 get_builtin_table()  # is kept
 
 
-def original_of(fn):
+def original_of(fn: Any) -> Any:
     """What `fn` replaces in PyTorch, or `fn` itself."""
     return ORIGINALS.get(id(fn), (fn, fn))[1]
 

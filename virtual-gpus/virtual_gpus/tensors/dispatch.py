@@ -168,7 +168,7 @@ def attention_forward(op: Op, args: tuple, kwargs: dict) -> Any:
         given.gpu.call(functools.partial(Base.random_, generator=given.gpu.generator), seed)
         given.inner_kwargs = given.inner_kwargs | {"seed": seed}
     query, key, *_ = args
-    return attention.completed(run(op, args, kwargs, given), query, key, op.func, seed)
+    return attention.all_outputs(run(op, args, kwargs, given), query, key, op.func, seed)
 
 
 @register_handler(attention.BACKWARD.__contains__)
