@@ -115,6 +115,9 @@ def takes_mask(query, key, mask):
 
 
 # The kernels. The names of their arguments are those in PyTorch's schemas; `seed` decides what dropout leaves out.
+#   query  (N, heads, queries, size)          out        (N, heads, queries, value size)
+#   key    (N, KV heads, keys, size)          logsumexp  (N, heads, queries)
+#   value  (N, KV heads, keys, value size)    attn_bias  expands to (N, heads, queries, keys)
 
 
 def forward(*, query, key, value, dropout_p, is_causal, scale, attn_bias=None, seed=None, **_):
@@ -135,13 +138,14 @@ def backward(grad, *, query, key, value, out, logsumexp, dropout_p, is_causal, s
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=attn_bias, **options)
         return *grads, None
     grad, scale = to_accumulate(grad), query.shape[-1] ** -0.5 if scale is None else scale
-    weights, _ = softmax_of_products(query, key, attn_bias, is_causal, scale)
+    weights, _ = softmax_of_products(query, key, attn_bias, is_causal, scale)  # (N, heads, queries, keys)
     scaled = dropout(weights, dropout_p, seed)
-    of_value = (weights * scaled).mT @ grad
+    of_value = (weights * scaled).mT @ grad  # (N, heads, keys, value size)
     of_weights = (grad @ for_each_head(to_accumulate(value), query).mT) * scaled
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))  # (N, heads, queries, keys)
     of_query = of_scores @ for_each_head(to_accumulate(key), query) * scale
     of_key = of_scores.mT @ to_accumulate(query) * scale
+    # heads of queries that share keys and values: their gradients are added up, (N, KV heads, keys, …)
     of_key, of_value = [g.unflatten(1, (key.shape[1], -1)).sum(2) for g in (of_key, of_value)]
     of_bias = of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype) if wants_bias else None
     return of_query.to(query.dtype), of_key.to(query.dtype), of_value.to(query.dtype), of_bias

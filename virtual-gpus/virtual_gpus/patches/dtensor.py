@@ -108,7 +108,9 @@ def distribute_region(self, spec, generator=None):
     generator = generator or current().gpu(current_index()).generator
     seed = int(Base.random_(Tensor(1).long(), generator=generator))
     after = generator.get_state()
-    generator.manual_seed((seed + hash(part_of(spec))) % 2**63)
+    where = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
+    part = tuple(index if placement.is_shard() else 0 for index, placement in where)  # of the DTensor, on this rank
+    generator.manual_seed((seed + hash(part)) % 2**63)
     try:
         yield
     finally:
@@ -129,9 +131,3 @@ def propagation_of_flag(strided):
             original(op_strategy, op_schema)
 
     return propagate
-
-
-def part_of(spec):
-    """Which part of a DTensor this rank has: a number for each dimension of the mesh."""
-    where = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
-    return tuple(number if placement.is_shard() else 0 for number, placement in where)

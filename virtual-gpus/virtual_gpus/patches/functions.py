@@ -202,7 +202,7 @@ def pad_sequence(original, sequences, batch_first=False, padding_value=0.0, padd
     """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
     if not any(isinstance(s, VirtualTensor) for s in sequences):
         return original(sequences, batch_first, padding_value, padding_side)
-    sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
+    sequences = [s.to(sequences[0]) for s in sequences]  # each (length, *); the first decides where, and of which type
     longest = max(len(s) for s in sequences)
 
     def padded(s):
@@ -224,8 +224,9 @@ def _pad_packed_sequence(original, data, batch_sizes, batch_first, padding_value
     if not isinstance(data, VirtualTensor):
         return original(data, batch_sizes, batch_first, padding_value, total_length)
     rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
+    # (steps, sequences, *)
     padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
-    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):
+    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):  # step: (sequences still going, *)
         padded[i, :size] = step
     lengths = (batch_sizes[:, None] > torch.arange(rows, device="cpu")).sum(0)
     return padded.transpose(0, 1) if batch_first else padded, lengths

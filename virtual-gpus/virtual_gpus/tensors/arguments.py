@@ -30,7 +30,7 @@ class Arguments:
     PyTorch's own error is raised for tensors that are elsewhere, unless this operation takes them.
     """
 
-    __slots__ = ("gpu", "inner", "inner_kwargs", "key", "elsewhere")
+    __slots__ = ("elsewhere", "gpu", "inner", "inner_kwargs", "key")
 
     def __init__(self, op: Op, args: tuple, kwargs: dict):
         self.gpu: VirtualGPU | None = None
