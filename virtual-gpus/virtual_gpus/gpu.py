@@ -174,11 +174,11 @@ def generator_on(device: torch.device, state: torch.Tensor) -> torch.Generator:
     return torch.Generator(device).set_state(state)
 
 
-def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> None:
-    """An error if one of the GPUs captures, and CUDA, or we, can't do this copy then."""
+def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> Any:
+    """The graphs.Capture that a copy is part of, or None; an error if CUDA, or we, can't do this copy in one."""
     capture = next((c for c in (gpu.capturing() for gpu in (source, target) if gpu is not None) if c is not None), None)
     if capture is None:
-        return
+        return None
     if source is not None and target is not None:
         raise RuntimeError("virtual GPUs capture what one GPU does, without copies to another")
     if memory != "pinned":  # aten/src/ATen/native/cuda/Copy.cu
@@ -188,6 +188,7 @@ def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str
         )
     if not non_blocking:
         raise capture.refusal()
+    return capture
 
 
 def record_copy(

@@ -13,7 +13,7 @@ from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.meta_cache import key_part, tensor_meta_of
 from virtual_gpus.ops.table import MixedDevices, Op
 from virtual_gpus.tensors.sparse import VirtualSparseTensor
-from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualDenseTensor, wrap
+from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor, wrap
 
 DEVICE = torch.device  # what a program sees of it is replaced in a PyTorch built without CUDA
 CONSTANTS = {int, str, type(None), torch.dtype}  # types whose values are parts of a key as they are
@@ -78,13 +78,13 @@ class Arguments:
         return inner, tuple(key)
 
     def unwrap_other(self, value: Any) -> tuple[Any, Any]:
-        if type(value) in SUBCLASSES:
-            [value], [part] = self.unwrap([wrap(value.inner, value.gpu)])  # noted if it is elsewhere
-            return value, part
         if type(value) is VirtualSparseTensor:
             self.gpu = self.gpu or value.gpu
             self.elsewhere += () if value.gpu is self.gpu else (value,)
             return value.inner, value.tensor_meta
+        if isinstance(value, VirtualTensor):  # of a program's class, which an error need not name
+            [value], [part] = self.unwrap([wrap(value.inner, value.gpu)])
+            return value, part
         part = key_part(value)
         if isinstance(value, Tensor):
             self.elsewhere += (value,)

@@ -28,7 +28,6 @@ from virtual_gpus.tensors import identity
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 from virtual_gpus.unknown import unknown_scalars
 
-SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
 WRAP: dict[torch.layout, Callable] = {}  # {layout: what wraps an inner tensor that has it}, beside dense ones
 STRIDED, CPU = torch.strided, torch.device("cpu")
 
