@@ -64,13 +64,6 @@ def no_cpu_kernel(func: OpOverload) -> NotImplementedError:
     )
 
 
-def not_compiled(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors, "
-        "or a real GPU."
-    )
-
-
 CAPTURE_ERRORS = {  # {number: (its name, what cudaGetErrorString says)}
     900: ("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
     901: ("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"),

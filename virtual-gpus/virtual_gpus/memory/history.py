@@ -11,6 +11,7 @@ A history may keep no tensor alive: of a stack it keeps files, line numbers and 
 import functools
 import os
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,13 +75,8 @@ class History:
         """The calls that led here, the innermost first, without those of this package: (file, line, function)."""
         if self.depth < depth:
             return None
-        calls, frame = [], sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if not code.co_filename.startswith(OURS):
-                calls.append((code.co_filename, frame.f_lineno, code.co_name))
-            frame = frame.f_back
-        stack = tuple(calls)
+        calls = ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(sys._getframe(1)))
+        stack = tuple(call for call in calls if not call[0].startswith(OURS))
         return self.stacks.setdefault(stack, stack)  # a loop comes to the same lines again and again
 
 

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend
 from virtual_gpus import compat
 from virtual_gpus.compat import OpOverload
 from virtual_gpus.ops.native_functions import named_arguments
-from virtual_gpus.ops.normalization import to_accumulate
+from virtual_gpus.ops.normalization import HALF, to_accumulate
 
 aten = torch.ops.aten
 FLASH, EFFICIENT, CUDNN, MATH = (
@@ -28,7 +28,6 @@ FLASH, EFFICIENT, CUDNN, MATH = (
 )
 NAMES = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
 OPERATIONS = {kind: getattr(aten, f"_scaled_dot_product_{name}_attention").default for kind, name in NAMES.items()}
-HALF = torch.float16, torch.bfloat16
 
 
 def backend(

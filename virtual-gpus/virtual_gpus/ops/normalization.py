@@ -18,11 +18,12 @@ from torch import Tensor
 from virtual_gpus.compat import OpOverloadPacket, decomposition_table
 
 aten = torch.ops.aten
+HALF = torch.float16, torch.bfloat16
 
 
 def to_accumulate(x: Tensor) -> Tensor:
     """`x` in the dtype that CUDA accumulates in (at::acc_type)."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 # nn.SyncBatchNorm. x and grad: (N, C, ...)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import OpOverloadPacket
+from virtual_gpus.ops.normalization import HALF
 
 aten = torch.ops.aten
-HALF = torch.float16, torch.bfloat16
 # {operation: PyTorch's name of its first factor}
 FACTORS = {aten.mm: "self", aten.bmm: "self", aten.addmm: "mat1", aten.baddbmm: "batch1"}
 

@@ -13,6 +13,7 @@ import torch
 
 from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 from virtual_gpus.ops.native_functions import named_arguments
+from virtual_gpus.ops.normalization import HALF
 from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import VirtualTensor
@@ -153,8 +154,7 @@ def promoted_type(args):
 
 def widened(args):
     """The arguments with half precision in float32, where the CPU's own autocast makes that of them."""
-    half = torch.float16, torch.bfloat16
-    return [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in args]
+    return [a.float() if isinstance(a, torch.Tensor) and a.dtype in HALF else a for a in args]
 
 
 def cross_entropy_loss(input, *args, **kwargs):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from virtual_gpus.clock import streams
 from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, nvml_based_avail
-from virtual_gpus.errors import bad_fork, is_cpu_scalar, no_addresses, not_compiled
+from virtual_gpus.errors import bad_fork, is_cpu_scalar, no_addresses
 from virtual_gpus.frames import program_line
 from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
@@ -83,7 +83,10 @@ def dispatch(original, self, key, /, *args, **kwargs):
         return original(self, key, *args, **kwargs)
     except NotImplementedError as error:
         if "no rule registered" in str(error) and VirtualTensor.__name__ in str(error):
-            raise not_compiled(self._name) from None
+            raise NotImplementedError(
+                f"{self._name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that "
+                "take tensors, or a real GPU."
+            ) from None
         raise
 
 

@@ -112,10 +112,11 @@ def barrier(original, self, opts=None, **options):
     opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
     if opts.device is not None and nccl_group(self) is None:
         opts.device = torch.device("cpu")  # gloo's may be bound to a GPU, where C++ would make a tensor
-    if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
+    on_cpu = opts.device is not None and opts.device.type == "cpu"
+    if rendezvous is not None and on_cpu:
         rendezvous.all_gather((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
-    if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
+    if nccl_group(self) is None or on_cpu:
         return original(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()
     flag = torch.zeros(1, device=torch.device("cuda", index))
