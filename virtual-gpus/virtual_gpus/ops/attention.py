@@ -63,7 +63,7 @@ def backend(
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def shapes_match(query, key, value, mask, gqa):
+def shapes_match(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:
     """What all kernels ask for: four dimensions, something to attend to, and heads that match."""
     if not query.dim() == key.dim() == value.dim() == 4 or 0 in (query.shape[2], key.shape[2]):
         return False
@@ -103,7 +103,7 @@ def cudnn_takes(query, key, value, mask, is_causal, capability):
     return fits and capability >= (8, 0) and query.dtype in HALF and takes_mask(query, key, mask)
 
 
-def takes_mask(query, key, mask):
+def takes_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     """cuDNN takes masks of two or four dimensions, and has no gradients for them."""
     if mask is None:
         return True
@@ -161,7 +161,7 @@ def softmax_of_products(query, key, bias, is_causal, scale):
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
-def dropout(weights, p, seed):
+def dropout(weights: Tensor, p: float, seed: Tensor | None) -> Any:
     """What the weights are multiplied by: 0 or 1 / (1 - p), the same numbers for the same seed."""
     if not p:
         return 1
@@ -171,7 +171,7 @@ def dropout(weights, p, seed):
     return kept / (1 - p) if p < 1 else kept
 
 
-def for_each_head(x, query):
+def for_each_head(x: Tensor, query: Tensor) -> Tensor:
     """Keys or values of which several heads of queries share one, once for each of them."""
     return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 

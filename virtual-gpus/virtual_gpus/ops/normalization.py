@@ -71,16 +71,16 @@ def batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, total_centre
     return (out * channels(scale(invstd, weight), x)).to(x.dtype)
 
 
-def all_but_channels(x):
+def all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def channels(values, x):
+def channels(values: Tensor, x: Tensor) -> Tensor:
     """A number for each channel, as something to compute with `x`."""
     return values.view(-1, *[1] * (x.dim() - 2))
 
 
-def scale(invstd, weight):
+def scale(invstd: Tensor, weight: Tensor | None) -> Tensor:
     return invstd if weight is None else invstd * weight
 
 

@@ -130,7 +130,7 @@ def casting(dtype_of: Callable[[Sequence], torch.dtype]) -> Callable[[OpOverload
     return call
 
 
-def into_float32(operation, args, kwargs):
+def into_float32(operation: OpOverload, args: Sequence, kwargs: dict) -> Any:
     """Calls one of INTO_FLOAT32."""
     given, x = named_arguments(operation, args, kwargs), args[0]
     if given.get("dtype") is not None or not eligible(x):
@@ -141,7 +141,7 @@ def into_float32(operation, args, kwargs):
     return operation(**given | {"dtype": torch.float32})
 
 
-def promoted_type(args):
+def promoted_type(args: Sequence) -> torch.dtype:
     """What PROMOTED operations compute in. (torch/include/ATen/autocast_mode.h, prioritize)"""
     lower = widest = torch.get_autocast_dtype("cuda")
     for tensor in filter(eligible, tensors_in(args)):
@@ -152,7 +152,7 @@ def promoted_type(args):
     return widest
 
 
-def widened(args):
+def widened(args: Sequence) -> list:
     """The arguments with half precision in float32, where the CPU's own autocast makes that of them."""
     return [a.float() if isinstance(a, torch.Tensor) and a.dtype in HALF else a for a in args]
 

@@ -18,6 +18,7 @@ from virtual_gpus.clock import streams
 from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, nvml_based_avail
 from virtual_gpus.errors import bad_fork, is_cpu_scalar, no_addresses
 from virtual_gpus.frames import program_line
+from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
@@ -121,7 +122,7 @@ patch(FakeTensorMode, {"avoid_device_init": property(lambda self: True)})
 # The GPUs and their properties
 
 
-def no_driver():
+def no_driver() -> None:
     """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
     if current().forked:
         raise bad_fork()
@@ -260,7 +261,7 @@ patch(
 # Memory
 
 
-def ledger(index):
+def ledger(index: int) -> Ledger:
     return current().look_up(index).ledger
 
 

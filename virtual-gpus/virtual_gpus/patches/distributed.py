@@ -7,6 +7,7 @@ for itself, it takes from a virtual GPU.
 
 import atexit
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
 EXIT_SECONDS = 1.0  # seconds that a program waits at its end for what it has begun
 
 
-def create(options, backend_options):
+def create(options: Any, backend_options: Any) -> Any:
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
     if not current().start_cuda():
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
@@ -36,7 +37,7 @@ def create(options, backend_options):
     return compat.create_refusing(options.group_rank, options.group_size)
 
 
-def members_of(options):
+def members_of(options: Any) -> Members:
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
     if current().rank is None:  # the first group is that of all ranks
@@ -44,7 +45,7 @@ def members_of(options):
     return members
 
 
-def create_gloo(options, backend_options):
+def create_gloo(options: Any, backend_options: Any) -> Any:
     """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
     those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
     GROUPS.setdefault(options.group_id, GlooGroup(members_of(options), options.group_id))
@@ -100,7 +101,7 @@ def at_exit():
         group.close(EXIT_SECONDS)
 
 
-def nccl_group(group):
+def nccl_group(group: dist.ProcessGroup) -> Group | None:
     """The Group of a process group whose ranks have virtual GPUs by nccl, or None."""
     made = GROUPS.get(group.group_name)
     return None if isinstance(made, GlooGroup) else made

@@ -5,6 +5,8 @@ To this process they are where the tensor is that it has in them.
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from virtual_gpus.compat import Base, make_wrapper_subclass
 from virtual_gpus.ops.attention import EFFICIENT, MATH, backend, call_kernel
 from virtual_gpus.patches.factories import WRAPPERS
 from virtual_gpus.patches.functions import SHARDED_ATTENTION
-from virtual_gpus.patches.patch import Method, after_import
+from virtual_gpus.patches.patch import Method, Patch, after_import
 from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import VirtualTensor
 
@@ -22,7 +24,7 @@ MOVES = "to", "cuda", "cpu"  # methods that may move a tensor to another device
 FLAG = "_propagate_use_strided_shard_flag"  # a function of torch.distributed.tensor._sharding_prop
 
 
-def patches_of_wrapper(cls, inner):
+def patches_of_wrapper(cls: type, inner: str) -> Iterator[Patch]:
     """Patches for a class whose tensors have another one as their attribute `inner`."""
     for name in ("device", "is_cuda", "is_cpu"):
         yield cls, name, property(lambda self, name=name: getattr(getattr(self, inner), name))
@@ -65,7 +67,7 @@ def patch_functional_collectives(module):
         yield AsyncCollectiveTensor, name, of_waited(name)
 
 
-def of_waited(name):
+def of_waited(name: str) -> Callable:
     """The method `name` of a tensor that has been waited for."""
     return lambda self, *args, **kwargs: getattr(self.clone(), name)(*args, **kwargs)
 
@@ -75,19 +77,21 @@ def item(self):
     return Base.item(self) if current().rendezvous is None else self.to_local().item()
 
 
-def on_local_tensor(method):
+def on_local_tensor(method: Callable) -> Callable:
     """A method of DTensor that calls `method` of its local tensor."""
     return lambda self, *args, **kwargs: like_dtensor(method, self, *args, **kwargs)
 
 
-def like_dtensor(make, x, *args, **kwargs):
+def like_dtensor(make: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A DTensor like `x`, with make(x's local tensor, …) as its own, wherever that is. (DTensor.from_local would move
     it to where the mesh is.)"""
     local, from_local = make(x.to_local(), *args, **kwargs), sys.modules[MODULE]._api._FromTorchTensor.apply
     return from_local(local, x.device_mesh, x.placements, False, x.shape, x.stride())
 
 
-def attention_of_dtensors(query, key, value, mask, is_causal, scale):
+def attention_of_dtensors(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
     """F.scaled_dot_product_attention of DTensors, by a kernel of CUDA's: DTensor knows how to share it out."""
     kind = backend(query, key, value, mask, is_causal, False, current().spec.capability)
     if mask is not None:
@@ -117,7 +121,7 @@ def distribute_region(self, spec, generator=None):
         generator.set_state(after)
 
 
-def propagation_of_flag(strided):
+def propagation_of_flag(strided: type) -> Callable:
     """For each tensor of a list, such as all gradients, PyTorch looks at the whole list, and mostly finds nothing to
     do. Here it is looked at once: that is a third of the time of a dry run of 70 billion parameters."""
     last = None, False  # an operation's arguments, whether any of them has a `strided` placement

@@ -99,7 +99,7 @@ class FlexAttention(torch.autograd.Function):
         return None, None, *run(kernel, grad, *ctx.saved_tensors, grad_of_sums), *[None] * 5
 
 
-def run(kernel, *tensors):
+def run(kernel: Kernel, *tensors: VirtualTensor) -> tuple[VirtualTensor, ...]:
     """The outputs of the kernel, on the GPU of the first tensor."""
     gpu, inner = tensors[0].gpu, [inner_of(tensor) for tensor in tensors]
     key = id(kernel.overloadpacket), kernel.share, *((t.shape, t.stride(), t.dtype) for t in inner)
@@ -110,7 +110,7 @@ def reference_attention(math_attention, score_mod, block_mask, scale, query, key
     return math_attention(query, key, value, score_mod, block_mask, scale, {})
 
 
-def inside(tensor):
+def inside(tensor: VirtualTensor) -> Tensor:
     """What a score or a mask reads, on the inner tensors' device."""
     if tensor.requires_grad:
         raise NotImplementedError(

@@ -6,6 +6,7 @@ It would make others there, or complain in the name of a kernel that runs on the
 import warnings
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def recurrent(original, input, *args):
         return original(*(cast(a, dtype) for a in (input, *args)))
 
 
-def chunk_of(weight):
+def chunk_of(weight: VirtualTensor) -> Any:
     """What a weight shares with those that it lies beside; no parameter: it was computed, or is a replica's."""
     storage = weight.inner.untyped_storage()
     return getattr(storage, "chunk", storage if isinstance(weight, nn.Parameter) else weight)
@@ -140,7 +141,9 @@ def scaled_dot_product_attention(
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
+def attend(
+    query: VirtualTensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale, gqa
+) -> Tensor:
     """The same for virtual tensors that autocast has done with."""
     if 0 in query.shape[:-1]:
         return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape

@@ -7,31 +7,34 @@ for the hooks of graph nodes, modules and saved tensors: what those return count
 
 import functools
 import weakref
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction, Function
 
 from virtual_gpus.compat import is_legacy_batchedtensor
+from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import gradient_on
 
 
-def gpu_of(value):
+def gpu_of(value: Any) -> VirtualGPU | None:
     return getattr(value, "gpu", None)
 
 
-def device_of(value):
+def device_of(value: Any) -> torch.device | None:
     return value.device if isinstance(value, Tensor) else None
 
 
-def batched(grad):
+def batched(grad: Any) -> bool:
     """Whether this is a stack of gradients, which is_grads_batched=True makes; autograd takes it for one of them."""
     return isinstance(grad, Tensor) and is_legacy_batchedtensor(grad)
 
 
-def on_device(grad, device, index, who=""):
+def on_device(grad: Any, device: torch.device | None, index: int, who: str = "") -> Any:
     """`grad` if it is on `device`, with PyTorch's error if it isn't; a single number moves."""
     if device is None or not isinstance(grad, Tensor) or batched(grad) or grad.device == device:
         return grad
