@@ -76,12 +76,12 @@ class VirtualGPU:
         except (RuntimeError, IndexError) as error:
             dry = machine.rendezvous is not None and isinstance(error, NotImplementedError)
             out = call_by_values(func, args, kwargs) if dry else None
-            better = None if out is not None else self.explain_error(error, func)
-            if better is not None:
-                raise better from error
-            if out is None and not is_assert(func, error):
-                raise
-            out = record_assert(machine, func, args, kwargs, error) if out is None else out
+            if out is None:
+                if (better := self.explain_error(error, func)) is not None:
+                    raise better from error
+                if not is_assert(func, error):
+                    raise
+                out = record_assert(machine, func, args, kwargs, error)
         machine.clock.record_op(self, func, args, kwargs, out, key)
         if machine.rendezvous is not None:
             propagate_constants(func, args, kwargs, out)

@@ -35,7 +35,8 @@ def patches_of_wrapper(cls: type, inner: str) -> Iterator[Patch]:
 def patch_dtensor(module):
     DTensor, tracker = module.DTensor, module._random.OffsetBasedRNGTracker
     yield from patches_of_wrapper(DTensor, "_local_tensor")
-    yield DTensor, "item", item
+    # in a dry run a number that is unknown, as of other tensors
+    yield DTensor, "item", lambda self: Base.item(self) if current().rendezvous is None else self.to_local().item()
     for name, value in vars(Tensor).items():
         if isinstance(value, Method) and name not in vars(DTensor):
             yield DTensor, name, on_local_tensor(value) if name in MOVES else value.original
@@ -70,11 +71,6 @@ def patch_functional_collectives(module):
 def of_waited(name: str) -> Callable:
     """The method `name` of a tensor that has been waited for."""
     return lambda self, *args, **kwargs: getattr(self.clone(), name)(*args, **kwargs)
-
-
-def item(self):
-    """In a dry run a number that is unknown, as of other tensors."""
-    return Base.item(self) if current().rendezvous is None else self.to_local().item()
 
 
 def on_local_tensor(method: Callable) -> Callable:

@@ -100,13 +100,12 @@ def from_data(original, data, *args, **kwargs):
     if device is None and (copies or not isinstance(data, Tensor)):
         device = default_device()
     gpu = find(device)
-    pin = kwargs.get("pin_memory", False)
+    pin = kwargs.pop("pin_memory", False)
     check_pin(pin, gpu)
     if isinstance(data, Tensor) and (gpu is not None or isinstance(data, VirtualTensor)):
         data = data.detach() if copies else data
         made = pinned(convert(data, device, kwargs.get("dtype"), copy=copies), pin)
     elif gpu is None:
-        kwargs.pop("pin_memory", None)
         return pinned(construct_on_cpu(original, data, *args, **kwargs), pin)
     else:
         options = {k: v for k, v in kwargs.items() if k != "requires_grad"}

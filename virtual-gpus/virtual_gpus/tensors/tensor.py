@@ -223,7 +223,10 @@ class VirtualTensor(Tensor):
     def __copy__(self):
         if isinstance(self, Parameter):
             return Parameter(self.data, self.requires_grad)
-        return identity.copy_attributes(self, wrap(self.inner.detach(), self.gpu)).requires_grad_(self.requires_grad)
+        made = wrap(self.inner.detach(), self.gpu)
+        made.__class__ = type(self)
+        made.__dict__.update(vars(self))
+        return made.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
         if id(self) in memo:
