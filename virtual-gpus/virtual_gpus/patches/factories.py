@@ -31,9 +31,8 @@ NOT_DENSE = set(
     "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
     "sparse_bsc_tensor nested_tensor empty_quantized".split()
 )
-WRAPPERS: dict[
-    type, Callable
-] = {}  # {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
+# {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
+WRAPPERS: dict[type, Callable] = {}
 
 
 def default_device() -> Any:
