@@ -141,9 +141,7 @@ def scaled_dot_product_attention(
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def attend(
-    query: VirtualTensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale, gqa
-) -> Tensor:
+def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
     """The same for virtual tensors that autocast has done with."""
     if 0 in query.shape[:-1]:
         return query @ key.transpose(-2, -1) @ value  # nothing to attend to: of all that is left the shape
