@@ -55,7 +55,7 @@ class Received(Block):
     __slots__ = ()
 
 
-def received(inner, index, kind, notes, requires_grad):
+def received(inner: torch.Tensor, index: int, kind: type, notes: dict, requires_grad: bool) -> VirtualTensor:
     """The tensor in the other process: on the GPU of the same number, in the memory that it has in the first."""
     if current() is None:
         raise RuntimeError(
