@@ -67,6 +67,7 @@ book: $(READY)-book
 test: $(READY)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/oxlint
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/lint-imports --no-cache --config virtual-gpus/pyproject.toml
 	$(BIN)/mypy --config-file virtual-gpus/pyproject.toml virtual-gpus/virtual_gpus

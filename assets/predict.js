@@ -74,7 +74,8 @@ document.addEventListener("DOMContentLoaded", () => {
   check.checked = !remembered("answers", false);
   check.addEventListener("change", () => {
     remember("answers", !check.checked);
-    check.checked ? boxes.forEach(cover) : [...covers.keys()].forEach(open);
+    if (check.checked) boxes.forEach(cover);
+    else [...covers.keys()].forEach(open);
   });
   boxes[0].append(choice);
   if (check.checked) boxes.forEach(cover);

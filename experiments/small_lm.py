@@ -59,19 +59,29 @@ def same_half_life(batch_size):
 
 
 def record(batch_size, lr, beta2, seed, eighths=8):
+    """As `trained`, with AdamW."""
+    return trained(batch_size, lr, seed, eighths, lambda net: [adamw(net.parameters(), beta2)])
+
+
+def adamw(params, beta2=BETA2):
+    return torch.optim.AdamW(params, betas=(0.9, beta2), foreach=True)
+
+
+def trained(batch_size, lr, seed, eighths, optimizers_of):
     """Mean cross-entropy per character: train_loss of each eighth of the run, or of the first so many, and test_loss
-    then."""
+    then. `optimizers_of(net)` lists the optimizers, all of which take the rate `lr`."""
     torch.manual_seed(seed)
     text = load_alice()
     net = mgpu.Transformer(len(text.characters), width=64, layers=2, heads=2)
-    optimizer = torch.optim.AdamW(net.parameters(), lr, betas=(0.9, beta2), foreach=True)
+    optimizers = optimizers_of(net)
     steps, losses = ROWS // batch_size, []
     for step, rows in enumerate(drawn(text.tokens[:-TESTED], seed)[: ROWS * eighths // 8].split(batch_size)):
-        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
         loss = loss_of(net, rows)
-        optimizer.zero_grad()
+        net.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            optimizer.step()
         losses.append(loss.item())
     means = torch.tensor(losses).view(eighths, -1).mean(dim=1)
     with torch.no_grad():

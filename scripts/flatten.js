@@ -96,7 +96,7 @@ function box(style, [x, y], width, height) {
     found = [];
   const rect = (grow, attributes) =>
     tag("rect", {
-      ...{ x: x - grow, y: y - grow, width: width + 2 * grow, height: height + 2 * grow },
+      x: x - grow, y: y - grow, width: width + 2 * grow, height: height + 2 * grow,
       ...(parseFloat(style.borderRadius) > 0 ? { rx: Math.min(parseFloat(style.borderRadius), height / 2) } : {}),
       ...attributes,
     });

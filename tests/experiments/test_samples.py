@@ -19,7 +19,7 @@ from mgpu_lib.data import damaged_files, data_folder, load_digits, read_fashion_
 from virtual_gpus.state import current
 
 ON_FASHION_MNIST = (
-    "centred critical example example_sweep limits little_data noise same_step scaling sharpness tuning".split()
+    "centred critical example example_sweep limits little_data noise same_step scaling tuning".split()
 )
 OTHERS = (
     "ddp_step experts large_scaling planner_validation why_slower alice digits diloco museum positions small_lm".split()

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("uncompiled")
 STUDIES = (
     "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise "
-    "oscillation positions resnet18 resnet_grid same_step scaling sharpness small_lm ten_seeds"
+    "oscillation positions resnet18 resnet_grid same_step scaling small_lm ten_seeds"
 ).split()
 
 

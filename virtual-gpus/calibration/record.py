@@ -19,7 +19,7 @@ RECORDED = HERE / "recorded"
 
 
 def provenance(name: str) -> dict:
-    """How the program `name` of this folder was run: command, day, commit, and versions."""
+    """How the program `name` of this folder was run: command, day, commit, versions, and on which processor."""
     command, commit = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], None
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # outside of a Git repository
         commit = subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
@@ -29,7 +29,17 @@ def provenance(name: str) -> dict:
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "versions": {"python": platform.python_version(), **versions},
+        "processor": processor(),
     }
+
+
+def processor() -> str:
+    """What the processor is called, and the instructions that PyTorch's kernels use of it."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def write(path: Path, result: dict) -> None:
