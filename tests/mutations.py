@@ -117,7 +117,7 @@ the example's epochs have one order
     - sampler.set_epoch(epoch)
     + sampler.set_epoch(0)
 any tensor of one number may come from the CPU
-    virtual-gpus/virtual_gpus/tensors/arguments.py: virtual/machine virtual/tensors virtual/ops
+    virtual-gpus/virtual_gpus/tensors/arguments.py: virtual/refusals virtual/tensors virtual/ops
     - all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)
     + all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in self.misplaced)
 a storage that is resized keeps its old memory, too
@@ -183,7 +183,7 @@ scatter cuts more evenly than PyTorch's
     - chunks = tensor.chunk(len(devices), dim) if
     + chunks = tensor.tensor_split(len(devices), dim) if
 what is loaded comes to the current GPU
-    virtual-gpus/virtual_gpus/patches/serialization.py: virtual/tensors virtual/files virtual/surface
+    virtual-gpus/virtual_gpus/patches/serialization.py: virtual/nn virtual/tensors virtual/surface
     - gpu, held = find(location), storage
     + gpu, held = find("cuda"), storage
 a dry run ends while its steps still keep more and more
