@@ -9,8 +9,8 @@ GPU1 = torch.device("cuda", 1)
 
 def check_same_on_a_gpu(program):
     """`program`, given a device, returns the same in any nest: tensors on that device, with equal values, strides and
-    so on, and other things that are equal."""
-    results = []
+    so on, and other things that are equal. And the GPU's memory comes back when nobody holds them any more, at once."""
+    before, results = torch.cuda.memory_allocated(GPU1), []
     for device in ("cpu", GPU1):
         torch.manual_seed(0)
         results.append(tree_leaves(program(device)))
@@ -22,3 +22,5 @@ def check_same_on_a_gpu(program):
             torch.testing.assert_close(there.detach().cpu(), here.detach())
         else:
             assert there == here and type(there) is type(here)
+    del results, here, there
+    assert torch.cuda.memory_allocated(GPU1) == before

@@ -252,7 +252,7 @@ def test_new_fits_find_the_same_constants():
 
 def test_the_fits_replay_what_the_clock_does():
     rows = [row for row in clock_fit.used(PUBLISHED.values()) if row["half"] == "fit"]
-    for row in sorted(rows, key=lambda row: digest(row["id"]))[:4]:  # the same few every time, of all sources
+    for row in sorted(rows, key=lambda row: digest(row["id"]))[:2]:  # the same ones every time
         log = clock_fit.record(row)
         said = clock_fit.replay(log, sheets.find(row["sheet"]), rates.TABLES)
         assert said == pytest.approx(clock_validation.seconds(row), rel=0.02)
