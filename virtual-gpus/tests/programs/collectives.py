@@ -20,7 +20,7 @@ GROUPS = {}  # of NCCL, by the number of their ranks
 
 
 def each_group(function):
-    """A check: all n ranks of a group call `function` with (group, rank, n), in groups of one rank, of three and of all."""
+    """A check: all n ranks of a group call `function` with (group, rank, n), in groups of one, three and all ranks."""
 
     def of_all_groups(rank, n):
         for size in (1, 3, n):
