@@ -317,18 +317,14 @@ def test_a_graph_and_its_states(gpus):
         y = x + 2
     graph.replay()
     assert y.tolist() == [3, 3] and graph.pool() == graph.pool()
+    with torch.cuda.graph(kept := torch.cuda.CUDAGraph(keep_graph=True)):
+        x += 1
+    kept.replay()  # instantiates it
+    assert x.tolist() == [2, 2]
     with pytest.warns(UserWarning, match="The CUDA Graph is empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         pass
     with pytest.raises(RuntimeError, match="can't be imitated"):
-        torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph()
-
-
-def test_a_graph_that_is_kept_is_instantiated_by_its_first_replay(gpus):
-    x = torch.ones(2, device="cuda")
-    with torch.cuda.graph(graph := torch.cuda.CUDAGraph(keep_graph=True)):
-        x += 1
-    graph.replay()
-    assert x.tolist() == [2, 2]
+        kept.raw_cuda_graph()
 
 
 @pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this PyTorch has no torch.accelerator.Graph")
