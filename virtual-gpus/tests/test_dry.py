@@ -34,7 +34,7 @@ def linear(width=64, batch=32):
     """A program that trains one layer with DistributedDataParallel."""
 
     def program():
-        net = nn.parallel.DistributedDataParallel(nn.Linear(width, width).cuda())
+        net = nn.parallel.DistributedDataParallel(nn.Linear(width, width, device="cuda"))
         optimizer, X = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), torch.zeros(batch, width, device="cuda")
 
         def step():

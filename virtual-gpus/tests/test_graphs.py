@@ -251,13 +251,11 @@ NOT_CAPTURED = {
         "set_current_seed can be called during stream capture only",
     ),
     "a state": (lambda x: torch.cuda.get_rng_state(), "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph"),
-    "the seed": (lambda x: torch.cuda.initial_seed(), "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph"),
     "a new seed": (lambda x: torch.cuda.seed(), "Cannot call CUDAGeneratorImpl::seed during CUDA graph"),
     "a recomputation with the forward pass's random numbers": (
         lambda x: checkpoint(torch.sin, x, use_reentrant=False),
         "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph",
     ),
-    "a seed": (lambda x: torch.cuda.manual_seed(1), "set_current_seed can be called during stream capture only"),
     "a copy of an object": (lambda x: copy.deepcopy(x), "made in another way"),
     "another graph": (lambda x: other_graph.replay(), "capture its operations anew"),
     "sparse gradients": (lambda x: sparse_step(), "can't capture"),

@@ -1,4 +1,4 @@
-"""The clock of all ranks, and what goes wrong between them: programs of many processes, run by torchrun."""
+"""The clock of all ranks, and what goes wrong between them: programs of many processes."""
 
 import itertools
 import json
@@ -21,9 +21,9 @@ def runs():
     On H100s, whose collectives slow the kernels beside them. The second run's ranks are processes of their own: what
     depends on a process alone, such as the order of a set, differs.
     """
+    command = *ranks.VIRTUAL, "run", "-n", 3, "--gpu", "H100", PROGRAMS / "times.py"
     with ThreadPoolExecutor(2) as pool:
-        options = {"options": ("--gpu", "H100")}
-        done = pool.map(lambda fork: ranks.torchrun(3, PROGRAMS / "times.py", fork=fork, **options), (True, False))
+        done = pool.map(lambda fork: ranks.python(*command, fork=fork), (True, False))
         said = [re.findall(r"^rank (\d) (.*)$", each.stdout, re.M) for each in done]
         return [{int(rank): json.loads(times) for rank, times in each} for each in said]
 

@@ -69,9 +69,8 @@ def tensor_parallel():
 
 def pipeline(schedule=Schedule1F1B, chunks=1, width=WIDTH, batch=64):
     rank, n = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(n * chunks)]
-    mine = [layers[rank + i * n].cuda() for i in range(chunks)]
+    with torch.device("cuda"):
+        mine = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(chunks)]
     stages = [PipelineStage(part, rank + i * n, n * chunks, torch.device("cuda")) for i, part in enumerate(mine)]
     run = schedule(stages[0] if chunks == 1 else stages, 8, loss_fn=F.l1_loss)
     optimizer = torch.optim.SGD([p for part in mine for p in part.parameters()], 0.1)

@@ -1,4 +1,4 @@
-"""When collective operations run, on one clock for all ranks: run by torchrun. Each rank prints one line of JSON."""
+"""When collective operations run, on one clock for all ranks. Each rank prints one line of JSON."""
 
 import json
 import os
