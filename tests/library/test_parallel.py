@@ -42,7 +42,7 @@ def test_replicas_never_alias(devices, source):
     assert params[0].grad is None if params[0].is_leaf else True
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(rows=st.integers(1, 40), count=st.integers(1, 9))
 def test_shards_are_even_complete_and_in_order(rows, count):
     X, y = torch.arange(rows * 2).reshape(rows, 2), torch.arange(rows)
