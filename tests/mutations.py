@@ -174,12 +174,12 @@ autocast lowers doubles, too
     - value.is_floating_point() and value.dtype != torch.float64
     + value.is_floating_point()
 gather puts parts in the order of their GPUs
-    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/parallelism virtual/nn
+    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/equivalence virtual/parallelism virtual/nn
     - for part, t in zip(out_tensor.split
     + tensors = sorted(tensors, key=lambda t: t.get_device())
     +     for part, t in zip(out_tensor.split
 scatter cuts more evenly than PyTorch's
-    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/nn
+    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/equivalence virtual/nn
     - chunks = tensor.chunk(len(devices), dim) if
     + chunks = tensor.tensor_split(len(devices), dim) if
 what is loaded comes to the current GPU

@@ -98,15 +98,15 @@ def test_dark_has_colors_of_its_own(page, write, sample, dark):
         assert colors != before or not before, some
 
 
-@pytest.mark.parametrize("width", [360, 720])
-def test_whatever_is_chosen_picture_words_and_controls_agree_and_fit(page, write, sample, width):
+@pytest.mark.parametrize("width, orders", [(360, [1, 7, 11]), (720, [7])], ids=["telephone", "book"])
+def test_whatever_is_chosen_picture_words_and_controls_agree_and_fit(page, write, sample, width, orders):
     """On a telephone and on a page of a book. All controls are set to all values, also to an option that is hidden or
     disabled: a typed letter chooses it, and some browsers show it."""
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(write())
     figure = sample.make()
     page.add_style_tag(content=figure._css)
-    steps, differences, clashes = page.evaluate(FORCE, [figure._esm, state_of(figure)])
+    steps, differences, clashes = page.evaluate(FORCE, [figure._esm, state_of(figure), orders])
     assert differences == clashes == [] and steps > 5
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(SMALLEST) >= 12

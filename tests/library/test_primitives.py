@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from common import images
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,19 +19,10 @@ def gpus():
         yield machine
 
 
-def small_net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-
-
-def make_batch(rows, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 1, 8, 8, generator=generator), torch.randint(3, (rows,), generator=generator)
-
-
 def test_other_gpus_in_another_order(gpus):
-    X, y = make_batch(7)
-    plain = small_net()
+    X, y = images(7)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3, stride=5), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     net = copy.deepcopy(plain).to("cuda:2")
     for output_device in (1, 0):
         out = data_parallel(net, X, [2, 0, 3], output_device)
