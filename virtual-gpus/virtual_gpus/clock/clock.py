@@ -93,8 +93,9 @@ class Clock:
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, cost.seconds, cost.beside)
             launch = called, launched, host.thread, host.phase
-            event = work.name, work.kind, gpu.index, stream.name, start, end, cost.bound, work.nbytes, work.flops
-            self.log.record(launch, *event)
+            self.log.record(
+                launch, work.name, work.kind, gpu.index, stream.name, start, end, cost.bound, work.nbytes, work.flops
+            )
         if waits:
             self.wait_for_value(gpu)
 
