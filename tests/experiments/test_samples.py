@@ -18,12 +18,11 @@ from mgpu_lib import recorded
 from mgpu_lib.data import damaged_files, data_folder, load_digits, read_fashion_mnist
 from virtual_gpus.state import current
 
-ON_FASHION_MNIST = (
-    "centred critical example example_sweep limits little_data noise same_step scaling tuning".split()
-)
+ON_FASHION_MNIST = "centred critical example example_sweep limits little_data noise same_step scaling tuning".split()
 OTHERS = (
-    "ddp_step experts large_scaling planner_validation why_slower alice digits diloco museum positions small_lm".split()
-)
+    "ddp_step experts large_scaling planner_validation why_slower alice digits diloco museum positions small_lm "
+    "small_muon"
+).split()
 SAMPLES = [
     (name, case, short if isinstance(sample, dict) else {})
     for name in OTHERS + ON_FASHION_MNIST

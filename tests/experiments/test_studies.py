@@ -35,7 +35,7 @@ from virtual_gpus import virtual_gpus
 pytestmark = pytest.mark.usefixtures("uncompiled")
 STUDIES = (
     "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise "
-    "oscillation positions resnet18 resnet_grid same_step scaling small_lm ten_seeds"
+    "oscillation positions resnet18 resnet_grid same_step scaling small_lm small_muon ten_seeds"
 ).split()
 
 
