@@ -94,6 +94,8 @@ def test_utilization_is_the_timelines(calls, step):
     data = compact(step)
     found = {gpu: ticks / data["whole"] for gpu, ticks in calls(TimelineViewer, shares, data, 0, data["whole"])}
     assert found == pytest.approx(step.utilization(), abs=2e-3)
+    inside = timeline(kernel("long", 5, 105), kernel("short", 15, 25, row="stream 2"), kernel("late", 205, 210))
+    assert dict(calls(TimelineViewer, shares, compact(inside), 0, 21_000)) == {0: 10_500}
     # µs 50 to 552.5; kernels run from 5 to 205, and from 505 on
     begin, end = window(zoom=1, start=50 * US)
     assert dict(calls(TimelineViewer, shares, compact(small_timeline()), begin, end)) == {0: 15500, 1: 4750}

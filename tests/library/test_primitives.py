@@ -72,18 +72,6 @@ def test_bytes_of_a_step(gpus, k, rows, busy):
     assert {end for ends in gpus.traffic for end in ends} == ({f"cuda:{i}" for i in range(busy)} if busy > 1 else set())
 
 
-def test_an_exception_says_in_which_replica_it_was(gpus):
-    class Picky(nn.Module):
-        def forward(self, X):
-            if (X < 0).any():
-                raise ValueError("a negative row")
-            return X
-
-    with pytest.raises(ValueError, match=r"(?s)Caught ValueError in replica 1 on device 1.*a negative row"):
-        data_parallel(Picky(), torch.tensor([1.0, 1.0, -1.0, 1.0, 1.0, 1.0]), gpus.devices[:3])
-    assert data_parallel(Picky(), torch.ones(6), gpus.devices[:3]).tolist() == [1.0] * 6
-
-
 @pytest.mark.parametrize(
     "module, inputs, ids, message",
     [
