@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from virtual_gpus import Setup, handed_down
+from virtual_gpus import LaunchConfig, child_environment
 
 PAIRS = 11
 PLAIN = [sys.executable]
@@ -34,7 +34,7 @@ def added(start, inherits, program):
     for _ in range(PAIRS):
         before = seconds(*PLAIN, *program)
         if inherits:
-            with handed_down(Setup(4, {})):
+            with child_environment(LaunchConfig(4, {})):
                 yield seconds(*start, *program) - before
         else:
             yield seconds(*start, *program) - before

@@ -20,7 +20,7 @@ from mgpu_lib.devices import enough_real_gpus, environment_for
 from mgpu_lib.launching import anywhere, own_frames, print_by_rank
 from mgpu_lib.loopback import HOST, check_platform, listening
 from mgpu_lib.rank_process import CELL, OWN_FILE
-from virtual_gpus import Setup, find_gpu, handed_down
+from virtual_gpus import LaunchConfig, child_environment, find_gpu
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 LAST = 20  # lines that are shown of what a process said which has died
@@ -67,7 +67,7 @@ class Ranks:
         check_platform()
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"start_ranks({n!r}): the number of ranks must be a whole number, at least 1")
-        given = handed_down(Setup(n, {"gpu": find_gpu(gpu).key}))
+        given = child_environment(LaunchConfig(n, {"gpu": find_gpu(gpu).key}))
         with contextlib.nullcontext() if enough_real_gpus(n) else given, listening() as place:
             started = [start(rank, n, place) for rank in range(n)]
         self.processes, self.connections, self.said = zip(*started, strict=True)

@@ -1,10 +1,11 @@
-"""What several tests of the library need: devices to run on, and one network from torch.nn with given parameters."""
+"""What several tests of the library need: devices, images, and one network from torch.nn with given parameters."""
 
 import contextlib
 
 import torch
 from torch import nn
 
+from mgpu_lib.data import Data, load_digits
 from mgpu_lib.models import lenet_module
 from virtual_gpus import virtual_gpus
 
@@ -19,6 +20,18 @@ def some_devices(kind, count):
     else:
         with virtual_gpus(count) as machine:
             yield list(machine.devices)
+
+
+def images(rows, seed=0):
+    """Random ones of 28 × 28 pixels, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, 1, 28, 28, generator=generator), torch.randint(10, (rows,), generator=generator)
+
+
+def some_digits(train, test=50):
+    """The first of the handwritten digits: a hundred are enough to see that numbers are right, not to learn."""
+    name, X_train, y_train, X_test, y_test = load_digits()
+    return Data(name, X_train[:train], y_train[:train], X_test[:test], y_test[:test])
 
 
 def in_order(net):

@@ -37,9 +37,9 @@ LIVE = """async ([source, state, sends]) => {
     window.leave = show();
 }"""
 # All menus, radio buttons and sliders (of a slider five stops) are set to all their values, also those that are hidden
-# or disabled, in three orders. Found are [what was done, what the figure shows, what one made with its values shows],
-# and [what was done, words that clash].
-FORCE = """async ([source, state]) => {
+# or disabled, in several `orders`: with 7 every seventh, round and round. Found are [what was done, what the figure
+# shows, what one made with its values shows], and [what was done, words that clash].
+FORCE = """async ([source, state, orders]) => {
     const clashes = CLASHES;
     const { default: widget } = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
     const make = (values, el) => {
@@ -84,7 +84,7 @@ FORCE = """async ([source, state]) => {
         if (control.type === "radio") return [put()];
         return [0, 0.25, 0.5, 0.75, 1].map((part) => put(Math.round(part * control.max), "input"));
     });
-    for (const stride of [1, 7, 11]) {
+    for (const stride of orders) {
         for (const i of steps.keys()) steps[(i * stride) % steps.length](), check();
     }
     return [steps.length, differences, clashing];

@@ -117,6 +117,16 @@ def hostile_viewer(name):
 # Grids
 
 
+def packed_times(text):
+    """What experiments/ddp_step.py packs: [(start, end, how much of it is covered)] in µs."""
+    found, last = [], 0
+    for word in [] if text == "-" else text.split(","):
+        gap, length, *covered = (int(digits or "0", 36) for digits in word.split("."))
+        last += gap + length
+        found.append((last - length, last, *(covered or [length])))
+    return found
+
+
 @cache
 def shown_by(name):
     """The data of the book's first figure of this class."""

@@ -117,7 +117,7 @@ the example's epochs have one order
     - sampler.set_epoch(epoch)
     + sampler.set_epoch(0)
 any tensor of one number may come from the CPU
-    virtual-gpus/virtual_gpus/tensors/arguments.py: virtual/machine virtual/tensors virtual/ops
+    virtual-gpus/virtual_gpus/tensors/arguments.py: virtual/refusals virtual/tensors virtual/ops
     - all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)
     + all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in self.misplaced)
 a storage that is resized keeps its old memory, too
@@ -174,16 +174,16 @@ autocast lowers doubles, too
     - value.is_floating_point() and value.dtype != torch.float64
     + value.is_floating_point()
 gather puts parts in the order of their GPUs
-    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/parallelism virtual/nn
+    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/equivalence virtual/parallelism virtual/nn
     - for part, t in zip(out_tensor.split
     + tensors = sorted(tensors, key=lambda t: t.get_device())
     +     for part, t in zip(out_tensor.split
 scatter cuts more evenly than PyTorch's
-    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/dataparallel virtual/nn
+    virtual-gpus/virtual_gpus/patches/comm.py: library/primitives library/equivalence virtual/nn
     - chunks = tensor.chunk(len(devices), dim) if
     + chunks = tensor.tensor_split(len(devices), dim) if
 what is loaded comes to the current GPU
-    virtual-gpus/virtual_gpus/patches/serialization.py: virtual/tensors virtual/files virtual/surface
+    virtual-gpus/virtual_gpus/patches/serialization.py: virtual/nn virtual/tensors virtual/surface
     - gpu, held = find(location), storage
     + gpu, held = find("cuda"), storage
 a dry run ends while its steps still keep more and more

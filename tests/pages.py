@@ -72,14 +72,6 @@ def solutions(page):
     return found
 
 
-def solution(page, name, **given):
-    """The function `name` from a solution that a page shows; `given` as in `shown`."""
-    [program] = [program for program in solutions(page) if re.search(rf"^def {name}\(", program, re.M)]
-    names = shown(page, **given)
-    exec(program, names)
-    return names[name]
-
-
 def left_to_mend(page, exercise):
     """The code of an exercise's cells, without that of its check."""
     mine = [cell for cell in cells(page) if cell.cell_type == "code" and cell.id.startswith(exercise)]

@@ -1,7 +1,6 @@
 """The studies beside the grid: what is recorded is what one run alone does, and what is computed from runs is right."""
 
 import contextlib
-import copy
 import importlib
 import itertools
 import json
@@ -10,6 +9,7 @@ import statistics
 
 import pytest
 import torch
+from common import CPU, some_digits
 from torch import nn
 
 from experiments import (
@@ -27,12 +27,11 @@ from experiments import (
     tuning,
 )
 from mgpu_lib import evidence, models
-from mgpu_lib.data import Data, endless, load_digits
+from mgpu_lib.data import endless
 from mgpu_lib.models import lenet, lenet_params
 from mgpu_lib.parallel import get_params, train_batch
 from virtual_gpus import virtual_gpus
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("uncompiled")
 STUDIES = (
     "alice centred critical digits diloco example example_sweep large_scaling limits little_data museum noise "
@@ -43,8 +42,7 @@ STUDIES = (
 @pytest.fixture
 def few(monkeypatch):
     """A thousand images to train on and 500 more to validate with, in the place of Fashion-MNIST."""
-    name, X_train, y_train, X_test, y_test = load_digits()
-    digits = Data(name, X_train, y_train, X_test[:50], y_test[:50])
+    digits = some_digits(1500)
     monkeypatch.setattr(tuning, "fashion_mnist", lambda: digits)
     return digits
 
@@ -54,10 +52,8 @@ def few(monkeypatch):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_recorded_study_has_all_its_cases_and_their_summary(name):
-    module, stored = (
-        importlib.import_module(f"experiments.{name}"),
-        json.loads((study.RESULTS / f"{name}.json").read_text()),
-    )
+    module = importlib.import_module(f"experiments.{name}")
+    stored = json.loads((study.RESULTS / f"{name}.json").read_text())
     assert stored["recipe"] == study.plain(module.recipe()) and stored["runs"].keys() == module.cases().keys()
     assert stored["summary"] == study.plain(module.summary(stored["runs"])), f"sum it up: python -m experiments.{name}"
 
@@ -221,16 +217,6 @@ def test_a_run_that_diverges_ends_at_that_step_without_an_accuracy(few, monkeypa
 # resnet_grid
 
 
-@pytest.mark.slow
-def test_a_resnet_run_learns(few, monkeypatch):
-    monkeypatch.setattr(resnet_grid, "EPOCHS", 2)
-    run, lost = resnet_grid.record("batch", 32, 0.02, 0), resnet_grid.record("none", 48, 1e30, 0)
-    assert run["diverged_at_step"] is None and run["train_loss"][1] < run["train_loss"][0] < math.log(10)
-    assert len(run["validation_accuracy"]) == 2
-    assert lost["diverged_at_step"] >= 2 and lost["test_accuracy"] is None
-    assert json.dumps([run, lost], allow_nan=False)
-
-
 def test_its_rate_rises_and_falls():
     rates = [resnet_grid.share((step + 0.5) / 1000) for step in range(1000)]
     top = rates.index(max(rates))
@@ -242,31 +228,33 @@ def test_its_rate_rises_and_falls():
 # resnet18
 
 
-def test_a_run_of_resnet18(few, monkeypatch):
-    """With a smaller network in its place, which takes the same images, and some of these."""
-    images = few._replace(X_train=few.X_train[:256], y_train=few.y_train[:256])
-    monkeypatch.setattr(tuning, "fashion_mnist", lambda: images)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module, images, learns, lost",
+    [
+        (resnet_grid, 1500, ("batch", 32, 0.02, 0), ("none", 48, 1e30, 0)),
+        (resnet18, 256, (2, 32, 0.1, 0), (1, 64, 1e30, 0)),
+    ],
+    ids=["resnet_grid", "resnet18"],
+)
+def test_a_resnet_learns_and_a_run_that_diverges_ends(few, monkeypatch, module, images, learns, lost):
+    """In the place of ResNet-18 a smaller network, which takes the same images."""
+    some = few._replace(X_train=few.X_train[:images], y_train=few.y_train[:images])
+    monkeypatch.setattr(tuning, "fashion_mnist", lambda: some)
+    monkeypatch.setattr(resnet_grid, "EPOCHS", 2)
     monkeypatch.setattr(resnet18, "THREADS", torch.get_num_threads())
     monkeypatch.setattr(resnet18.models, "resnet18", models.resnet8)
-    run, lost = resnet18.record(2, 32, 0.1, 0), resnet18.record(1, 64, 1e30, 0)
-    assert run["diverged_at_step"] is None and len(run["train_loss"]) == len(run["test_accuracy"]) == resnet18.EPOCHS
+    run, gone = module.record(*learns), module.record(*lost)
+    assert run["diverged_at_step"] is None and len(run["train_loss"]) == module.EPOCHS
     assert run["train_loss"][-1] < run["train_loss"][0] < math.log(10)
-    assert lost["diverged_at_step"] >= 2 and len(lost["test_accuracy"]) < resnet18.EPOCHS
-    summary = resnet18.summary({"2/64/0.1/0": run, "2/64/0.1/1": lost})["2/64/0.1"]
-    assert summary == {of: [run[of], None] for of in ("train_loss", "test_accuracy")}
+    assert gone["diverged_at_step"] >= 2 and len(gone["train_loss"]) < module.EPOCHS
+    assert json.dumps([run, gone], allow_nan=False)
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2, 3])
-def test_its_step_is_that_of_one_device(num_gpus):
-    images, labels = torch.rand(7, 1, 4, 4), torch.randint(3, (7,))
-    alone = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    loss = nn.functional.cross_entropy(alone(images), labels)
-    loss.backward()
-    expected = [p - 0.5 * p.grad for p in alone.parameters()]
-    with virtual_gpus(num_gpus) as machine:
-        net = copy.deepcopy(alone).to("cuda:0")
-        assert resnet18.program(net, machine.devices, lr=0.5)(images, labels) == pytest.approx(loss.item())
-        torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], [p.detach() for p in expected])
+def test_a_summary_has_none_for_a_run_that_diverged():
+    ends = {"train_loss": [2.0], "test_accuracy": [0.5]}
+    runs = {f"2/64/0.1/{seed}": ends | {"diverged_at_step": at} for seed, at in enumerate((None, 3))}
+    assert resnet18.summary(runs) == {"2/64/0.1": {name: [end, None] for name, end in ends.items()}}
 
 
 def test_its_replicas_compute_in_bfloat16():

@@ -5,9 +5,9 @@ import itertools
 import re
 
 import pytest
-from figure_pages import control, drawn_boxes, picture, sentence
+from figure_pages import control, drawn_boxes, sentence
+from figure_samples import packed_times
 
-from experiments import ddp_step
 from mgpu_lib.widgets import OverlapExplorer
 
 MIB = 2**20
@@ -36,30 +36,27 @@ def test_a_grid_that_is_none_is_refused(data):
             OverlapExplorer(grid)
 
 
-@pytest.mark.parametrize(
-    "state, words",
-    [
-        (
-            ("ResNet-18", 2, "DGX A100", "Ethernet 25", 1.0, 4),
-            "ResNet-18 on 2 A100-80 (NVLink 3, 12 links), 32 images each: 10.5 ms per step, modelled. One GPU takes "
-            "8.99 ms, so the efficiency is 86%. 7 all-reduces carry 42.6 MiB; 87% of the communication is hidden. The "
-            "GPU sets the pace: kernels run for 84% of the step. A faster link and a faster host together could save "
-            "16% at most.",
-        ),
-        (
-            ("ResNet-18", 16, "DGX A100", "Ethernet 25", 1 / 3, 50),
-            "1 all-reduce carries 42.6 MiB; under 1% of the communication is hidden. The link sets the pace: for 72% "
-            "of the step a GPU only communicates. With buckets of 4 MiB the step would take 26.0 ms.",
-        ),
-        (
-            ("ResNet-18", 8, "PCIe tree", "Ethernet 25", 1.0, 4),
-            "Other buckets hardly help: the all-reduces take 7.68 ms, and the backward pass lasts only 5.43 ms. Send "
-            "fewer bytes, send less often, or over a faster link.",
-        ),
-    ],
-)
-def test_sentence(says, state, words):
-    assert says(OverlapExplorer(**dict(zip(NAMES, state, strict=True)))).endswith(words)
+SENTENCES = {
+    ("ResNet-18", 2, "DGX A100", "Ethernet 25", 1.0, 4): (
+        "ResNet-18 on 2 A100-80 (NVLink 3, 12 links), 32 images each: 10.5 ms per step, modelled. One GPU takes "
+        "8.99 ms, so the efficiency is 86%. 7 all-reduces carry 42.6 MiB; 87% of the communication is hidden. The GPU "
+        "sets the pace: kernels run for 84% of the step. A faster link and a faster host together could save 16% at "
+        "most."
+    ),
+    ("ResNet-18", 16, "DGX A100", "Ethernet 25", 1 / 3, 50): (
+        "1 all-reduce carries 42.6 MiB; under 1% of the communication is hidden. The link sets the pace: for 72% of "
+        "the step a GPU only communicates. With buckets of 4 MiB the step would take 26.0 ms."
+    ),
+    ("ResNet-18", 8, "PCIe tree", "Ethernet 25", 1.0, 4): (
+        "Other buckets hardly help: the all-reduces take 7.68 ms, and the backward pass lasts only 5.43 ms. Send fewer "
+        "bytes, send less often, or over a faster link."
+    ),
+}
+
+
+def test_sentences(says):
+    for state, words in SENTENCES.items():
+        assert says(OverlapExplorer(**dict(zip(NAMES, state, strict=True)))).endswith(words)
 
 
 def test_every_cell_says_its_numbers(calls, data):
@@ -111,38 +108,30 @@ def test_marks_say_how_long_a_step_takes_and_which_is_shortest(page, write, data
     assert page.locator(".mgpu-marks small").all_text_contents() == list(data["buckets"])
 
 
-def packed_step(micros, sent=()):
-    """A step of so many µs as it is recorded: its backward pass ends at 9000, its last 500 are the update."""
-    last = micros - 500
-    parts = [[(0, 3000, 1500)], [(3000, 9000, 6000)], [(last, micros, 500)]]
-    parts += [[(9000, last, last - 9000)], [(0, 50), (50, 60)], sent] if sent else [[], [], []]
-    words = [ddp_step.packed([tuple(1e-6 * time for time in span) for span in part], 0) for part in parts]
-    return " ".join([str(100 * micros), "450", "500", "50", "333", *words])
+def test_a_step_is_drawn_to_scale(page, write, data):
+    """One scale for one GPU and for all bucket sizes on several: that of the longest step."""
+    state = dict(zip(NAMES, ("ResNet-18", 2, "PCIe tree", "Ethernet 25", 1.0, 4), strict=True))
+    one, cells = cells_of(data, state)
+    steps = one.split(), cells[list(data["buckets"].values()).index(4)].split()
+    page.goto(write(OverlapExplorer(**state)))
+    [(_, left, _, width, _), *_] = drawn_boxes(page, ".mgpu-picture .mgpu-lane")
+    scale = width / max(int(cell.split()[0]) for cell in (one, *cells)) * 100  # pixels of a µs
 
-
-def test_the_step_is_drawn_to_scale(page, write, data):
-    """For all bucket sizes the same scale: here the first has the longest step, 15,200 µs; the others take 14,300."""
-    grid, sent = copy.deepcopy(data), [(5000, 8000), (8000, 13_800)]
-    grid["cells"]["ResNet-18/fitted"] = [packed_step(9560)]
-    grid["cells"]["ResNet-18/fitted/PCIe tree/2"] = [packed_step(15_200, sent), *[packed_step(14_300, sent)] * 6]
-    page.goto(write(OverlapExplorer(grid, network="ResNet-18", num_gpus=2, link="PCIe tree", bucket_cap_mb=4)))
-    kernels = drawn_boxes(page, ".mgpu-run")
-    left = min(x for _, x, *_ in kernels)
-    scale = (picture(page).evaluate("picture => picture.clientWidth") - 1 - left) / 15_200
-
-    def check(drawn, expected):
-        assert [box[0] for box in drawn] == [look for look, *_ in expected]
-        assert [x for _, x, *_ in drawn] == pytest.approx([left + scale * start for _, start, _ in expected], abs=0.01)
-        widths = [scale * (end - start) for _, start, end in expected]
+    def check(drawn, look, spans):
+        drawn = [box for box in drawn_boxes(page, f".mgpu-picture .{drawn}") if box[0] == f"mgpu-{look}"]
+        assert [x for _, x, *_ in drawn] == pytest.approx([left + scale * start for start, *_ in spans], abs=0.01)
+        widths = [max(scale * (end - start), 0.3) for start, end, _ in spans]
         assert [width for *_, width, _ in drawn] == pytest.approx(widths, abs=0.01)
+        return drawn
 
-    look = [f"mgpu-{phase}" for phase in ("forward", "backward", "update")]
-    ends = 9560, 14_300
-    check(kernels, [(*box,) for end in ends for box in zip(look, (0, 3000, end - 500), (3000, 9000, end))])
-    full = drawn_boxes(page, ".mgpu-full-part")
-    assert [height for *_, height in full] == pytest.approx([10, 20, 20] * 2)
-    check(drawn_boxes(page, ".mgpu-picture .mgpu-reduce"), [("mgpu-communication", *span) for span in sent])
-    check(drawn_boxes(page, ".mgpu-picture .mgpu-exposed"), [("mgpu-exposed", 9000, 13_800)])
-    assert page.locator(".mgpu-picture .mgpu-broadcast").count() == 2
+    for place, look in enumerate(("forward", "backward", "update"), 5):
+        spans = [span for step in steps for span in packed_times(step[place])]
+        check("mgpu-run", look, spans)
+        full = [20 * covered / (end - start) for start, end, covered in spans]
+        assert [height for *_, height in check("mgpu-full-part", look, spans)] == pytest.approx(full)
+    alone, broadcasts, sums = map(packed_times, steps[1][8:])
+    check("mgpu-exposed", "exposed", alone)
+    check("mgpu-broadcast", "communication", broadcasts)
+    check("mgpu-reduce", "communication", sums)
     ideal = page.locator(".mgpu-picture .mgpu-ideal").first.get_attribute("x1")
-    assert float(ideal) == pytest.approx(left + scale * 9560, abs=0.01)
+    assert float(ideal) == pytest.approx(left + scale * int(steps[0][0]) / 100, abs=0.01)

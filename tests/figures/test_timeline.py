@@ -9,37 +9,18 @@ from figure_samples import US, kernel, small_timeline, timeline, viewer
 from torch import nn
 from traitlets import TraitError
 
+from mgpu_lib.prediction import predict
 from mgpu_lib.widgets import TimelineViewer
 from mgpu_lib.widgets.timeline import MOST, TICK, compact
-from virtual_gpus import virtual_gpus
 
 WHOLE = 100_500  # ticks of the small timeline
 
 
-def step_of(k, rounds=1):
-    """The timeline of training steps on `k` virtual GPUs, with what the rates of today make of it."""
-    with virtual_gpus(k, backing="meta") as machine:
-        nets = [
-            nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 10)).to(device)
-            for device in machine.devices
-        ]
-        X = torch.zeros(64, 1, 28, 28, device="meta")
-        torch.cuda.synchronize(0)
-        start = machine.elapsed()
-        for _ in range(rounds):
-            with torch.cuda.nvtx.range("forward"):
-                losses = [net(X.to(device)).sum() for net, device in zip(nets, machine.devices, strict=True)]
-            for loss in losses:
-                loss.backward()
-            for net in nets[1:]:
-                for p, q in zip(nets[0].parameters(), net.parameters(), strict=True):
-                    q.grad.copy_(p.grad.to(q.device))
-        return machine.timeline.since(start)
-
-
 @pytest.fixture(scope="module")
 def step():
-    return step_of(4)
+    """The timeline of a training step on four GPUs, with what the rates of today make of it."""
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 10))
+    return predict(net, torch.empty(64, 1, 28, 28, device="meta"), n_gpus=4).timeline
 
 
 def slider(root, name):
@@ -96,7 +77,7 @@ def test_rows_are_those_of_the_timeline(calls, step):
         for (start, end, _), other in zip(items, expected, strict=True):
             assert (start * TICK, end * TICK) == pytest.approx(other, abs=TICK)
     parts = {part for items in lanes.values() for *_, part in items}
-    assert parts == {"forward", "backward", "communication", "host"}
+    assert parts == {"forward", "backward", "other", "communication", "host"}
 
 
 def test_rows_stand_in_the_order_host_streams_copies_collectives():
@@ -113,6 +94,8 @@ def test_utilization_is_the_timelines(calls, step):
     data = compact(step)
     found = {gpu: ticks / data["whole"] for gpu, ticks in calls(TimelineViewer, shares, data, 0, data["whole"])}
     assert found == pytest.approx(step.utilization(), abs=2e-3)
+    inside = timeline(kernel("long", 5, 105), kernel("short", 15, 25, row="stream 2"), kernel("late", 205, 210))
+    assert dict(calls(TimelineViewer, shares, compact(inside), 0, 21_000)) == {0: 10_500}
     # µs 50 to 552.5; kernels run from 5 to 205, and from 505 on
     begin, end = window(zoom=1, start=50 * US)
     assert dict(calls(TimelineViewer, shares, compact(small_timeline()), begin, end)) == {0: 15500, 1: 4750}

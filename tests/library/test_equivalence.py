@@ -1,19 +1,19 @@
 """One device is the oracle: every parallel program of the book computes the gradient that one device computes.
 
 On 1 to 4 virtual GPUs, with batches that they share evenly, unevenly, and that are too small for all of them. The
-programs are the library's, and those that a page shows without comparing them itself: what it shows is executed. Sums
-by themselves are in test_collectives.py, networks that are split by layers in test_splitting.py.
+programs are the library's, a study's, and those that a page shows without comparing them itself: what it shows is
+executed. Sums by themselves are in test_collectives.py, networks that are split by layers in test_splitting.py.
 """
 
 import copy
 from functools import cache
 
 import pytest
-import torch
-from pages import shown, solution
-from torch import nn
+from common import images
+from pages import shown
 from torch.nn import functional as F
 
+from experiments import resnet18
 from mgpu_lib import parallel, primitives, traffic
 from mgpu_lib.models import lenet, lenet_params
 from virtual_gpus import virtual_gpus
@@ -28,8 +28,8 @@ def make_net():
 
 
 def make_batch(rows):
-    generator = torch.Generator().manual_seed(rows)
-    return torch.rand(rows, 1, 28, 28, generator=generator).double(), torch.randint(10, (rows,), generator=generator)
+    X, y = images(rows)
+    return X.double(), y
 
 
 def gradients(module):
@@ -64,25 +64,13 @@ def wrapped(forward):
     return program
 
 
-def accumulated(X, y, devices):
-    """Gradient accumulation on one device: pieces of three rows, and a smaller one for what is left."""
+def recorded(X, y, devices):
+    """Chapter 5's study of ResNet-18, by what its step with learning rate LR does to the network."""
     net = make_net().to(devices[0])
-    names = shown("03", "gradient", "pieces", net=net, X=X.to(devices[0]), y=y.to(devices[0]))
-    names["gradient"](names["pieces"](3, lambda n: n / len(X)))
-    return [gradients(net)]
-
-
-def sum_loss(X, y, devices):
-    """Chapter 5: the loss is computed inside the wrapped module."""
-    net = make_net().to(devices[0])
-    SumLoss = shown("05", "WithLoss", "SumLoss")["SumLoss"]
-    (nn.DataParallel(SumLoss(net), devices)(X, y).sum() / len(X)).backward()
-    return [gradients(net)]
-
-
-def in_parallel(net, X, devices):
-    """Chapter 5: what a reader writes in the exercise."""
-    return solution("05", "in_parallel")(net, X, devices)
+    before = [p.detach().cpu().clone() for p in net.parameters()]
+    loss = resnet18.program(net, devices, LR)(X, y)
+    assert loss == pytest.approx(F.cross_entropy(NET(X), y).item(), abs=1e-12)
+    return [[(old - p.detach().cpu()) / LR for old, p in zip(before, net.parameters())]]
 
 
 def as_in_d2l(X, y, replicas, devices, lr):
@@ -107,15 +95,10 @@ ON_PARAMS = {
 }
 ON_NET = {
     "primitives.data_parallel": wrapped(primitives.data_parallel),
-    "chapter 3: pieces": accumulated,
     "chapter 5: by_hand": wrapped(shown("05", "by_hand")["by_hand"]),
-    "chapter 5: in_parallel": wrapped(in_parallel),
-    "chapter 5: SumLoss": sum_loss,
+    "resnet18.program": recorded,
 }
-
-
 PROGRAMS = {**ON_PARAMS, **ON_NET}
-ONLY = {"chapter 3: pieces": 1}
 
 
 @cache
@@ -133,9 +116,8 @@ def one_device(rows, raw):
 
 @pytest.mark.sweep(5)  # which meets all counts and all sizes of a batch
 @pytest.mark.parametrize("rows", [1, 2, 7, 8])
-@pytest.mark.parametrize(
-    "name, count", [(name, count) for name in PROGRAMS for count in (1, 2, 3, 4) if ONLY.get(name, count) == count]
-)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_parallel_program_computes_what_one_device_does(name, count, rows):
     X, y = make_batch(rows)
     with virtual_gpus(count) as machine:

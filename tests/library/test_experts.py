@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import mgpu_lib as mgpu
 from mgpu_lib.experts import AssumedLoad, MoE, auxiliary_loss, choose
-from virtual_gpus import virtual_gpus
 
 
 def test_with_all_experts_it_is_their_weighted_mean():
@@ -30,16 +28,6 @@ def test_the_auxiliary_loss_is_1_for_equal_loads_and_the_number_of_experts_for_o
     assert auxiliary_loss(equal, choose(equal, 1)[1]).item() == pytest.approx(1)
     one = torch.tensor([[50.0, 0, 0, 0]] * 4)
     assert auxiliary_loss(one, choose(one, 1)[1]).item() == pytest.approx(4)
-
-
-def test_a_rank_alone_is_the_layer():
-    torch.manual_seed(0)
-    moe, X = MoE(6, 5, experts=3, k=2).double(), torch.randn(7, 6, dtype=torch.float64)
-    with virtual_gpus(1):
-        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
-        expected = moe(X)
-        assert torch.allclose(mgpu.experts.ExpertParallel(moe).cuda()(X.cuda()).cpu(), expected, atol=1e-12)
-        dist.destroy_process_group()
 
 
 def exchanges(popularity, rank, **options):

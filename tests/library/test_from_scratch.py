@@ -1,4 +1,4 @@
-"""DistributedDataParallel and ZeRO from scratch, on four ranks."""
+"""DistributedDataParallel and ZeRO from scratch, experts and the meter of noise, on four ranks."""
 
 import re
 from pathlib import Path
@@ -24,12 +24,13 @@ def test_as_on_one_device(name, passed):
     assert name in passed
 
 
-def test_zero_of_one_rank(monkeypatch):
+def test_one_rank_alone(monkeypatch):
     monkeypatch.syspath_prepend(PROGRAMS)
+    import moe
     import zero
 
     with virtual_gpus(1):
         dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
-        for check in zero.any_shape, zero.accumulation_of_shards, zero.kept_bytes:
+        for check in zero.any_shape, zero.kept_bytes, moe.experts_on_any_number_of_ranks:
             check(0, 1)
         dist.destroy_process_group()

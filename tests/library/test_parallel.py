@@ -4,46 +4,31 @@ import math
 
 import pytest
 import torch
-from common import some_devices
+from common import images, some_devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from mgpu_lib.collectives import ring_allreduce
 from mgpu_lib.models import lenet, lenet_params
-from mgpu_lib.parallel import allreduce, get_params, max_divergence, sgd, split_batch, train_batch
+from mgpu_lib.parallel import get_params, max_divergence, sgd, split_batch, train_batch
 from virtual_gpus import virtual_gpus
 
 LR = 0.1
 
 
 @pytest.fixture(params=["cpu", "virtual"])
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def devices(kind):
-    with some_devices(kind, 3) as devices:
+def devices(request):
+    with some_devices(request.param, 3) as devices:
         yield devices
 
 
-def make_batch(rows, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(rows, 1, 28, 28, generator=generator), torch.randint(10, (rows,), generator=generator)
+SOURCES = {"plain": lambda p: p, "leaf": torch.Tensor.requires_grad_, "computed": lambda p: p.requires_grad_() * 1}
 
 
-def largest_gap(params, others):
-    return max((p.detach().cpu() - q.detach().cpu()).abs().max().item() for p, q in zip(params, others))
-
-
-@pytest.mark.parametrize("source", ["plain", "leaf", "computed"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_replicas_never_alias(devices, source):
-    params = [torch.ones(2, 3), torch.zeros(3)]
-    if source != "plain":
-        params = [p.requires_grad_() for p in params]
-    if source == "computed":
-        params = [p * 1 for p in params]
+    params = [SOURCES[source](p) for p in (torch.ones(2, 3), torch.zeros(3))]
     device_params = [get_params(params, device) for device in devices]
     device_params.append(get_params(device_params[0], devices[0]))  # a replica of a replica on the same GPU
     for i, replica in enumerate(device_params):
@@ -57,16 +42,7 @@ def test_replicas_never_alias(devices, source):
     assert params[0].grad is None if params[0].is_leaf else True
 
 
-def test_allreduce_sums_into_the_tensors_it_was_given(devices):
-    data = [torch.full((2, 2), 10.0**i).to(device) for i, device in enumerate(devices)]
-    given = list(data)
-    allreduce(data)
-    assert all(tensor is before for tensor, before in zip(data, given))
-    assert [tensor.device for tensor in given] == devices
-    assert [tensor.cpu().tolist() for tensor in given] == [[[111.0, 111.0], [111.0, 111.0]]] * 3
-
-
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(rows=st.integers(1, 40), count=st.integers(1, 9))
 def test_shards_are_even_complete_and_in_order(rows, count):
     X, y = torch.arange(rows * 2).reshape(rows, 2), torch.arange(rows)
@@ -81,21 +57,17 @@ def test_shards_are_even_complete_and_in_order(rows, count):
 
 
 @pytest.mark.parametrize(
-    "rows, labels, count, message",
+    "rows, labels, count, replicas, message",
     [
-        (3, 2, 2, "X has 3 rows and y has 2"),
-        (0, 0, 2, "0 rows between 2 devices"),
-        (3, 3, 0, "3 rows between 0 devices"),
+        (3, 2, 2, 2, "X has 3 rows and y has 2"),
+        (0, 0, 2, 2, "0 rows between 2 devices"),
+        (3, 3, 0, 0, "3 rows between 0 devices"),
+        (3, 3, 2, 1, "1 replicas for 2 devices"),
     ],
 )
-def test_a_batch_that_cannot_be_split_says_why(rows, labels, count, message):
+def test_a_batch_that_cannot_be_split_says_why(rows, labels, count, replicas, message):
     with pytest.raises(ValueError, match=message):
-        split_batch(torch.zeros(rows, 1), torch.zeros(labels), [torch.device("cpu")] * count)
-
-
-def test_replicas_and_devices_must_match():
-    with pytest.raises(ValueError, match="1 replicas for 2 devices"):
-        train_batch(*make_batch(4), [get_params(lenet_params(), "cpu")], [torch.device("cpu")] * 2, LR)
+        train_batch(torch.zeros(rows, 1), torch.zeros(labels), [[]] * replicas, [torch.device("cpu")] * count, LR)
 
 
 def test_all_forward_passes_start_before_any_loss_is_read(monkeypatch):
@@ -109,11 +81,11 @@ def test_all_forward_passes_start_before_any_loss_is_read(monkeypatch):
         "update": lambda *a, **k: calls.append("sgd") or sgd(*a, **k),
     }
     devices = [torch.device("cpu")] * 2
-    train_batch(*make_batch(4), [get_params(lenet_params(), device) for device in devices], devices, LR, **parts)
+    train_batch(*images(4), [get_params(lenet_params(), device) for device in devices], devices, LR, **parts)
     assert calls == ["forward"] * 2 + ["backward"] * 2 + ["sgd"] * 2 + ["item"] * 2
 
 
-def test_the_network_the_sum_and_the_update_can_be_others(kind):
+def test_the_network_the_sum_and_the_update_can_be_others(devices):
     """A linear network with a bias, in a step whose gradients go around a ring."""
 
     def linear(X, params):
@@ -126,14 +98,14 @@ def test_the_network_the_sum_and_the_update_can_be_others(kind):
         sgd(params, lr, batch_size)
 
     start = [0.01 * torch.ones(784, 10), torch.arange(10.0)]
-    X, y = make_batch(7)
+    X, y = images(7)
     alone = [p.clone().requires_grad_() for p in start]
     F.cross_entropy(linear(X, alone), y).backward()
-    with some_devices(kind, 3) as devices:
-        device_params = [get_params(start, device) for device in devices]
-        train_batch(X, y, device_params, devices, LR, net=linear, reduce=ring_allreduce, update=halved)
-        for params in device_params:
-            assert largest_gap(params, [p - 0.5 * LR * p.grad for p in alone]) < 1e-5
+    device_params = [get_params(start, device) for device in devices]
+    train_batch(X, y, device_params, devices, LR, net=linear, reduce=ring_allreduce, update=halved)
+    for params in device_params:
+        for p, q in zip(params, alone, strict=True):
+            torch.testing.assert_close(p.detach().cpu(), q.detach() - 0.5 * LR * q.grad)
 
 
 def test_divergence_is_the_largest_difference_from_replica_0_and_nan_if_there_is_one(devices):

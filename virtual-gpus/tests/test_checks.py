@@ -2,9 +2,9 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
-import ranks
 import torch
 from torch import nn
 
@@ -65,37 +65,41 @@ def test_nan_infinity_and_other_shapes_differ(devices, replicas, message):
     checks.assert_replicas_equal([[torch.tensor([math.inf])]] * 2)  # equal to itself
 
 
-def test_there_is_nothing_to_compare_with_fewer_than_two():
-    for name in "replicas_equal buffers_equal no_aliasing draws_agree draws_differ".split():
-        with pytest.raises(ValueError, match=r"^1 \w+: pass two or more"):
-            getattr(checks, f"assert_{name}")([[torch.zeros(2)]])
-    with pytest.raises(ValueError, match=r"^0 replicas: pass two or more"):
-        checks.assert_replicas_equal([])
+def of_what_is_gone(check):
+    """A check of net.parameters() that an optimizer has read before."""
+    read = [make_net().parameters() for _ in range(2)]
+    for parameters in read:
+        torch.optim.SGD(parameters, 0.1)
+    check(read)
 
 
-def test_what_holds_nothing_is_not_called_right():
-    """Each of these passed; what an optimizer has read of net.parameters() is gone."""
-    for name in "replicas_equal buffers_equal no_aliasing".split():
-        read = [make_net().parameters() for _ in range(2)]
-        for parameters in read:
-            torch.optim.SGD(parameters, 0.1)
-        with pytest.raises(ValueError, match=r"none of the 2 replicas has a tensor .* list\(net.parameters\(\)\)"):
-            getattr(checks, f"assert_{name}")(read)
-    with pytest.raises(ValueError, match="none of the 2 replicas has a tensor"):
-        checks.assert_buffers_equal([nn.Linear(1, 1)] * 2)
-    with pytest.raises(ValueError, match=r"^0 replicas: pass one or more"):
-        checks.assert_gradients_fresh([])
-    with pytest.raises(ValueError, match="none of the 0 tensors in `before`"):
-        checks.assert_step_matches_single_device([], [], [])
-    trained = [torch.ones(2)]
-    with pytest.raises(ValueError, match="was `before` copied before the step"):
-        checks.assert_step_matches_single_device(trained, trained, trained)
-    with pytest.raises(ValueError, match="no GPU drew anything"):
-        checks.assert_draws_agree([[], []])
-    with pytest.raises(ValueError, match="total is 0"):
-        checks.assert_every_row_once([], 0)
-    with pytest.raises(ValueError, match=r"devices are \[\]"):
-        checks.assert_every_gpu_works(lambda: None, iter([]))
+READ = r"none of the 2 replicas has a tensor .* list\(net.parameters\(\)\)"
+OF_REPLICAS = checks.assert_replicas_equal, checks.assert_buffers_equal, checks.assert_no_aliasing
+OF_DRAWS = checks.assert_draws_agree, checks.assert_draws_differ
+ONE, SAME = [torch.zeros(2)], [[torch.ones(2)]] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *((partial(check, [ONE]), r"^1 \w+: pass two or more") for check in (*OF_REPLICAS, *OF_DRAWS)),
+        (partial(checks.assert_replicas_equal, []), "^0 replicas: pass two or more"),
+        *((partial(of_what_is_gone, check), READ) for check in OF_REPLICAS),
+        (partial(checks.assert_buffers_equal, [nn.Linear(1, 1)] * 2), "none of the 2 replicas has a tensor"),
+        (partial(checks.assert_gradients_fresh, []), "^0 replicas: pass one or more"),
+        (partial(checks.assert_step_matches_single_device, [], [], []), "none of the 0 tensors in `before`"),
+        (partial(checks.assert_step_matches_single_device, *SAME), "was `before` copied before the step"),
+        (partial(checks.assert_draws_agree, [[], []]), "no GPU drew anything"),
+        (partial(checks.assert_every_row_once, [], 0), "total is 0"),
+        (partial(checks.assert_mean_over_rows, 0.5, [ONE]), "1 part: pass two or more"),
+        (partial(checks.assert_mean_over_rows, 0.5, [[], []]), "none of the 2 parts has a row"),
+        (partial(checks.assert_every_gpu_works, lambda: None, iter([])), r"devices are \[\]"),
+        (partial(checks.assert_every_gpu_works, lambda: None, [torch.device("cpu")]), "pass GPUs, real or virtual"),
+    ],
+)
+def test_what_holds_nothing_is_not_called_right(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 def test_a_generator_is_read_once():
@@ -297,10 +301,6 @@ def test_the_mean_is_that_over_all_rows(devices):
         checks.assert_mean_over_rows(0.001, [[0.0], [0.0]])
     with pytest.raises(AssertionError, match=r"but the mean over all 2 rows is 1\+1j"):
         checks.assert_mean_over_rows(1.0, [[1 + 1j], [1 + 1j]])
-    with pytest.raises(ValueError, match="1 part: pass two or more"):
-        checks.assert_mean_over_rows(0.5, parts[:1])
-    with pytest.raises(ValueError, match="none of the 2 parts has a row"):
-        checks.assert_mean_over_rows(0.5, [[], []])
 
 
 def test_a_gpu_that_does_nothing_is_found():
@@ -311,80 +311,8 @@ def test_a_gpu_that_does_nothing_is_found():
         checks.assert_every_gpu_works(lambda: parallel(X), machine.devices)
         with pytest.raises(AssertionError, match="cuda:1, cuda:2 did nothing"):
             checks.assert_every_gpu_works(lambda: net(X), machine.devices)
-        with pytest.raises(ValueError, match="pass GPUs, real or virtual"):
-            checks.assert_every_gpu_works(lambda: None, [torch.device("cpu")])
 
 
-# A process per GPU
-
-
-PROGRAM = """
-import os, torch, torch.distributed as dist
-from torch import nn
-from virtual_gpus import checks
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-
-def say(topic, words):
-    print(f"{rank} {topic}: {words}\\n", end="", flush=True)
-
-mine = {"w": torch.full((2,), float(rank), device="cuda", requires_grad=True), "rows": [rank, (torch.tensor(rank),)]}
-everybody = checks.from_all_ranks(mine)
-say("all", [(part["w"].tolist(), part["w"].device.type, part["w"].requires_grad, part["rows"]) for part in everybody])
-say("all", mine["w"].requires_grad and mine["w"].device.index == rank)
-
-torch.manual_seed(0)
-net = nn.Linear(2, 2).cuda()
-for wrong_rank in None, 2:
-    with torch.no_grad():
-        net.bias += rank == wrong_rank
-    try:
-        checks.assert_replicas_equal(checks.from_all_ranks(dict(net.named_parameters())))
-        say("replicas", "equal")
-    except AssertionError as error:
-        say("replicas", str(error).partition(". ")[0])
-
-def saved_by(*writers):
-    def save(path):
-        dist.all_reduce(torch.ones(1, device="cuda"))  # ranks may meet in it
-        if rank in writers:
-            torch.save(torch.arange(rank), f"{path}.{rank}")
-    try:
-        checks.assert_one_rank_saves(save)
-        say("files", "one")
-    except AssertionError as error:
-        say("files", str(error).partition(".")[0])
-
-for writers in (0,), (2,), (), (0, 1, 2):
-    saved_by(*writers)
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What three ranks say of a topic, rank by rank."""
-    pytest.importorskip("numpy")  # by which PyTorch sends objects
-    program = tmp_path_factory.mktemp("ranks") / "program.py"
-    program.write_text(PROGRAM)
-    lines = [line.partition(": ") for line in ranks.torchrun(3, program).stdout.splitlines()]
-    return lambda topic: [[words for title, _, words in lines if title == f"{rank} {topic}"] for rank in range(3)]
-
-
-def test_all_ranks_get_what_each_has(said):
-    expected = [([float(rank)] * 2, "cpu", False, [rank, (torch.tensor(rank),)]) for rank in range(3)]
-    assert said("all") == [[str(expected), "True"]] * 3
+def test_a_module_is_no_tensor():
     with pytest.raises(TypeError, match=r"a Sequential is a module, .* pass dict\(net.named_parameters\(\)\)"):
         checks.on_cpu([make_net()])
-
-
-def test_a_check_fails_on_all_ranks_alike(said):
-    """Also on those that have the right numbers."""
-    differs = "replica 2 differs from replica 0 in 1 of 2 tensors; the first is 'bias', by up to 1"
-    assert said("replicas") == [["equal", differs]] * 3
-
-
-def test_files_of_several_ranks_are_found(said):
-    assert said("files") == [["one", "one", "of 3 ranks 0 wrote a file", "of 3 ranks 3 wrote a file (0, 1, 2)"]] * 3

@@ -46,33 +46,27 @@ class Block(nn.Module):
         return x + self.out(F.silu(y.transpose(1, 2).reshape(B, T, D)))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtype", "kernel"),
-    [
-        ("A100-80", torch.bfloat16, "flash"),
-        ("A100-80", torch.float32, "efficient"),
-        ("H100", torch.float16, "cudnn"),
-        ("H100", torch.float32, "efficient"),
-        ("V100", torch.float16, "efficient"),
-    ],
-)
-def test_a_mode_sees_what_cuda_dispatches(gpu, dtype, kernel):
-    with virtual_gpus(1, gpu=gpu):
-        net, x = Block().to("cuda", dtype), torch.randn(B, T, D, device="cuda", dtype=dtype)
+def test_a_mode_sees_what_cuda_dispatches():
+    with virtual_gpus(1):
+        net, x = Block().to("cuda", torch.bfloat16), torch.randn(B, T, D, device="cuda", dtype=torch.bfloat16)
         with Names() as forward:
             y = net(x)
         products = ["mm", "_unsafe_view"]
-        assert forward.seen == ["_fused_rms_norm", *products, KERNELS[kernel], "silu", *products, "add"]
+        assert forward.seen == ["_fused_rms_norm", *products, KERNELS["flash"], "silu", *products, "add"]
         with Names() as backward:
             y.sum().backward()
         names = [name for name in backward.seen if name.startswith("_") and "unsafe" not in name]
-        assert names == [f"{KERNELS[kernel]}_backward", "_fused_rms_norm_backward"]
+        assert names == [f"{KERNELS['flash']}_backward", "_fused_rms_norm_backward"]
         assert forward.devices == {"cuda"}
 
 
 @pytest.mark.parametrize(
     ("gpu", "dtype", "shape", "mask", "kernels"),
     [
+        ("A100-80", torch.float32, (1, 2, 8, 64), None, ["efficient"]),
+        ("H100", torch.float16, (1, 2, 8, 64), None, ["cudnn"]),
+        ("H100", torch.float32, (1, 2, 8, 64), None, ["efficient"]),
+        ("V100", torch.float16, (1, 2, 8, 64), None, ["efficient"]),
         ("A100-80", torch.bfloat16, (1, 2, 8, 64), PAST, ["efficient"]),
         ("H100", torch.bfloat16, (1, 2, 8, 64), PAST, ["cudnn"]),
         ("A100-80", torch.bfloat16, (1, 2, 8, 264), None, ["efficient"]),  # heads too wide for FlashAttention
@@ -101,7 +95,7 @@ def test_which_attention_cuda_would_choose(gpu, dtype, shape, mask, kernels):
             out = F.scaled_dot_product_attention(*there, is_causal=mask is None)
         assert [n for n in names.seen if "attention" in n] == [KERNELS[kernel] for kernel in kernels]
         for found, wanted in zip(torch.autograd.grad(out.sum(), there[: len(trained)]), expected, strict=True):
-            rounded = {"rtol": 0.05, "atol": 0.01} if dtype is torch.bfloat16 else {}  # others' kernels do it elsewhere
+            rounded = {"rtol": 0.05, "atol": 0.01} if dtype.itemsize == 2 else {}  # others' kernels do it elsewhere
             torch.testing.assert_close(found.cpu(), wanted, **rounded)
 
 

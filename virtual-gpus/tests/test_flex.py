@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -21,10 +20,6 @@ def document_causal(documents):
     return lambda batch, head, query, key: (query >= key) & (documents[query] == documents[key])
 
 
-def in_global_document(batch, head, query, key):
-    return documents[query] == documents[key]
-
-
 def soft_cap(score, batch, head, query, key):
     return 5 * torch.tanh(score / 5)
 
@@ -33,31 +28,31 @@ def alibi(slopes):
     return lambda score, batch, head, query, key: score - slopes[head] * (query - key).abs()
 
 
-def inputs(heads=4, key_heads=4, length=200):
-    torch.manual_seed(0)
-    return [torch.randn(2, n, length, 8, dtype=torch.float64) for n in (heads, key_heads, key_heads)]
-
-
-def by_hand(query, key, value, mask=None, bias=None, cap=None):
-    """Attention of single operations."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    scores = scores if cap is None else cap * torch.tanh(scores / cap)
-    scores = scores if bias is None else scores - bias
-    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ value
-
-
 PLACES = torch.arange(200)
 SAME = documents[:, None] == documents
 EARLIER = PLACES[:, None] >= PLACES
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
 DISTANCE = SLOPES[:, None, None] * (PLACES[:, None] - PLACES).abs()
+EVERYWHERE = torch.ones(200, 200, dtype=torch.bool)
+
+
+def inputs(key_heads=4):
+    torch.manual_seed(0)
+    return [torch.randn(2, heads, 200, 8, dtype=torch.float64) for heads in (4, key_heads, key_heads)]
+
+
+def by_hand(query, key, value, mask=EVERYWHERE, bias=0.0, cap=lambda score: score):
+    """Attention of single operations."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = cap(query @ key.mT / query.shape[-1] ** 0.5) - bias
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value
+
+
 CASES = {  # mask and score as functions of tensors on a device, and the same by hand
     "nothing": (lambda to: {}, {}),
     "causal": (lambda to: {"mask": causal}, {"mask": EARLIER}),
     "documents": (lambda to: {"mask": document_causal(to(documents))}, {"mask": SAME & EARLIER}),
-    "a capped score": (lambda to: {"score_mod": soft_cap}, {"cap": 5}),
+    "a capped score": (lambda to: {"score_mod": soft_cap}, {"cap": lambda score: 5 * torch.tanh(score / 5)}),
     "slopes of heads": (
         lambda to: {"score_mod": alibi(to(SLOPES)), "mask": causal},
         {"bias": DISTANCE, "mask": EARLIER},
@@ -69,11 +64,11 @@ CASES = {  # mask and score as functions of tensors on a device, and the same by
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_attention_by_hand(name, key_heads):
     functions, same = CASES[name]
-    expected = [x.requires_grad_() for x in inputs(4, key_heads)]
+    expected = [x.requires_grad_() for x in inputs(key_heads)]
     out = by_hand(*expected, **same)
     out.square().sum().backward()
     with virtual_gpus(1):
-        found = [x.cuda().requires_grad_() for x in inputs(4, key_heads)]
+        found = [x.cuda().requires_grad_() for x in inputs(key_heads)]
         options = functions(lambda tensor: tensor.cuda())
         if mask := options.pop("mask", None):
             options["block_mask"] = create_block_mask(mask, None, None, 200, 200, device="cuda")
@@ -82,15 +77,6 @@ def test_values_and_gradients_are_those_of_attention_by_hand(name, key_heads):
         torch.testing.assert_close(virtual.cpu(), out, rtol=1e-10, atol=1e-12)
         grads = [x.grad.cpu() for x in found]
     torch.testing.assert_close(grads, [x.grad for x in expected], rtol=1e-10, atol=1e-12)
-
-
-def test_a_mask_may_read_a_variable_of_its_module(monkeypatch):
-    query, key, value = inputs()
-    with virtual_gpus(1):
-        monkeypatch.setitem(globals(), "documents", documents.cuda())
-        mask = create_block_mask(in_global_document, None, None, 200, 200, device="cuda")
-        found = flex_attention(query.cuda(), key.cuda(), value.cuda(), block_mask=mask).cpu()
-    torch.testing.assert_close(found, by_hand(query, key, value, SAME), rtol=1e-10, atol=1e-12)
 
 
 def test_a_bias_that_is_learned_is_refused():
@@ -104,7 +90,7 @@ def test_a_bias_that_is_learned_is_refused():
 def test_scores_take_no_memory_and_a_mask_saves_time():
     seconds = {}
     for name, mask in (("all", None), ("causal", causal)):
-        with virtual_gpus(1, gpu="H100") as machine:
+        with virtual_gpus(1, gpu="H100", backing="meta") as machine:
             make = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
             tensors = [torch.randn(1, 2, 2048, 64, **make) for _ in range(3)]
             blocks = mask and create_block_mask(mask, None, None, 2048, 2048, device="cuda")
@@ -123,12 +109,12 @@ def test_a_plan_knows_documents_that_the_program_makes_and_says_where_it_does_no
 
     def program(random):
         w = nn.Linear(64, 64).cuda()
-        tokens = torch.arange(4096, device="cuda")
-        ends = (tokens % 1024 == 0) if not random else tokens.random_(0, 2) == 0
+        tokens = torch.arange(2048, device="cuda")
+        ends = (tokens % 512 == 0) if not random else tokens.random_(0, 2) == 0
 
         def step():
-            x = w(torch.zeros(1, 2, 4096, 64, device="cuda"))
-            mask = create_block_mask(document_causal(ends.cumsum(0)), None, None, 4096, 4096, device="cuda")
+            x = w(torch.zeros(1, 2, 2048, 64, device="cuda"))
+            mask = create_block_mask(document_causal(ends.cumsum(0)), None, None, 2048, 2048, device="cuda")
             flex_attention(x, x, x, block_mask=mask).sum().backward()
 
         return step
@@ -164,13 +150,9 @@ def test_checkpointing_by_operation_sees_flex_attention_and_keeps_it():
         out = checkpoint(lambda x: flex_attention(2 * x, x, x), x, use_reentrant=False, context_fn=contexts)
         out.sum().backward()
         kernels = [event.name for event in machine.timeline.events if "attention" in event.name]
-        grad = x.grad.cpu()
     assert torch.ops.higher_order.flex_attention in seen
     assert torch.ops.aten.bmm.default not in seen, "what computes it is not the program's"
     assert kernels == ["_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"]
-    y = inputs()[0].requires_grad_()
-    F.scaled_dot_product_attention(2 * y, y, y).sum().backward()
-    torch.testing.assert_close(grad, y.grad, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention in a CUDA graph")

@@ -72,11 +72,11 @@ def test_segments_add_up_to_the_statistics_and_a_trace_leads_to_them(gpus):
 
 
 def test_the_same_program_writes_the_same_snapshot():
-    def alone():
+    alone = []
+    for _ in range(2):
         with virtual_gpus(2):
-            return program()
-
-    assert alone() == alone()
+            alone.append(program())
+    assert alone[0] == alone[1]
 
 
 def test_entries_say_what_happened_where(gpus):
@@ -117,8 +117,8 @@ def test_what_has_a_context(gpus, context, wanted):
     kept, gone = taken(5000), [taken(5000)]
     let_go(gone)
     assert bool(blocks(_snapshot())[0]["frames"]) == (context is not None) and kept.nbytes == 5000
-    entries = {e["action"]: (e.get("frames") or [{"name": None}])[0]["name"] for e in _snapshot()["device_traces"][0]}
-    assert [entries[action] for action in ("alloc", "free_requested", "free_completed")] == wanted
+    found = [(entry.get("frames") or [{"name": None}])[0]["name"] for entry in _snapshot()["device_traces"][0]]
+    assert found[1:] == wanted
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,7 @@ def test_a_history_keeps_nothing_alive(gpus):
         return weakref.ref(net), x.shape
 
     _record_memory_history()
-    net, _ = work()
-    assert net() is None and torch.cuda.memory_allocated() == 0 and len(trace()) == 3
+    assert work()[0]() is None and torch.cuda.memory_allocated() == 0 and len(trace()) == 3
 
 
 def test_a_dry_run_says_what_fills_the_memory():
@@ -226,7 +225,7 @@ def test_a_dry_run_says_what_fills_the_memory():
 
     def program():
         _record_memory_history()
-        net = nn.Sequential(*(nn.Linear(30_000, 30_000, bias=False, device="cuda") for _ in range(3)))
+        net = nn.Linear(30_000, 30_000, bias=False, device="cuda")
 
         def step():
             net(torch.rand(64, 30_000, device="cuda")).sum().backward()
@@ -237,5 +236,4 @@ def test_a_dry_run_says_what_fills_the_memory():
 
     dry_run(program, n_gpus=8, gpu="H100")
     large = [block for block in blocks(found, found["here"]) if block["requested_size"] == 4 * 30_000**2]
-    makers = ["step" if "step" in [f["name"] for f in block["frames"]] else "program" for block in large]
-    assert makers == 3 * ["program"] + 3 * ["step"]
+    assert ["step" in [frame["name"] for frame in block["frames"]] for block in large] == [False, True]

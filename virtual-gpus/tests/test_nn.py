@@ -12,7 +12,6 @@ import torch
 from oracle import check_same_on_a_gpu
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import comm
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._pytree import tree_leaves
 
@@ -118,14 +117,28 @@ def recomputed(device):
     return found
 
 
+def transformer(mode, training, device):
+    """Where it isn't padded; without nested tensors, which the CPU's takes where it can."""
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    net, X = nn.TransformerEncoder(layer, 2).train(training).to(device), torch.randn(2, 3, 8).to(device)
+    padded = torch.tensor([[False, False, True], [False, True, True]], device=device)
+    with mode():
+        return net(X, src_key_padding_mask=padded)[~padded].clone()
+
+
 PROGRAMS = {
     "a network": lambda device: with_gradients(small_net().to(device), batch()[0].to(device)),
     "a deep copy": lambda device: with_gradients(copy.deepcopy(small_net().cuda()).to(device), batch()[0].to(device)),
     **{f"padded {first} {side}": partial(padded, first, side) for first in (False, True) for side in ("left", "right")},
     **{"packed": packed, "RMS norm, twice": normed_twice, "recomputation": recomputed},
+    "RMS norm of two types": lambda device: nn.RMSNorm(8).to(device)(torch.randn(2, 8).bfloat16().to(device)),
+    "transformer, training": partial(transformer, torch.no_grad, True),
+    "transformer, evaluation": partial(transformer, torch.no_grad, False),
+    "transformer, inference": partial(transformer, torch.inference_mode, False),
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, that it makes such a norm of others
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_give_the_same_as_on_the_cpu(gpus, name):
     check_same_on_a_gpu(PROGRAMS[name])
@@ -135,18 +148,6 @@ def test_the_first_of_padded_sequences_decides(gpus):
     whole, part = torch.tensor([1], device="cuda:1"), torch.ones(2, device="cuda:0")
     padded = nn.utils.rnn.pad_sequence([whole, part], batch_first=True)
     assert padded.dtype == torch.int64 and padded.get_device() == 1 and padded.tolist() == [[1, 0], [1, 1]]
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_transformer_with_padding(gpus, training, mode):
-    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
-    net, X = nn.TransformerEncoder(layer, 2), torch.randn(2, 3, 8)
-    padded = torch.tensor([[False, False, True], [False, True, True]])
-    with mode():
-        expected = net.train()(X, src_key_padding_mask=padded)  # the way without nested tensors
-        found = net.train(training).cuda(1)(X.cuda(1), src_key_padding_mask=padded.cuda(1))
-    torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
 
 
 SCATTERED = "RNN module weights are not part of single contiguous chunk of memory. This"
@@ -177,26 +178,6 @@ def test_cudnn_warns_of_weights_that_do_not_lie_together(gpus, replace, warned):
         with torch.backends.cudnn.flags(enabled=False):
             net(torch.ones(1, 1, 8, device="cuda", dtype=net.weight_hh_l0.dtype))
     assert [str(w.message).startswith(SCATTERED) for w in caught] == [True] * warned
-
-
-@pytest.mark.parametrize(("kind", "packed"), [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, True), (nn.RNN, False)])
-def test_recurrent_networks_say_what_is_elsewhere(gpus, kind, packed):
-    """As cuDNN's do, and not the kernels that run on a CPU; in the words of aten/src/ATen/native/RNN.h."""
-    net, X, lengths = kind(3, 4), torch.randn(5, 2, 3), torch.tensor([5, 3])
-
-    def run(weights, device, *hidden):
-        rows = X.to(device)
-        return net.to(weights)(nn.utils.rnn.pack_padded_sequence(rows, lengths) if packed else rows, *hidden)
-
-    for weights, device in (("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:0", "cpu")):
-        words = "Input and parameter tensors are not at the same device, found input tensor at"
-        with pytest.raises(RuntimeError, match=f"^{words} {device} and parameter tensor at {weights}$"):
-            run(weights, device)
-    hidden = torch.zeros(1, 2, 4)
-    hidden = (hidden.cuda(1), hidden) if kind is nn.LSTM else hidden
-    words = "Input and hidden tensors are not at the same device, found input tensor at cuda:1 and hidden tensor at cpu"
-    with pytest.raises(RuntimeError, match=f"^{words}$"):
-        run("cuda:1", "cuda:1", hidden)
 
 
 def test_modules_move_in_place_and_keep_their_parameters(gpus):
@@ -230,11 +211,11 @@ def test_modules_move_in_inference_mode(gpus):
 
 
 def test_modules_that_move_in_several_threads(gpus):
-    nets = [nn.Sequential(*[nn.Linear(2, 2) for _ in range(20)]) for _ in range(4)]
+    nets = [nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)]) for _ in range(4)]
 
     def shuttle(net):
         before = list(net.parameters())
-        for i in range(12):
+        for i in range(8):
             net.to(f"cuda:{i % 4}" if i % 2 else "cpu")
             net(torch.ones(1, 2, device=before[0].device)).sum().backward()
         assert all(a is b and a.grad.get_device() == 3 for a, b in zip(before, net.parameters(), strict=True))
@@ -301,28 +282,6 @@ def test_lazy_modules(gpus, make):
 
 
 # --- nn.parallel ------------------------------------------------------------------------------------------------------
-
-
-class Nested(nn.Linear):
-    def forward(self, pair, *, scale):
-        x, extra = pair
-        self.calls += 1
-        if scale is None and x.get_device() == 1:
-            raise ValueError("no luck")
-        assert x.device == self.weight.device == torch.device("cuda", torch.cuda.current_device())
-        return {"out": super().forward(x) * (scale or 1), "rest": [extra["n"]]}
-
-
-def test_data_parallel_with_nested_inputs_kwargs_and_buffers(gpus):
-    net = Nested(2, 2).to("cuda:0")
-    net.register_buffer("calls", torch.zeros(1, device="cuda:0"))
-    parallel = nn.DataParallel(net, [0, 1, 2])
-    pair = torch.ones(7, 2, device="cuda:0"), {"n": torch.arange(7, device="cuda:0")}
-    out = parallel(pair, scale=2.0)
-    assert out["out"].shape == (7, 2) and out["rest"][0].tolist() == list(range(7))
-    assert net.calls.item() == 1  # only the original's buffer, which replica 0 shares, keeps the change
-    with pytest.raises(ValueError, match="Caught ValueError in replica 1 on device 1"):
-        parallel(pair, scale=None)
 
 
 def test_threads_see_the_gpus_and_have_their_own_current_one(gpus):
@@ -492,8 +451,6 @@ def test_a_map_location_that_moves_storages(gpus, move, options):
     loaded["x"][1] = 9
     assert loaded["view"].tolist() == [9, 2] and x[1] == 1
     assert load(written, lambda storage, where: storage)["y"].device.type == "cpu"
-    with pytest.raises(RuntimeError, match="no addresses"):
-        x.untyped_storage().cuda(1)  # outside of torch.load there is nothing like it
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.bfloat16])
@@ -505,16 +462,6 @@ def test_views_and_later_types_are_saved(gpus, dtype):
         whole[1] = 4  # still one storage
         assert whole.float().tolist() == [1, 4, 3] and part.float().tolist() == [4, 3]
     assert copy.deepcopy(x).float().tolist() == x.float().tolist() == [1, 2, 3]
-
-
-def test_networks_and_the_state_of_optimizers_are_saved(gpus):
-    net = nn.Linear(2, 2).to("cuda:1")
-    optimizer = torch.optim.Adam(net.parameters())
-    net(on("cuda:1")).sum().backward()
-    optimizer.step()
-    whole, state = load(saved([net, optimizer.state_dict()]), weights_only=False)
-    assert state["state"][0]["exp_avg"].get_device() == 1
-    assert all(isinstance(p, nn.Parameter) and p.get_device() == 1 for p in whole.parameters())
 
 
 READ = """
@@ -549,15 +496,6 @@ def test_an_activation_s_backward_is_one_kernel(gpus, function):
     assert kernels == [f"{function.__name__}_backward"]
 
 
-def test_rms_norm_of_two_types_is_made_of_others(gpus):
-    x, norm = torch.randn(2, 8, dtype=torch.bfloat16), nn.RMSNorm(8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says so
-        torch.testing.assert_close(copy.deepcopy(norm).cuda()(x.cuda()).cpu(), norm(x))
-    with pytest.raises(RuntimeError, match="same device"):
-        norm(x.float().cuda())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_half_precision_with_an_output_in_float32(gpus, dtype):
     a, b, bias, wide = torch.randn(8, 16).to(dtype), torch.randn(16, 4).to(dtype), torch.randn(8, 4), torch.float32
@@ -573,76 +511,3 @@ def test_products_of_half_precision_with_an_output_in_float32(gpus, dtype):
         torch.testing.assert_close(found.cpu(), expected)
     names = [event.name for event in gpus.timeline.since(start)]
     assert [name for name in names if name.endswith("mm")] == ["mm", "bmm", "addmm", "baddbmm"]
-    for words, call in {
-        "input dtypes must be the same": lambda: torch.mm(x, w.float(), out_dtype=wide),
-        "out_dtype must be the same as input dtype or fp32": lambda: torch.mm(x, w, out_dtype=torch.float64),
-        "self dtype must match either out_dtype or mat1 dtype": lambda: torch.addmm(c.double(), x, w, out_dtype=wide),
-    }.items():
-        with pytest.raises(RuntimeError, match=words):
-            call()
-
-
-# Refusing, in PyTorch's words
-
-
-def left_behind():
-    net = nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(net.parameters())
-    for device in ("cpu", "cuda:0"):
-        net.to(device)(torch.ones(1, 2, device=device)).sum().backward()
-        optimizer.step()
-
-
-def moved_too_early():
-    net = nn.Linear(2, 1).to("cuda:0")
-    loss = net(on("cuda:0")).sum()
-    net.to("cuda:1")
-    loss.backward()
-
-
-def cast_automatically(function, *args):
-    with torch.autocast("cuda"):
-        function(*args)
-
-
-def on(device, *shape):
-    return torch.ones(shape or (4, 2), device=device)
-
-
-def attend(*devices, **options):
-    F.scaled_dot_product_attention(*(on(device, 1, 2, 4, 8) for device in devices), **options)
-
-
-QKV = (
-    "^Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} "
-    "and value.device: {} instead.$"
-)
-DEVICES = [("cuda:0", "cuda:0", "cuda:1"), ("cpu", "cuda:0", "cpu")]
-SIZE = "input 1 has invalid size: got 3x2, but expected 4x2"
-ON_CPU = "reduce_add expects all inputs to be on GPUs"
-WORDS = {
-    **{QKV.format(*d): [partial(attend, *d, is_causal=causal) for causal in (True, False)] for d in DEVICES},
-    "same dtype": [lambda: F.scaled_dot_product_attention(on("cuda").double(), on("cpu"), on("cuda"))],  # comes first
-    r"got attn_bias is on cpu.* wrapper_CUDA___scaled_dot_product_efficient_att": [
-        lambda: attend("cuda", "cuda", "cuda", attn_mask=on("cpu", 4, 4).bool()),
-    ],
-    "must be on the same device": [left_behind],
-    "before its parameters moved": [moved_too_early],
-    r"nn\.BCELoss are unsafe to autocast": [lambda: cast_automatically(nn.BCELoss(), on("cuda"), on("cuda"))],
-    ON_CPU: [
-        lambda: comm.reduce_add([on("cuda"), on("cpu")], 0),
-        lambda: comm.reduce_add_coalesced([[on("cuda")], [on("cpu")]], 0),
-    ],
-    SIZE: [lambda: comm.reduce_add([on("cuda"), on("cuda:1", 3, 2)], 0)],
-    "destination to be on the same GPU with one of": [lambda: comm.reduce_add([on("cuda"), on("cuda")], 1)],
-    "uninitialized parameters can't be used with `DataParallel`": [
-        lambda: nn.DataParallel(nn.LazyConv2d(4, 3).to("cuda:1"), [1, 0])(on("cuda:1", 1, 2, 5, 5)),
-    ],
-}
-ERRORS = {ON_CPU: AssertionError, SIZE: ValueError}
-
-
-@pytest.mark.parametrize(("words", "call"), [(words, call) for words, calls in WORDS.items() for call in calls])
-def test_what_is_wrong_is_said_in_pytorchs_words(gpus, words, call):
-    with pytest.raises(ERRORS.get(words, RuntimeError), match=words):
-        call()

@@ -28,7 +28,7 @@ def passed(request):
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", checks("collectives.py"))
+@pytest.mark.parametrize("name", checks("asserted.py", "collectives.py"))
 def test_operations(name, passed):
     assert name in passed
 

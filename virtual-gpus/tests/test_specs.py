@@ -1,7 +1,5 @@
 """Data sheets: every figure is checked against others that were read on real machines, or against its neighbors."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -83,34 +81,18 @@ def test_every_sheet_says_where_it_comes_from():
         assert source.key == key and source.title and source.url.startswith("https://")
 
 
-def test_sheets_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        GPUS["V100"].memory = 1
-
-
 def test_find_link():
-    for key, link in (("nvlink", "nvlink2"), ("pcie", "pcie3"), ("nvlink3", "nvlink3"), (None, "nvlink2")):
-        assert find_link(key, find_gpu("V100")) is LINKS[link]
-    assert (
-        find_link("nvlink", find_gpu("B200")) is LINKS["nvlink5"] and find_link(None, find_gpu("T4")) is LINKS["pcie3"]
-    )
+    links = {("V100", "nvlink"): "nvlink2", ("V100", "pcie"): "pcie3", ("V100", "nvlink3"): "nvlink3"}
+    links |= {("V100", None): "nvlink2", ("B200", "nvlink"): "nvlink5", ("T4", None): "pcie3"}
+    assert {(gpu, key): find_link(key, find_gpu(gpu)).key for gpu, key in links} == links
 
 
 @pytest.mark.parametrize(
-    ("find", "key", "hints"),
-    [
-        (find_gpu, "v100", ["'V100'"]),
-        (find_gpu, "A100", ["'A100-40'", "'A100-80'"]),
-        (find_gpu, "rtx 4090", ["'RTX4090'"]),
-        *((find_gpu, key, []) for key in ("MI300X", None, 3)),
-        *((find_link, key, [hint]) for key, hint in (("NVLink", "'nvlink'"), ("nvlink9", "'nvlink"), ("pci", "'pcie"))),
-    ],
+    ("key", "hints"),
+    [("v100", ["V100"]), ("A100", ["A100-40", "A100-80"]), ("rtx 4090", ["RTX4090"]), ("MI300X", []), (None, [])],
 )
-def test_who_looks_for_what_there_is_not_hears_what_would_do(find, key, hints):
-    with pytest.raises(ValueError, match='the T4 has no NVLink; link="pcie" would do'):
-        find_link("nvlink", find_gpu("T4"))
+def test_who_looks_for_what_there_is_not_hears_what_would_do(key, hints):
     with pytest.raises(ValueError) as error:
-        find(key, *[find_gpu("V100")] * (find is find_link))
+        find_gpu(key)
     said, _, known = str(error.value).partition("Known: ")
-    assert repr(key) in said and all(hint in said for hint in hints)
-    assert all(name in known for name in (GPUS if find is find_gpu else ("nvlink", "pcie", *LINKS)))
+    assert repr(key) in said and all(repr(hint) in said for hint in hints) and all(name in known for name in GPUS)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from versions import since
 
 from virtual_gpus import patches, virtual_gpus
 from virtual_gpus.patches import cpu_builds
@@ -110,10 +109,12 @@ def test_subclasses_of_subclasses_compute_together(gpus):
     assert x.add_(y).tolist() == [2, 2]
 
 
-def test_a_method_is_still_the_one_in_sets_and_tables():
+def test_functions_stay_what_libraries_know_them_by():
+    """They keep them in sets and tables, and put them back by name when they have replaced them themselves."""
     kept = {torch.Tensor.to, torch.FloatTensor}
     with virtual_gpus(1):
         assert torch.Tensor.to in kept and torch.Tensor.cpu not in kept and torch.FloatTensor in kept
+        assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
 
 
 # Inference mode
@@ -274,7 +275,7 @@ def test_what_is_compiled_runs_as_it_is_and_the_profiler_is_quiet(tmp_path):
 # nn.parallel.comm
 
 
-def test_comm_writes_to_out_keeps_channels_last_and_checks_its_arguments(gpus):
+def test_comm_writes_to_out_and_keeps_channels_last(gpus):
     comm, out, X = torch.cuda.comm, [torch.empty(2, device=device) for device in (GPU0, GPU1)], torch.arange(6.0)
     assert [part.tolist() for part in comm.scatter(X, (0, 1), chunk_sizes=(4, 2))] == [[0, 1, 2, 3], [4, 5]]
     assert comm.broadcast(torch.ones(2), out=out)[1] is out[1] and out[1].tolist() == [1, 1]
@@ -286,22 +287,6 @@ def test_comm_writes_to_out_keeps_channels_last_and_checks_its_arguments(gpus):
     images = [torch.ones(2, 3, 4, 4, device=d).to(memory_format=torch.channels_last) for d in (GPU0, GPU1)]
     assert comm.gather(images).is_contiguous(memory_format=torch.channels_last)
     assert comm.gather([images[0], images[1].contiguous()]).is_contiguous()
-    for wrong, words in (
-        (lambda: comm.scatter(X, (0, 1), (2, 2, 2)), r"same length.*len\(devices\) = 2 and len\(chunk_sizes\) = 3"),
-        (lambda: comm.scatter(X, ()), "at least one device"),
-        (lambda: comm.scatter(X, (0, 1), chunk_sizes=(2, 2)), "to sum exactly to 6"),
-        (lambda: comm.scatter(X, (0, 1), streams=[None, torch.cuda.Stream(0)]), "stream at index 1"),
-        (lambda: comm.broadcast(torch.ones(3), out=out), "same shape as the source"),
-        (lambda: comm.broadcast(torch.ones(2), out=[torch.ones(2)]), "output tensor at index 0 has device 'cpu'"),
-        (lambda: comm.scatter(torch.ones(5), out=out), "Expected 5, but got total size 4"),
-        (lambda: comm.scatter(torch.ones(4, 1), out=out), "index 0 has incorrect shape"),
-        (lambda: comm.scatter(torch.ones(4), out=[]), "at least one output"),
-        (lambda: comm.gather(out, out=torch.empty(3)), "to have shape"),
-        (lambda: comm.gather([out[0], out[1][None]]), "same number of dimensions"),
-        (lambda: comm.gather(out, 1), "Dimension out of range"),
-    ):
-        with pytest.raises((RuntimeError, IndexError), match=words):
-            wrong()
 
 
 # Modules and operations
@@ -345,41 +330,9 @@ def test_storages_are_identities(gpus):
     assert y.untyped_storage().nbytes() == 4096
 
 
-@since("2.11")
-def test_complex_parameters_in_data_parallel(gpus):
-    net, X = nn.Linear(10, 10, dtype=torch.cfloat), torch.rand(4, 10, dtype=torch.cfloat)
-    expected = net(X)
-    out = nn.DataParallel(net.cuda())(X.cuda())
-    out.real.sum().backward()
-    torch.testing.assert_close(out.detach().cpu(), expected)
-    assert net.bias.grad.tolist() == [4] * 10
-
-
-def test_what_replaces_a_function_has_its_name(gpus):
-    """By which libraries put it back, after they have replaced it themselves."""
-    assert torch.zeros.__name__ == "zeros" and torch.cuda.is_available.__name__ == "is_available"
-
-
 # A CPU build says the same without virtual GPUs: C++ has nothing there that would keep a CUDA device.
 @pytest.mark.skipif(cpu_builds.CPU_BUILD, reason="a build without CUDA refuses FakeTensors of CUDA")
 def test_what_pytorch_makes_to_see_a_shape_starts_no_cuda():
     with virtual_gpus(2), FakeTensorMode():
         x = torch.empty(2, 3, device="cuda")
         assert x.T.contiguous().shape == (3, 2)
-
-
-def test_what_only_cuda_has_is_refused_unless_the_program_has_a_kernel(gpus):
-    x, dropout = torch.ones(2, device="cuda:1"), torch.ops.aten._fused_dropout
-    with pytest.raises(NotImplementedError, match=r'@torch.library.impl\("aten::_fused_dropout", "CPU"\)') as error:
-        dropout(x, 0.5)
-    assert "'CPU' backend" not in str(error.value)
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_fused_dropout", lambda x, p, generator=None: (p * x, x), "CPU")
-        assert dropout(x, 0.5)[0].device == GPU1 and dropout(x, 0.5)[0].tolist() == [0.5, 0.5]
-
-
-@pytest.mark.filterwarnings("ignore:virtual GPUs don't compile")
-def test_operators_that_compile_a_function_are_refused_in_words(gpus):
-    x = torch.ones(8, device="cuda")
-    with pytest.raises(NotImplementedError, match="cond takes a function and compiles it, and virtual GPUs"):
-        torch.cond(x.sum() > 2, torch.sin, torch.cos, (x,))

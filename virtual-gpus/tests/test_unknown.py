@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -58,12 +59,10 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_an_unknown_number_may_be_reckoned_with_and_shown(name):
-    said = set()
-    function, expected = SHOWN[name]
-    dry(lambda: said.add(function(drawn().item())))
-    assert said == {expected}
+def test_an_unknown_number_may_be_reckoned_with_and_shown():
+    said = {}
+    dry(lambda: said.update({name: show(drawn().item()) for name, (show, _) in SHOWN.items()}))
+    assert said == {name: expected for name, (_, expected) in SHOWN.items()}
 
 
 USES = {
@@ -79,22 +78,22 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("name", USES)
-def test_a_tensor_on_a_gpu_takes_an_unknown_number_and_has_a_gradient(name):
-    kinds = set()
+def test_a_tensor_on_a_gpu_takes_an_unknown_number_and_has_a_gradient():
+    found = {}
 
     def function():
-        w = torch.ones(4, device="cuda", requires_grad=True)
-        x = w * 1
-        y = USES[name](x, drawn().item())
-        y = x if y is None or isinstance(y, (list, tuple)) else y
-        kinds.add((y.device.type, y.dtype, str(y.sum().item())))
-        if y.requires_grad:
-            y.sum().backward()
-            assert w.grad.shape == w.shape
+        for name, use in USES.items():
+            w = torch.ones(4, device="cuda", requires_grad=True)
+            x = w * 1
+            y = use(x, drawn().item())
+            y = x if y is None or isinstance(y, (list, tuple)) else y
+            found[name] = y.device.type, y.dtype, str(y.sum().item())
+            if y.requires_grad:
+                y.sum().backward()
+                assert w.grad.shape == w.shape
 
     dry(function)
-    assert kinds == {("cuda", torch.float32, "?")}
+    assert found == dict.fromkeys(USES, ("cuda", torch.float32, "?"))
 
 
 def test_what_is_unknown_in_a_whole_number_is_not_taken_for_known():
@@ -127,21 +126,20 @@ def test_masks_positions_and_lengths_are_known_whatever_their_size():
     }
 
 
-FINITE = {
-    "isnan": lambda loss: bool(torch.isnan(loss).any()),
-    "isfinite": lambda loss: not torch.isfinite(loss).all(),
-    "inf": lambda loss: bool((loss == float("inf")).any()),
-    "x != x": lambda loss: bool((loss != loss).any()),
-    "math": lambda loss: math.isnan(loss.sum().item()),
-    "counted": lambda loss: bool(sum(torch.zeros(1, device="cuda") + torch.isinf(loss).any() for _ in range(3))),
-}
+FINITE = [
+    lambda loss: bool(torch.isnan(loss).any()),
+    lambda loss: not torch.isfinite(loss).all(),
+    lambda loss: bool((loss == float("inf")).any()),
+    lambda loss: bool((loss != loss).any()),
+    lambda loss: math.isnan(loss.sum().item()),
+    lambda loss: bool(sum(torch.zeros(1, device="cuda") + torch.isinf(loss).any() for _ in range(3))),
+]
 
 
-@pytest.mark.parametrize("name", FINITE)
-def test_numbers_are_taken_for_finite_and_the_prediction_says_where(name):
-    made = dry(lambda: FINITE[name](drawn(2_000_000)) and pytest.fail("not finite"))
-    [words] = made.assumed
-    assert words.startswith("no number is infinite or NaN: tested at test_unknown.py, line ")
+def test_numbers_are_taken_for_finite_and_the_prediction_says_where():
+    [words] = dry(lambda: any(test(drawn(2_000_000)) for test in FINITE) and pytest.fail("not finite")).assumed
+    lines = [f"test_unknown.py, line {test.__code__.co_firstlineno}" for test in FINITE]
+    assert words == f"no number is infinite or NaN: tested at {'; '.join(lines)}"
 
 
 def test_without_a_dry_run_no_values_are_kept_that_nobody_follows():
@@ -178,25 +176,17 @@ def test_a_backward_pass_takes_as_long_when_the_engine_is_called_as_such():
     """As pipelines of Megatron-LM do."""
 
     def by_hand(loss):
-        Variable._execution_engine.run_backward(
-            tensors=(loss,),
-            grad_tensors=(torch.ones_like(loss),),
-            keep_graph=False,
-            create_graph=False,
-            inputs=(),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        given = {"tensors": (loss,), "grad_tensors": (torch.ones_like(loss),), "inputs": (), "keep_graph": False}
+        options = {"create_graph": False, "allow_unreachable": True, "accumulate_grad": True}
+        Variable._execution_engine.run_backward(**given, **options)
 
     def program(backward):
         net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]).cuda()
         return lambda: backward(net(torch.zeros(2, 64, device="cuda")).sum())
 
-    times = [
-        dry_run(lambda backward=backward: program(backward), 2).seconds
-        for backward in (by_hand, lambda loss: loss.backward(torch.ones_like(loss)))
-    ]
-    assert times[0] == pytest.approx(times[1], rel=0.01)
+    ways = by_hand, lambda loss: loss.backward(torch.ones_like(loss))
+    seconds = [dry_run(partial(program, way), 2).seconds for way in ways]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:virtual GPUs don't compile")

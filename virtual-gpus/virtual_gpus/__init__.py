@@ -12,7 +12,7 @@ PyTorch is imported with the first of these names: the command line's help and p
 import importlib
 
 HOMES = {
-    "children": ["Setup", "handed_down"],
+    "children": ["LaunchConfig", "child_environment"],
     "clock.host": ["off_the_clock"],
     "clock.costs": ["pipeline_seconds", "ring_seconds", "round_seconds"],
     "clock.nccl": ["all_reduce_by_algorithm", "collective_channels", "collective_seconds"],

@@ -240,7 +240,7 @@ def assert_every_gpu_works(step: Callable[[], Any], devices: Sequence[torch.devi
     )
 
 
-def assert_equal_by_name(replicas, atol, advice):
+def assert_equal_by_name(replicas: list[dict], atol: float, advice: str) -> None:
     """Each dict of tensors in `replicas` has the names and, to `atol`, the values of the first."""
     need_tensors(replicas)
     assert_same_shapes(replicas, [f"replica {number}" for number in range(len(replicas))])
@@ -255,7 +255,7 @@ def assert_equal_by_name(replicas, atol, advice):
             )
 
 
-def assert_same_shapes(replicas, called):
+def assert_same_shapes(replicas: list[dict], called: list[str]) -> None:
     """Each dict of tensors in `replicas` has the names and shapes of the first, and no NaN, with which nothing agrees.
 
     `called` says what to call them.
@@ -273,12 +273,12 @@ def assert_same_shapes(replicas, called):
             fail_if(tensor.isnan().any(), f"{title} holds NaN in {name!r}")
 
 
-def on_cpu(value):
+def on_cpu(value: Any) -> Any:
     """`value` with each tensor in it detached and on the CPU."""
     return tree_map_only((nn.Module, torch.Tensor), one_on_cpu, value)
 
 
-def one_on_cpu(value):
+def one_on_cpu(value: Any) -> torch.Tensor:
     if isinstance(value, nn.Module):
         raise TypeError(
             f"a {type(value).__name__} is a module, and the checks want to know which of its tensors: pass "
@@ -287,14 +287,14 @@ def one_on_cpu(value):
     return value.detach().cpu()
 
 
-def two_or_more(replicas, what="replica"):
+def two_or_more(replicas: Iterable, what: str = "replica") -> list:
     replicas = list(replicas)
     if len(replicas) < 2:
         raise ValueError(f"{len(replicas)} {what}{'s' * (not replicas)}: pass two or more, there is nothing to compare")
     return replicas
 
 
-def need_tensors(replicas):
+def need_tensors(replicas: list[dict]) -> None:
     if not any(replicas):
         raise ValueError(
             f"none of the {len(replicas)} replicas has a tensor to look at. Was net.parameters() passed after an "
@@ -302,46 +302,46 @@ def need_tensors(replicas):
         )
 
 
-def largest_gap(a, b):
+def largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
     a, b = numbers(a), numbers(b)
     return torch.where(a == b, 0.0, (a - b).double()).abs().max().item() if len(a) else 0.0  # infinity - infinity: NaN
 
 
-def tensors(replica, buffers=False):
+def tensors(replica: Any, buffers: bool = False) -> dict[str, torch.Tensor]:
     """A replica's parameters by name, or all its tensors."""
     if isinstance(replica, nn.Module):
         return dict(replica.named_parameters()) | (dict(replica.named_buffers()) if buffers else {})
     return dict(replica) if isinstance(replica, dict) else {f"parameter {i}": t for i, t in enumerate(replica)}
 
 
-def numbers(tensor):
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's numbers, two for a complex one, in a row on the CPU; none is rounded: in float64, or in int64."""
     tensor = tensor.detach().cpu().resolve_conj()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.flatten().to(torch.float64 if tensor.is_floating_point() else torch.int64)
 
 
-def shape(tensor):
+def shape(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)}{' complex' * tensor.is_complex()}"
 
 
-def memory_of(tensor):
+def memory_of(tensor: Any) -> tuple[torch.device, int]:
     """What tells the storage that holds a tensor from all others."""
     storage = (tensor.inner if is_virtual(tensor) else tensor).untyped_storage()
     return tensor.device, storage.data_ptr() or storage._cdata  # on "meta" no storage has an address
 
 
-def span(tensor):
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage between which a tensor lies, (start, end); equal when it has no numbers."""
     start = tensor.storage_offset() * tensor.element_size()
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return start, start + (steps + 1) * tensor.element_size() if tensor.numel() else start
 
 
-def some(rows):
+def some(rows: Sequence) -> str:
     return f" ({', '.join(map(str, rows[:3]))}{' …' * (len(rows) > 3)})" if rows else ""
 
 
-def fail_if(wrong, message):
+def fail_if(wrong: Any, message: str) -> None:
     if wrong:
         raise AssertionError(message)

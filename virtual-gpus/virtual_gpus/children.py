@@ -1,6 +1,6 @@
 """The processes that a program starts have virtual GPUs, too: those of mp.spawn, of launchers, of a DataLoader.
 
-They find them in one environment variable, VIRTUAL_GPUS, which `handed_down` sets, together with the folder
+They find them in one environment variable, VIRTUAL_GPUS, which `child_environment` sets, together with the folder
 `startup`, first on PYTHONPATH. Python, as it starts, runs the `sitecustomize` in there, and that calls `inherit` as
 soon as the process has imported torch. Without the variable it does nothing: whoever takes it from the environment of
 a process keeps the virtual GPUs from it. (Nor do they reach a Python that ignores its environment, -E or -I.)
@@ -14,12 +14,12 @@ import json
 import os
 from typing import NamedTuple
 
-from virtual_gpus.environment import VARIABLE, naming
+from virtual_gpus.environment import VARIABLE, naming_gpus
 from virtual_gpus.machine import Machine
 from virtual_gpus.report import reporting
 
 
-class Setup(NamedTuple):
+class LaunchConfig(NamedTuple):
     """What the processes of a run have in common."""
 
     gpus: int | None  # how many GPUs each sees; None: as many as torchrun's local ranks, or else 4
@@ -37,20 +37,20 @@ class Setup(NamedTuple):
         return machine
 
 
-def handed_down(setup: Setup) -> contextlib.AbstractContextManager[None]:
-    """Inside, each process that is started has virtual GPUs as the Setup says, unless it gets another environment."""
-    return naming(setup._asdict())
+def child_environment(config: LaunchConfig) -> contextlib.AbstractContextManager[None]:
+    """Inside, each process that is started has virtual GPUs as `config` says, unless it gets another environment."""
+    return naming_gpus(config._asdict())
 
 
 def inherit() -> None:
     """Turn on the GPUs that were handed down to this process, until it ends."""
     value = os.environ[VARIABLE]
     try:
-        setup = Setup(**json.loads(value))
-        machine = setup.make()
+        config = LaunchConfig(**json.loads(value))
+        machine = config.make()
     except (ValueError, TypeError) as error:
         raise ValueError(f"the environment variable {VARIABLE}={value!r} names no virtual GPUs: {error}") from None
     machine.start()
     until_the_end = contextlib.ExitStack()
-    until_the_end.enter_context(reporting(machine, setup, inherited=True))
+    until_the_end.enter_context(reporting(machine, config, inherited=True))
     atexit.register(until_the_end.close)

@@ -59,7 +59,6 @@ OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacke
 HigherOrderOperator = torch._ops.HigherOrderOperator  # torch.cond, flex_attention
 decomposition_table = torch._decomp.decomposition_table  # operations in Python, made of others
 tree_map_only = torch.utils._pytree.tree_map_only
-canonicalize_dim = torch._prims_common.canonicalize_dim  # PyTorch's words for a dimension that there isn't
 alert_not_deterministic = torch._prims_common.alert_not_deterministic
 
 # Tensors, modules and autograd

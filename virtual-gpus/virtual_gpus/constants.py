@@ -9,7 +9,7 @@ A storage's `constant` has its values, in the order of its memory; or the one th
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def invalidate_constants(tensors: Iterable[Tensor]) -> None:
         tensor.untyped_storage().constant = None
 
 
-def propagate_constants(func, args: Sequence, kwargs: dict, out: Any) -> None:
+def propagate_constants(func: Callable, args: Sequence, kwargs: dict, out: Any) -> None:
     """After func(*args, **kwargs) on meta tensors gave `out`: track its values if those of all inputs are known."""
     inputs = list(tensors_in((*args, *kwargs.values())))
     constants = {id(tensor): constant_of(tensor) for tensor in inputs}
@@ -103,7 +103,9 @@ def propagate_constants(func, args: Sequence, kwargs: dict, out: Any) -> None:
         invalidate_constants(written(func, args, kwargs))
 
 
-def track(func, name: str, args: Sequence, kwargs: dict, constants: dict[int, Tensor], outputs: list[Tensor]) -> None:
+def track(
+    func: Callable, name: str, args: Sequence, kwargs: dict, constants: dict[int, Tensor], outputs: list[Tensor]
+) -> None:
     """`outputs`, and what func writes to, have the values that it gives of `constants`, of its inputs by their ids."""
     targets = written(func, args, kwargs)
     if any(constant.numel() > LIMIT for constant in constants.values()):
@@ -121,7 +123,7 @@ def track(func, name: str, args: Sequence, kwargs: dict, constants: dict[int, Te
             set_constant(tensor, values.to(tensor.dtype).expand(tensor.shape), follows=True)
 
 
-def written(func, args: Sequence, kwargs: dict) -> list[Tensor]:
+def written(func: Callable, args: Sequence, kwargs: dict) -> list[Tensor]:
     """The tensors that func(*args, **kwargs) writes to."""
     if not (hasattr(func, "_schema") and func._schema.is_mutable):
         return []
@@ -131,7 +133,7 @@ def written(func, args: Sequence, kwargs: dict) -> list[Tensor]:
     return list(tensors_in([given[name] for name in writes if name in given]))
 
 
-def call_by_values(func, args: Sequence, kwargs: dict) -> Any:
+def call_by_values(func: Callable, args: Sequence, kwargs: dict) -> Any:
     """func(*args, **kwargs), the shape of whose result depends on values, if all are known; or None."""
     if any(constant_of(tensor) is None for tensor in tensors_in((*args, *kwargs.values()))):
         return None

@@ -1,4 +1,4 @@
-"""The environment of processes that are started: what says which virtual GPUs they have, see `inheriting`."""
+"""The environment of processes that are started: what says which virtual GPUs they have, see `children`."""
 
 import contextlib
 import json
@@ -11,11 +11,11 @@ STARTUP = Path(__file__).with_name("startup")
 
 
 @contextlib.contextmanager
-def naming(setup: dict) -> Iterator[None]:
-    """Inside, a process that is started has the virtual GPUs of `setup`, the fields of a Setup."""
+def naming_gpus(config: dict) -> Iterator[None]:
+    """Inside, a process that is started has the virtual GPUs of `config`, the fields of a LaunchConfig."""
     path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
     before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
-    os.environ.update({VARIABLE: json.dumps(setup), "PYTHONPATH": path})
+    os.environ.update({VARIABLE: json.dumps(config), "PYTHONPATH": path})
     try:
         yield
     finally:
@@ -25,7 +25,7 @@ def naming(setup: dict) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def of_rank(rank: int, n: int, per_node: int, port: int, run: str) -> dict[str, str]:
+def torchrun_environment(rank: int, n: int, per_node: int, port: int, run: str) -> dict[str, str]:
     """What torchrun tells rank `rank` of `n`, of which it starts `per_node` on each node, in the environment."""
     node, local = divmod(rank, per_node)
     numbers = {

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from virtual_gpus.compat import Generator, OpOverload
 from virtual_gpus.frames import program_line
-from virtual_gpus.ops.native_functions import is_iterated, is_structured, takes_scalar
+from virtual_gpus.ops.native_functions import is_iterated, is_structured, named_arguments, takes_scalar
 from virtual_gpus.state import current
 from virtual_gpus.tree import tensors_in
 
@@ -64,13 +64,6 @@ def no_cpu_kernel(func: OpOverload) -> NotImplementedError:
     )
 
 
-def not_compiled(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that take tensors, "
-        "or a real GPU."
-    )
-
-
 CAPTURE_ERRORS = {  # {number: (its name, what cudaGetErrorString says)}
     900: ("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
     901: ("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"),
@@ -111,26 +104,26 @@ def check_gradient(grad: Tensor | None, tensor: Tensor) -> None:
 
 
 def check_devices(
-    func: OpOverload, args: tuple, kwargs: dict, gpu: "VirtualGPU", misplaced: Sequence[Tensor]
+    func: OpOverload, args: tuple, kwargs: dict, gpu: "VirtualGPU", elsewhere: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Raise PyTorch's own error for `misplaced` tensors, which are not on `gpu`, unless the operation takes them.
+    """Raise PyTorch's own error for the tensors `elsewhere`, which are not on `gpu`, unless the operation takes them.
 
     Returns those that it copies to `gpu`: it hands over scalars with the call, and copies indices.
     """
-    misplaced = [tensor for tensor in misplaced if not is_scalar_operand(func, args, kwargs, tensor)]
-    if not misplaced:
+    elsewhere = [tensor for tensor in elsewhere if not is_scalar_operand(func, args, kwargs, tensor)]
+    if not elsewhere:
         return []
-    name, by_argument = func.overloadpacket.__name__, list(tensors_by_argument(func, args, kwargs))
+    name, by_argument = func.overloadpacket.__name__, tensors_by_argument(func, args, kwargs)
     if name in INDEXING:
         check_indices(args[0], args[1], args[2:3])
-        return misplaced
+        return elsewhere
     if name == "block_diag":
         raise RuntimeError(scattered_blocks(*args))
     if is_iterated(func):
-        argument = next(argument for argument, tensor in by_argument if tensor is misplaced[0])
-        if name in ("addcmul", "addcmul_") and argument in NO_NUMBER and is_cpu_scalar(misplaced[0]):
+        argument = next(argument for argument, tensor in by_argument if tensor is elsewhere[0])
+        if name in ("addcmul", "addcmul_") and argument in NO_NUMBER and is_cpu_scalar(elsewhere[0]):
             raise RuntimeError(NO_NUMBER[argument])
-        raise two_devices(gpu.device, misplaced[0].device)
+        raise two_devices(gpu.device, elsewhere[0].device)
     (_, first), *others = by_argument
     argument, other = next((argument, tensor) for argument, tensor in others if tensor.device != first.device)
     if name == "convolution" and "cpu" in (first.device.type, other.device.type):
@@ -152,11 +145,9 @@ def two_devices(first: torch.device, second: torch.device) -> RuntimeError:
     )
 
 
-def tensors_by_argument(func: OpOverload, args: tuple, kwargs: dict) -> Iterator[tuple[str, Tensor]]:
+def tensors_by_argument(func: OpOverload, args: tuple, kwargs: dict) -> list[tuple[str, Tensor]]:
     """(the argument's name, tensor) for all tensors that an operation is given."""
-    for name, value in (*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()):
-        for tensor in tensors_in([value]):
-            yield name, tensor
+    return [(name, t) for name, value in named_arguments(func, args, kwargs).items() for t in tensors_in([value])]
 
 
 def is_cpu_scalar(tensor: Tensor) -> bool:
@@ -257,7 +248,7 @@ def check_generator(generator: Generator, gpu: "VirtualGPU | None") -> None:
     """PyTorch's error unless `generator` belongs to `gpu` (None: the CPU)."""
     owner = getattr(GENERATORS.get(generator._cdata), "gpu", None)
     if owner is not gpu:
-        wanted, found = (("cpu" if g is None else "cuda") for g in (gpu, owner))
-        if wanted != found:
-            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+        expected, actual = (("cpu" if g is None else "cuda") for g in (gpu, owner))
+        if expected != actual:
+            raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{actual}'")
         raise RuntimeError(f"Expected a '{gpu.device}' generator device but found '{owner.device}'")

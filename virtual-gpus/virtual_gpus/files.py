@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 try:
     import fcntl
@@ -44,22 +45,20 @@ def locked(path: str | os.PathLike, seconds: float = 60.0) -> Iterator[None]:
     path, deadline = Path(path), time.monotonic() + seconds
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.lock")
-    while True:
-        if (lock := take(beside)) is not None:
-            try:
-                yield
-            finally:
-                if fcntl is None:
-                    lock.close()  # or else Windows keeps the file
-                beside.unlink(missing_ok=True)
-                lock.close()
-            return
+    while (lock := try_lock(beside)) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has kept {beside} for {seconds:.0f} s")
         time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if fcntl is None:
+            lock.close()  # or else Windows keeps the file
+        beside.unlink(missing_ok=True)
+        lock.close()
 
 
-def take(beside):
+def try_lock(beside: Path) -> TextIO | None:
     """The open file `beside`, if this process has got it as its lock, or None."""
     if fcntl is None:
         with contextlib.suppress(FileExistsError):
@@ -83,7 +82,7 @@ def private_folder(name: str) -> Path:
         path.mkdir(0o700)
     if not hasattr(os, "getuid"):  # Windows, where each user has such a folder
         return path
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
         raise PermissionError(f"{path} is not a folder that only you can enter: remove it")
     return path

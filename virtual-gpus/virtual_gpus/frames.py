@@ -3,6 +3,7 @@
 import dis
 import os
 import sys
+import traceback
 import types
 
 import torch
@@ -41,10 +42,8 @@ def outside(frame: types.FrameType | None, modules: tuple[str, ...]) -> types.Fr
 def called_by_serialization() -> bool:
     """Whether torch.load or torch.save is running. What a `map_location` function does to a storage is allowed only
     there; and what can be sent to other processes can't always be saved."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.serialization":
-        frame = frame.f_back
-    return frame is not None
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(frame.f_globals.get("__name__") == "torch.serialization" for frame in frames)
 
 
 def program_place() -> tuple[str, int]:

@@ -14,7 +14,7 @@ from virtual_gpus.constants import call_by_values, propagate_constants
 from virtual_gpus.errors import GENERATORS, check_waiting, no_cpu_kernel, no_values
 from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.meta_cache import cached_call, key_of
-from virtual_gpus.ops.device_asserts import asserted, is_assert
+from virtual_gpus.ops.device_asserts import is_assert, record_assert
 
 if TYPE_CHECKING:
     from virtual_gpus.machine import Machine
@@ -32,7 +32,7 @@ class VirtualGPU:
     def __init__(self, number: int, machine: "Machine"):
         self.number, self.machine = number, machine
         self.ledger = Ledger(number, machine.spec.memory)
-        self.number_as(number)
+        self.set_index(number)
         self.generator = VirtualGenerator(gpu=self)
         self.streams, self.current_stream = [], CurrentStream()
         self.communicators = []  # of many processes, see `communicator`: each has a stream of its own
@@ -40,7 +40,7 @@ class VirtualGPU:
         self.callbacks = None  # the stream of what is added to their futures, if anything is
         Stream(gpu=self)  # the default one enters itself as the first
 
-    def number_as(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """Have the program know it as cuda:`index`."""
         self.index = self.ledger.index = index
         self.device = torch.device("cuda", index)
@@ -76,12 +76,12 @@ class VirtualGPU:
         except (RuntimeError, IndexError) as error:
             dry = machine.rendezvous is not None and isinstance(error, NotImplementedError)
             out = call_by_values(func, args, kwargs) if dry else None
-            better = None if out is not None else self.explained(error, func)
-            if better is not None:
-                raise better from error
-            if out is None and not is_assert(func, error):
-                raise
-            out = asserted(machine, func, args, kwargs, error) if out is None else out
+            if out is None:
+                if (better := self.explain_error(error, func)) is not None:
+                    raise better from error
+                if not is_assert(func, error):
+                    raise
+                out = record_assert(machine, func, args, kwargs, error)
         machine.clock.record_op(self, func, args, kwargs, out, key)
         if machine.rendezvous is not None:
             propagate_constants(func, args, kwargs, out)
@@ -99,7 +99,7 @@ class VirtualGPU:
         else:
             capture.call(function, *args)
 
-    def explained(self, error: Exception, func: Callable) -> Exception | None:
+    def explain_error(self, error: Exception, func: Callable) -> Exception | None:
         """An error that says more than `error` about a virtual GPU, or None."""
         if self.backing.type == "meta" and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             return no_values(str(func.overloadpacket if hasattr(func, "overloadpacket") else func.__name__))
@@ -119,6 +119,25 @@ class VirtualGPU:
         return None
 
 
+ASKED, SEEDED = (  # CUDAGeneratorImpl.cpp
+    "Cannot call CUDAGeneratorImpl::{} during CUDA graph capture. If you need this call to be captured, please file an "
+    "issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive",
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+    "original seed. (virtual GPU: and not even then)",
+)
+
+
+def not_captured(name: str, refusal: str) -> Callable:
+    """Generator's method `name`; while its GPU captures a CUDA graph, whose replay draws other numbers, an error."""
+
+    def call(self, *args):
+        if self.gpu.capturing() is not None:
+            raise RuntimeError(refusal)
+        return getattr(Generator, name)(self, *args)
+
+    return call
+
+
 class VirtualGenerator(Generator):
     """torch.Generator(device='cuda:i')."""
 
@@ -131,40 +150,10 @@ class VirtualGenerator(Generator):
 
     device = property(lambda self: self.gpu.device)
 
-    def check_capture(self, call: str) -> None:
-        """What CUDA says of calls that ask for the seed, for a replay has come further. (CUDAGeneratorImpl.cpp)"""
-        if self.gpu.capturing() is not None:
-            raise RuntimeError(
-                f"Cannot call CUDAGeneratorImpl::{call} during CUDA graph capture. If you need this call to be "
-                "captured, please file an issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
-            )
-
-    def get_state(self) -> torch.Tensor:
-        self.check_capture("current_seed")
-        return super().get_state()
-
-    def initial_seed(self) -> int:
-        self.check_capture("current_seed")
-        return super().initial_seed()
-
-    def seed(self) -> int:
-        self.check_capture("seed")
-        return super().seed()
-
-    def check_seed(self) -> None:
-        if self.gpu.capturing() is not None:
-            raise RuntimeError(
-                "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same "
-                "as the original seed. (virtual GPU: and not even then)"
-            )
-
-    def set_state(self, state: torch.Tensor) -> torch.Generator:
-        self.check_seed()
-        return super().set_state(state)
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        self.check_seed()
-        return super().manual_seed(seed)
+    get_state = not_captured("get_state", ASKED.format("current_seed"))
+    initial_seed = not_captured("initial_seed", ASKED.format("current_seed"))
+    seed = not_captured("seed", ASKED.format("seed"))
+    set_state, manual_seed = not_captured("set_state", SEEDED), not_captured("manual_seed", SEEDED)
 
     def refuse(self, *args: Any) -> NoReturn:
         raise RuntimeError(
@@ -185,11 +174,11 @@ def generator_on(device: torch.device, state: torch.Tensor) -> torch.Generator:
     return torch.Generator(device).set_state(state)
 
 
-def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> None:
-    """An error if one of the GPUs captures, and CUDA, or we, can't do this copy then."""
+def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str, non_blocking: bool) -> Any:
+    """The graphs.Capture that a copy is part of, or None; an error if CUDA, or we, can't do this copy in one."""
     capture = next((c for c in (gpu.capturing() for gpu in (source, target) if gpu is not None) if c is not None), None)
     if capture is None:
-        return
+        return None
     if source is not None and target is not None:
         raise RuntimeError("virtual GPUs capture what one GPU does, without copies to another")
     if memory != "pinned":  # aten/src/ATen/native/cuda/Copy.cu
@@ -199,6 +188,7 @@ def check_copy(source: VirtualGPU | None, target: VirtualGPU | None, memory: str
         )
     if not non_blocking:
         raise capture.refusal()
+    return capture
 
 
 def record_copy(

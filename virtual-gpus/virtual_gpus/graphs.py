@@ -69,7 +69,9 @@ class Slot:
         return view(self.register.storage() or values[self.register], *self.where)
 
 
-def view(storage: torch.UntypedStorage, offset: int, shape: Sequence[int], stride: Sequence[int], dtype) -> Tensor:
+def view(
+    storage: torch.UntypedStorage, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> Tensor:
     tensor = empty_strided((0,), (1,), dtype=dtype, device=storage.device)
     return Base.set_(tensor, storage, offset, shape, stride)
 

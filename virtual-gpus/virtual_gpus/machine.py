@@ -37,12 +37,7 @@ class Traffic(Counter):
 
     def total(self, source: Any = None, target: Any = None) -> int:
         """Bytes copied from `source` to `target`, each a device or its name; None: any."""
-        wanted = [None if end is None else str(end) for end in (source, target)]
-        return sum(
-            nbytes
-            for ends, nbytes in self.items()
-            if all(w in (None, end) for w, end in zip(wanted, ends, strict=True))
-        )
+        return sum(n for (start, end), n in self.items() if str(source or start) == start and str(target or end) == end)
 
 
 class Machine:
@@ -116,7 +111,7 @@ class Machine:
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
         self.found = False
-        self.visible, self.settled = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
+        self.visible, self.cuda_started = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
         self.asserted: str | None = None  # what a kernel has found wrong, which the host may not know yet
         # makes the error of every further use, after that or in a fork
@@ -138,7 +133,7 @@ class Machine:
     @property
     def gpus(self) -> list[VirtualGPU]:
         """The GPUs that a program sees, cuda:0 first: what CUDA_VISIBLE_DEVICES says counts until CUDA has started."""
-        if self.found and not self.settled:
+        if self.found and not self.cuda_started:
             self.visible = os.environ.get(VISIBLE)
             numbers = range(len(self.installed)) if self.visible is None else parse_visible_devices()
             if any(isinstance(number, str) for number in numbers):
@@ -146,12 +141,12 @@ class Machine:
             there = itertools.takewhile(lambda number: number < len(self.installed), numbers)  # as CUDA, up to the
             self.seen = [self.installed[number] for number in there]  # first that there isn't
             for index, gpu in enumerate(self.seen):
-                gpu.number_as(index)
+                gpu.set_index(index)
         return self.seen
 
-    def settle(self) -> list[VirtualGPU]:
+    def start_cuda(self) -> list[VirtualGPU]:
         """CUDA starts, and reads CUDA_VISIBLE_DEVICES: the GPUs that the program sees from now on."""
-        seen, self.settled = self.gpus, True
+        seen, self.cuda_started = self.gpus, True
         return seen
 
     @property
@@ -196,7 +191,7 @@ class Machine:
 
     def use(self) -> None:
         """The program asks for a GPU. RuntimeError if it sees none."""
-        if not self.settle():
+        if not self.start_cuda():
             raise RuntimeError(f"No CUDA GPUs are available{self.hidden()}")
         self.used = True
 

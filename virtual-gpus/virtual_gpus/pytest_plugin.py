@@ -28,18 +28,18 @@ def pytest_itemcollected(item):
 def virtual_gpus(request, monkeypatch):
     """The machine whose GPUs are on until the test ends: as many and such as its mark `virtual_gpus` says."""
     # Here: pytest loads plugins in every run, whatever is tested, and this imports PyTorch.
-    from virtual_gpus import Setup, handed_down
+    from virtual_gpus import LaunchConfig, child_environment
 
     mark = request.node.get_closest_marker("virtual_gpus") or pytest.mark.virtual_gpus(4).mark
     try:
         if len(mark.args) != 1:
             raise ValueError("say how many, and the rest by name, as in virtual_gpus(4, gpu='A100-80')")
-        setup = Setup(*mark.args, mark.kwargs)
-        machine = setup.make()
+        config = LaunchConfig(*mark.args, mark.kwargs)
+        machine = config.make()
     except (ValueError, TypeError) as error:
         pytest.fail(f"the mark {written(mark)} names no virtual GPUs: {error}", pytrace=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with handed_down(setup), machine:
+    with child_environment(config), machine:
         yield machine
 
 

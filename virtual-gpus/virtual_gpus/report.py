@@ -26,22 +26,22 @@ from virtual_gpus.memory.ledger import readable
 from virtual_gpus.state import current
 
 if TYPE_CHECKING:
-    from virtual_gpus.children import Setup
+    from virtual_gpus.children import LaunchConfig
 
 HEAD, TAIL = '{"displayTimeUnit": "ms", "otherData": ', "\n]}\n"  # of a trace: an event a line between them
 PIDS = 1000  # numbers of processes in a trace, for each that there really was
 
 
 @contextlib.contextmanager
-def reporting(machine: Machine, setup: "Setup", inherited: bool = False) -> Iterator[None]:
-    """Around a program: at its end what the Setup wants to know, also where it fails.
+def reporting(machine: Machine, config: "LaunchConfig", inherited: bool = False) -> Iterator[None]:
+    """Around a program: at its end what the LaunchConfig wants to know, also where it fails.
 
     inherited: this process was started by another one on virtual GPUs; if it has used none it says nothing.
     """
     steps, failed, process = [], True, os.getpid()
-    hook = register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed()))
     try:
-        yield
+        with register_optimizer_step_post_hook(lambda *args: steps.append(machine.elapsed())):
+            yield
         failed = False
     except SystemExit as end:
         failed = bool(end.code)
@@ -50,13 +50,12 @@ def reporting(machine: Machine, setup: "Setup", inherited: bool = False) -> Iter
         failed = False
         raise
     finally:
-        hook.remove()
         name, timeline = process_name(machine, inherited), machine.timeline
         speaks = os.getpid() == process and (timeline.events or not inherited)  # not in a fork
-        if setup.trace and speaks:
-            add_trace(setup, name, timeline)
-        if setup.account and speaks:
-            add_account(setup, name, machine, steps, failed, inherited)
+        if config.trace and speaks:
+            add_trace(config, name, timeline)
+        if config.account and speaks:
+            add_account(config, name, machine, steps, failed, inherited)
 
 
 def gather_timeline(group: "dist.ProcessGroup | None" = None) -> list[Timeline] | None:
@@ -83,25 +82,25 @@ def number_in(name: str) -> int:
     return int(name.rpartition(" ")[2] or 0)
 
 
-def attempt(setup: "Setup") -> str:
+def attempt_id(config: "LaunchConfig") -> str:
     """What tells this run from others, and from those before torchrun started its processes again."""
-    return f"{setup.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return f"{config.run} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
-def add_trace(setup: "Setup", name: str, timeline: Timeline) -> None:
+def add_trace(config: "LaunchConfig", name: str, timeline: Timeline) -> None:
     """Add this process to the file of the run's trace. A file of another run is replaced."""
-    path, run = Path(setup.trace), attempt(setup)
+    path, run = Path(config.trace), attempt_id(config)
     owner, first = (f"{name}, ", PIDS * (number_in(name) + 1)) if name else ("", 0)
     with locked(path):
-        there, lines = read_trace(path)
-        if there["run"] != run or name in there["processes"]:
-            there, lines = {"run": run, "processes": []}, ""
+        owners, lines = read_trace(path)
+        if owners["run"] != run or name in owners["processes"]:
+            owners, lines = {"run": run, "processes": []}, ""
         if timeline.events:
-            there["processes"].append(name)
+            owners["processes"].append(name)
         events = timeline.trace_events(0.0, owner, first)
         lines = ",\n".join(filter(None, [lines, *map(json.dumps, events)]))
         with replacing(path) as new:
-            new.write_text(f'{HEAD}{json.dumps(there)}, "traceEvents": [\n{lines}{TAIL}')
+            new.write_text(f'{HEAD}{json.dumps(owners)}, "traceEvents": [\n{lines}{TAIL}')
 
 
 def read_trace(path: Path) -> tuple[dict, str]:
@@ -109,13 +108,15 @@ def read_trace(path: Path) -> tuple[dict, str]:
     text = path.read_text(errors="replace") if path.exists() else ""
     head, _, lines = text.partition("\n")
     try:
-        there = json.loads(head + "]}")["otherData"]
-        return {"run": there["run"], "processes": there["processes"]}, lines.removesuffix(TAIL)
+        owners = json.loads(head + "]}")["otherData"]
+        return {"run": owners["run"], "processes": owners["processes"]}, lines.removesuffix(TAIL)
     except (ValueError, KeyError, TypeError):
         return {"run": None, "processes": []}, ""
 
 
-def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float], failed: bool, inherited: bool) -> None:
+def add_account(
+    config: "LaunchConfig", name: str, machine: Machine, steps: list[float], failed: bool, inherited: bool
+) -> None:
     """Say what the GPUs did, when the last of this computer's ranks ends.
 
     One that fails says at once what there is to say, because the others may be ended with it. Processes that are no
@@ -125,37 +126,37 @@ def add_account(setup: "Setup", name: str, machine: Machine, steps: list[float],
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks)) if name else 0
     helps = inherited and machine.rank is None
     try:
-        said = together(setup, mine, 0 if failed else math.inf if helps else ranks)
+        accounts = gather_accounts(config, mine, 0 if failed else math.inf if helps else ranks)
     except OSError as error:
         print(f"--account: {error}", file=sys.stderr)
-        said = mine
-    if said:
-        print(in_words(machine, said), file=sys.stderr, flush=True)
+        accounts = mine
+    if accounts:
+        print(in_words(machine, accounts), file=sys.stderr, flush=True)
 
 
-def together(setup: "Setup", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
+def gather_accounts(config: "LaunchConfig", mine: dict[str, list[str]], needed: float) -> dict[str, list[str]]:
     """The accounts that this computer's processes have left, and `mine`, if there are as many as `needed`; otherwise
     none, and mine is left, too."""
-    key, run = f"{setup.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt(setup)
+    key, run = f"{config.run} {os.environ.get('GROUP_RANK', 0)}".encode(), attempt_id(config)
     path = private_folder("virtual-gpus") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     with locked(path):
-        there = read_accounts(path, run)
-        if there.keys() & mine.keys():  # left by an earlier run, which was ended
-            there = {}
-        there |= mine
-        if len(there) >= needed:
+        accounts = read_accounts(path, run)
+        if accounts.keys() & mine.keys():  # left by an earlier run, which was ended
+            accounts = {}
+        accounts |= mine
+        if len(accounts) >= needed:
             path.unlink(missing_ok=True)
-            return there
+            return accounts
         with replacing(path) as new:
-            new.write_text(json.dumps({"run": run, "accounts": there}))
+            new.write_text(json.dumps({"run": run, "accounts": accounts}))
         return {}
 
 
 def read_accounts(path: Path, run: str) -> dict[str, list[str]]:
     """The accounts {name: lines} that processes of this `run` have left at `path`; none if there is anything else."""
     try:
-        there = json.loads(path.read_text(errors="replace"))
-        return {name: list(map(str, lines)) for name, lines in there["accounts"].items() if there["run"] == run}
+        file = json.loads(path.read_text(errors="replace"))
+        return {name: list(map(str, lines)) for name, lines in file["accounts"].items() if file["run"] == run}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

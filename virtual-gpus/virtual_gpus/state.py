@@ -41,7 +41,7 @@ def find(device: torch.device | str | int | None) -> "VirtualGPU | None":
     machine = current()
     if machine is None or device is None or get_dispatch_mode(TorchDispatchModeKey.FAKE) is not None:
         return None
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if found.type != "cuda":
+    named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if named.type != "cuda":
         return None
-    return machine.gpu(current_index() if found.index is None else found.index)
+    return machine.gpu(current_index() if named.index is None else named.index)

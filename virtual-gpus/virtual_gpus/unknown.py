@@ -244,10 +244,13 @@ def decided(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of `func` with numbers in the place of unknown ones: any, or what the program takes those for on
     which a shape or an index depends."""
     if func.__name__ in ("__getitem__", "__setitem__"):
-        args = args[0], known_index(args[1]), *args[2:]
+        if any(isinstance(tensor, UnknownTensor) for tensor in tensors_in(args[1:2])):
+            raise no_values("an index")
+        args = args[0], tree_map_only(UnknownScalar, UnknownScalar.decide, args[1]), *args[2:]
     elif func.__name__ not in ARITHMETIC:
         check_shapes(func, args, kwargs)
-        args, kwargs = tree_map_only(UnknownScalar, whole_numbers_decided, (args, kwargs))
+        # a whole number may be a size or an index, which nothing stands in for
+        args, kwargs = tree_map_only(UnknownScalar, lambda n: n if n.kind is float else n.decide(), (args, kwargs))
     return tree_map_only(UnknownScalar, stand_in, (args, kwargs))
 
 
@@ -281,17 +284,6 @@ def taking_unknown(function: Callable, answer: Any = None) -> Callable:
 
 def stand_in(number: UnknownScalar) -> Number:
     return {float: math.nan, int: 1, bool: True}[number.kind]
-
-
-def whole_numbers_decided(number: UnknownScalar) -> UnknownScalar | Number:
-    """One that might be a size or an index is not passed on."""
-    return number if number.kind is float else number.decide()
-
-
-def known_index(index: Any) -> Any:
-    if any(isinstance(tensor, UnknownTensor) for tensor in tensors_in((index,))):
-        raise no_values("an index")
-    return tree_map_only(UnknownScalar, UnknownScalar.decide, index)
 
 
 def check_shapes(func: Callable, args: tuple, kwargs: dict) -> None:

@@ -108,10 +108,11 @@ def same_networks(net, expected, tolerance=1e-9):
 
 
 def raises(kind, words, function, *args, **kwargs):
+    """An error of that kind, with these words: one text, or several."""
     try:
         function(*args, **kwargs)
     except kind as error:
-        assert words in str(error), error
+        assert all(each in str(error) for each in ([words] if isinstance(words, str) else words)), error
         return
     raise AssertionError(f"nothing was raised that says {words!r}")
 

@@ -5,7 +5,8 @@ Run by torchrun; with names of checks as arguments, only those.
 
 import sys
 
-import collectives  # noqa: F401, their checks enter themselves
+import asserted  # noqa: F401, their checks enter themselves
+import collectives  # noqa: F401
 import graphed  # noqa: F401
 import grouped  # noqa: F401
 import placed  # noqa: F401

@@ -1,11 +1,7 @@
-"""When collective operations run, on one clock for all ranks: run by torchrun. Each rank prints one line of JSON.
-
-With the argument "mistakes", those of mistakes.py come next.
-"""
+"""When collective operations run, on one clock for all ranks. Each rank prints one line of JSON."""
 
 import json
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -87,12 +83,7 @@ def main():
     }
     found["elapsed"] = current().elapsed()
     print(f"rank {rank} {json.dumps(found)}\n", end="", flush=True)
-    if "mistakes" in sys.argv:
-        import mistakes  # which watches what is made from here on
-
-        mistakes.make_all(rank)
-    else:
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ import threading
 import uuid
 from collections.abc import Iterator
 
-from virtual_gpus.children import Setup, handed_down
-from virtual_gpus.cli.main import FAILED, INTERRUPTED
+from virtual_gpus.children import LaunchConfig, child_environment
+from virtual_gpus.cli.main import FAILED, INTERRUPTED, machine_options
 from virtual_gpus.cli.processes import NOT_THE_FIRST
-from virtual_gpus.cli.rank import settle_in
+from virtual_gpus.cli.rank import become_rank
 from virtual_gpus.cli.tracebacks import show, where
 from virtual_gpus.report import machine_in_words, reporting
 
-OF_TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+TORCHRUN_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 ANOTHER_HAS_GONE = "another rank has gone"  # what a communicator says
 HINT = """
 {program} expects torchrun, which starts a process for each GPU. On virtual GPUs that is: \
@@ -30,13 +30,13 @@ virtual-gpus run -n {gpus} {program}"""
 
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit status."""
-    launched, setup = settle_in(), setup_of(options)
-    with handed_down(setup), setup.make() as machine:
+    launched, config = become_rank(), config_of(options)
+    with child_environment(config), config.make() as machine:
         alone = "RANK" not in os.environ
         if alone:
             print(f"{machine_in_words(machine)}: values are real, times are modelled", file=sys.stderr, flush=True)
         try:
-            with reporting(machine, setup), no_interrupt_lost():
+            with reporting(machine, config), no_interrupt_lost():
                 run_program(options)
         except KeyboardInterrupt as error:
             if alone:
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
             return INTERRUPTED
         except Exception as error:
             if launched and ANOTHER_HAS_GONE in str(error):  # which has said why
-                said = str(error).partition(ANOTHER_HAS_GONE)[0]
-                print(f"{said}{ANOTHER_HAS_GONE}, in {where(error)}", file=sys.stderr)
+                rank, _, _ = str(error).partition(ANOTHER_HAS_GONE)
+                print(f"{rank}{ANOTHER_HAS_GONE}, in {where(error)}", file=sys.stderr)
                 return NOT_THE_FIRST
             show(error)
             if alone and asks_for_torchrun(error):
@@ -56,10 +56,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def setup_of(options: argparse.Namespace) -> Setup:
-    names = ("gpu", "link", "network", "host", "software")
-    machine = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return Setup(options.gpus, machine, options.trace, options.account, run_id())
+def config_of(options: argparse.Namespace) -> LaunchConfig:
+    return LaunchConfig(options.gpus, machine_options(options), options.trace, options.account, run_id())
 
 
 def run_id() -> str:
@@ -74,7 +72,7 @@ def run_id() -> str:
 def asks_for_torchrun(error: Exception) -> bool:
     """Whether it is about a variable that torchrun sets, read from os.environ or by torch.distributed."""
     missing = error.args[:1] if isinstance(error, KeyError) else ()
-    return any(name in missing or f"environment variable {name} expected" in str(error) for name in OF_TORCHRUN)
+    return any(name in missing or f"environment variable {name} expected" in str(error) for name in TORCHRUN_VARIABLES)
 
 
 def run_program(options: argparse.Namespace) -> None:
@@ -95,12 +93,12 @@ def no_interrupt_lost() -> Iterator[None]:
     The first happens in a `__del__`, as each block of memory has one, the second where PyTorch's futures call Python.
     """
 
-    def again(lost: "sys.UnraisableHookArgs") -> None:
+    def interrupt_later(lost: "sys.UnraisableHookArgs") -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             return before(lost)
         threading.Timer(0.01, _thread.interrupt_main).start()  # once this is left
 
-    before, sys.unraisablehook = sys.unraisablehook, again
+    before, sys.unraisablehook = sys.unraisablehook, interrupt_later
     try:
         yield
     except RuntimeError as error:

@@ -39,7 +39,8 @@ the options; [tool.virtual-gpus] in pyproject.toml sets them for a project, such
 COMMANDS = {"run": "processes", "plan": "plan", "gpus": "tables", "topo": "tables", "": "launch"}
 LINK_NAMES = ["nvlink", "pcie", *LINKS, *MACHINES]
 # Options that pyproject.toml may set
-IN_A_PROJECT = "n", "gpu", "link", "network", "host", "software", "per_node", "assume"
+MACHINE_OPTIONS = "gpu", "link", "network", "host", "software"
+PROJECT_OPTIONS = "n", *MACHINE_OPTIONS, "per_node", "assume"
 API = {"n_gpus=": "-n ", "per_node=": "--per-node ", "link=": "--link ", "network=": "--network ", "rank=": "--rank "}
 # What argparse calls a usage error; Unix says 1 for any failure, 128 + 2 for Ctrl-C.
 FAILED, USAGE, TOO_SMALL, NO_STEP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -63,24 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return importlib.import_module("virtual_gpus.cli.tables").version()
     command = arguments.pop(0) if arguments[0] in COMMANDS else ""
     if "--sweep" in arguments and command == "plan":
-        arguments = each_after("--sweep", arguments)
+        arguments = repeat_option("--sweep", arguments)
     parser = PARSERS[command]()
     try:
-        parser.set_defaults(**of_the_project(parser))
+        parser.set_defaults(**project_defaults(parser))
         options = parser.parse_args(arguments)
         check(options)
         return importlib.import_module(f"virtual_gpus.cli.{COMMANDS[command]}").run(options)
     except UsageError as error:
-        parser.error(in_options(str(error)))
+        # arguments of the library are options of the command
+        parser.error(re.sub(rf"\b({'|'.join(API)}) ?", lambda match: API[match[1]], str(error)))
 
 
 class UsageError(Exception):
     """The command line makes no sense."""
-
-
-def in_options(message: str) -> str:
-    """A message about arguments of the library, as one about options of the command."""
-    return re.sub(rf"\b({'|'.join(API)}) ?", lambda found: API[found[1]], message)
 
 
 # Values of options
@@ -88,27 +85,27 @@ def in_options(message: str) -> str:
 
 def one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
     """The type of an option that takes one of `names`, in any case, with spaces or without."""
-    known = {plain(name): name for name in names}
+    known = {normalized(name): name for name in names}
 
     def find(text):
-        if plain(text) not in known:
+        if normalized(text) not in known:
             raise argparse.ArgumentTypeError(str(unknown(kind, text, list(known.values()))))
-        return known[plain(text)]
+        return known[normalized(text)]
 
     return find
 
 
-def plain(name: str) -> str:
+def normalized(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower()
 
 
-def whole(text: str) -> int:
+def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: use a whole number, at least 1")
     return int(text)
 
 
-def positive(text: str) -> float:
+def positive_float(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -118,7 +115,7 @@ def positive(text: str) -> float:
     return number
 
 
-def file(text: str) -> str:
+def writable_path(text: str) -> str:
     """The whole path, because the program may go to another folder; what can't be written is said at once."""
     path = os.path.abspath(text)
     if not os.path.isdir(os.path.dirname(path)):
@@ -128,20 +125,20 @@ def file(text: str) -> str:
     return path
 
 
-SWEPT = {"n": whole, "per_node": whole, "host": positive, "gpu": one_of("GPU", GPUS)}
-SWEPT |= {"link": one_of("link", LINK_NAMES), "network": one_of("network", NETWORKS)}
+SWEEP_TYPES = {"n": positive_int, "per_node": positive_int, "host": positive_float, "gpu": one_of("GPU", GPUS)}
+SWEEP_TYPES |= {"link": one_of("link", LINK_NAMES), "network": one_of("network", NETWORKS)}
 
 
-def swept(text: str) -> tuple[str, list]:
+def parse_sweep(text: str) -> tuple[str, list]:
     """("gpu", ["H100", "A100-80"]) for "gpu=H100,A100-80"."""
     name, _, values = text.partition("=")
     name = {"per-node": "per_node", "machine": "link", "gpus": "n"}.get(name, name)
-    if name not in SWEPT or not values:
+    if name not in SWEEP_TYPES or not values:
         raise argparse.ArgumentTypeError(f"{text}: use NAME=VALUE,..., with n, gpu, per-node, link, network or host")
-    return name, [SWEPT[name](value) for value in values.split(",")]
+    return name, [SWEEP_TYPES[name](value) for value in values.split(",")]
 
 
-def assumed(text: str) -> tuple[str, bool | float]:
+def parse_assumption(text: str) -> tuple[str, bool | float]:
     """("train.py:12", True) for "train.py:12=true"."""
     place, _, value = text.rpartition("=")
     path, _, line = place.rpartition(":")
@@ -154,7 +151,7 @@ def assumed(text: str) -> tuple[str, bool | float]:
     return place, number
 
 
-def each_after(option: str, arguments: list[str]) -> list[str]:
+def repeat_option(option: str, arguments: list[str]) -> list[str]:
     """`option` before each of the words NAME=VALUE that follow it, as argparse takes them."""
     start = arguments.index(option) + 1
     end = next((i for i in range(start, len(arguments)) if "=" not in arguments[i]), len(arguments))
@@ -174,10 +171,15 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     about = f"what joins machines of a type: {', '.join(NETWORKS)}"
     add("--network", type=one_of("network", NETWORKS), metavar="NAME", help=about)
     about = "how long a call takes the host: 1 as on a server of 2020 (default), 0.33 on one three times as fast"
-    add("--host", type=positive, metavar="FACTOR", help=about)
+    add("--host", type=positive_float, metavar="FACTOR", help=about)
     about = "the year of the software whose attention kernels run (default: %(default)s)"
     add("--software", choices=SOFTWARE, default=NEWEST, help=about)
-    add("--trace", type=file, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
+    add("--trace", type=writable_path, metavar="FILE", help="write a timeline that https://ui.perfetto.dev opens")
+
+
+def machine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that are given, as Machine takes them."""
+    return {name: getattr(options, name) for name in MACHINE_OPTIONS if getattr(options, name) is not None}
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +201,8 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 def here() -> Parser:
     usage = "virtual-gpus [options] train.py [its arguments]; virtual-gpus --help shows the commands"
     parser = Parser("virtual-gpus", usage=usage, description="Run a program that starts its own processes, or none.")
-    parser.add_argument("--gpus", type=whole, metavar="N", help="how many (default: 4, or torchrun's local ranks)")
+    about = "how many (default: 4, or torchrun's local ranks)"
+    parser.add_argument("--gpus", type=positive_int, metavar="N", help=about)
     parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
     add_running(parser)
     return parser
@@ -209,7 +212,7 @@ def run() -> Parser:
     usage = "virtual-gpus run -n N [options] train.py [its arguments]"
     about = "Run a script for torchrun in N processes of this computer, each with a virtual GPU."
     parser = Parser("virtual-gpus run", usage=usage, description=about)
-    parser.add_argument("-n", "--gpus", dest="n", type=whole, metavar="N", help="how many processes, and GPUs")
+    parser.add_argument("-n", "--gpus", dest="n", type=positive_int, metavar="N", help="how many processes, and GPUs")
     add_running(parser)
     return parser
 
@@ -222,19 +225,19 @@ def plan() -> Parser:
     {TOO_SMALL} a GPU's memory is too small, or with --fits nearly so; {NO_STEP} there is no step that stands for all"""
     parser = Parser("virtual-gpus plan", usage=usage, description=about, epilog=codes)
     add = parser.add_argument
-    add("-n", "--gpus", dest="n", type=whole, metavar="N", help="how many processes the program has, and GPUs")
-    add("--per-node", type=whole, metavar="N", help="how many GPUs a node has (default: %(default)s)")
+    add("-n", "--gpus", dest="n", type=positive_int, metavar="N", help="how many processes the program has, and GPUs")
+    add("--per-node", type=positive_int, metavar="N", help="how many GPUs a node has (default: %(default)s)")
     add_machine(parser)
     add("--rank", type=int, default=0, metavar="R", help="which of the processes is run (default: %(default)s)")
     about = f"exit with {TOO_SMALL} unless a tenth of the memory stays free, for what is not counted"
     add("--fits", action="store_true", help=about)
     add("--json", action="store_true", help="print JSON; what the program prints goes to standard error")
     about = "write a page with the timeline, memory over the step and the largest operations"
-    add("--html", type=file, metavar="FILE", help=about)
+    add("--html", type=writable_path, metavar="FILE", help=about)
     about = "what to take an unknown number for where line 12 decides by it: --assume train.py:12=true"
-    add("--assume", type=assumed, action="append", metavar="FILE:LINE=VALUE", help=about)
+    add("--assume", type=parse_assumption, action="append", metavar="FILE:LINE=VALUE", help=about)
     about = "plan each combination, as --sweep gpu=H100,A100-80 n=8,16,64, and print a table"
-    add("--sweep", type=swept, action="append", metavar="NAME=VALUE,...", help=about)
+    add("--sweep", type=parse_sweep, action="append", metavar="NAME=VALUE,...", help=about)
     add_program(parser)
     parser.set_defaults(gpu="H100", per_node=8)
     return parser
@@ -283,7 +286,7 @@ def check(options: argparse.Namespace) -> None:
             raise UsageError(str(error)) from None
 
 
-def of_the_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def project_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The defaults in [tool.virtual-gpus] of the next pyproject.toml, here or above, for options that `parser` has."""
     folders = Path.cwd(), *Path.cwd().parents
     path = next((folder / "pyproject.toml" for folder in folders if (folder / "pyproject.toml").is_file()), None)
@@ -299,11 +302,11 @@ def of_the_project(parser: argparse.ArgumentParser) -> dict[str, Any]:
         raise UsageError(f"{path}: {error}") from None
     values = {name.replace("-", "_"): value for name, value in table.items()}
     for name, value in values.items():
-        if name not in IN_A_PROJECT:
-            known = ", ".join(IN_A_PROJECT).replace("_", "-")
+        if name not in PROJECT_OPTIONS:
+            known = ", ".join(PROJECT_OPTIONS).replace("_", "-")
             raise UsageError(f"{path}: [tool.virtual-gpus] has {name!r}. Known: {known}")
         try:
-            values[name] = list(map(assumed, value)) if name == "assume" else str(value)
+            values[name] = list(map(parse_assumption, value)) if name == "assume" else str(value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"{path}: assume: {error}") from None
     return {name: value for name, value in values.items() if any(a.dest == name for a in parser._actions)}

@@ -15,19 +15,19 @@ MOST_EVENTS = 100_000  # of which all ranks are drawn, and of more the one that 
 LARGEST = 15  # operations that are listed
 
 
-def write_page(path: str, plan: dict[str, Any], made: Prediction, summary: list[str], assumed: str) -> None:
+def write_page(path: str, plan: dict[str, Any], step: Prediction, summary: list[str], assumed: str) -> None:
     """Write the page to `path`. `plan`: the fields of --json, which are in it; `summary`: its first lines."""
-    fullest = made.peak_memory.index(max(made.peak_memory))
-    drawn = made.ranks if len(made.timeline) <= MOST_EVENTS else [made.ranks[fullest]]
-    dropped = made.timeline.dropped
+    fullest = step.peak_memory.index(max(step.peak_memory))
+    drawn = step.ranks if len(step.timeline) <= MOST_EVENTS else [step.ranks[fullest]]
+    dropped = step.timeline.dropped
     data = {
         **{"plan": plan, "summary": summary, "assumed": assumed, "parts": PARTS, "kinds": KINDS},
         "dropped": f"The first {dropped:,} events of the step are not kept, and not counted below." * (dropped > 0),
-        **drawing(made.timeline, drawn),
-        "operations": operations(made.timeline),
-        "end": 1e3 * max(made.seconds, made.timeline.end),  # a pipeline's last rank begins and ends after the first
-        "fullest": made.ranks[fullest],
-        "changes": [[1e3 * time, KINDS.index(kind), n] for time, kind, n in made.changes[fullest]],
+        **drawing(step.timeline, drawn),
+        "operations": operations(step.timeline),
+        "end": 1e3 * max(step.seconds, step.timeline.end),  # a pipeline's last rank begins and ends after the first
+        "fullest": step.ranks[fullest],
+        "changes": [[1e3 * time, KINDS.index(kind), n] for time, kind, n in step.changes[fullest]],
     }
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     escaped = json.dumps(data).replace("<", r"\u003c")  # such as "</script>"
@@ -55,10 +55,10 @@ def drawing(timeline: Timeline, ranks: list[int]) -> dict[str, list]:
 
 def operations(timeline: Timeline) -> list[list]:
     """What took the GPUs most time in all: name, part, how many times, seconds, floating-point operations, bytes."""
-    found: dict[tuple[str, str], list] = {}
+    by_operation: dict[tuple[str, str], list] = {}
     for e in timeline:
         if e.gpu is not None:
-            sums = found.setdefault((e.name, e.part), [0, 0.0, 0, 0])
+            sums = by_operation.setdefault((e.name, e.part), [0, 0.0, 0, 0])
             sums[:] = (a + b for a, b in zip(sums, (1, e.end - e.start, e.flops, e.nbytes), strict=True))
-    largest = sorted(found.items(), key=lambda item: -item[1][1])[:LARGEST]
+    largest = sorted(by_operation.items(), key=lambda item: -item[1][1])[:LARGEST]
     return [[*names, *sums] for names, sums in largest]

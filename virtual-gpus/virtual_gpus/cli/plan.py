@@ -32,7 +32,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from virtual_gpus.cli.launch import run_program
-from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError
+from virtual_gpus.cli.main import INTERRUPTED, NO_STEP, TOO_SMALL, UsageError, machine_options
 from virtual_gpus.cli.page import write_page
 from virtual_gpus.cli.tables import print_table
 from virtual_gpus.cli.tracebacks import show, where
@@ -53,15 +53,15 @@ class Plan(NamedTuple):
     """What came of a dry run: a Prediction, or the words why there is none, with the exit status."""
 
     cluster: Cluster
-    made: Prediction | None
+    prediction: Prediction | None
     error: str = ""
     status: int = 0
 
     @property
     def fits(self) -> bool | None:
-        if self.made is None:
+        if self.prediction is None:
             return False if self.status == TOO_SMALL else None
-        return max(self.made.peak_memory) <= (1 - FREE) * self.made.timeline.spec.memory
+        return max(self.prediction.peak_memory) <= (1 - FREE) * self.prediction.timeline.spec.memory
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     plans = []
     try:
         for cluster in clusters:
-            plans.append(planned(options, cluster, quiet=bool(swept) or options.json))
+            plans.append(make_plan(options, cluster, quiet=bool(swept) or options.json))
     except KeyboardInterrupt as error:
         print(f"virtual-gpus plan: interrupted in {where(error)}", file=sys.stderr, flush=True)
         if threading.active_count() > 1:  # a rank is asleep, say: Python might abort if it woke up while all ends
@@ -80,10 +80,10 @@ def run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except Exception as error:
         return show(error)
-    if plans[0].made:  # the only one, for files
+    if plans[0].prediction:  # the only one, for files
         write_files(plans[0], options)
     if options.json:
-        fields = [as_fields(plan, options) for plan in plans]
+        fields = [json_fields(plan, options) for plan in plans]
         print(json.dumps({"schema": SCHEMA, "sweep": fields} if swept else fields[0], indent=1))
     elif swept:
         print_sweep(combinations, plans)
@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
-    wanted = {name: getattr(options, name) for name in ("gpu", "per_node", "link", "network", "software")}
-    cluster = Cluster(options.n, host=options.host or 1.0, **wanted)
+    cluster = Cluster(options.n, per_node=options.per_node, **machine_options(options))
     try:
         cluster.node()
     except ValueError as error:
@@ -104,11 +103,11 @@ def cluster_of(options: argparse.Namespace) -> Cluster:
     return cluster
 
 
-def planned(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
+def make_plan(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
     """The Plan for one cluster. quiet: what the program prints goes to standard error."""
     try:
         with progress(), contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            made = dry_script(lambda: run_program(options), cluster, options.rank, dict(options.assume or []))
+            step = dry_script(lambda: run_program(options), cluster, options.rank, dict(options.assume or []))
     except torch.OutOfMemoryError as error:
         return Plan(cluster, None, f"in {where(error)}: {error}", TOO_SMALL)
     except NotConverged as error:
@@ -117,7 +116,7 @@ def planned(options: argparse.Namespace, cluster: Cluster, quiet: bool) -> Plan:
         if end.code:
             raise
         return Plan(cluster, None, "the program called sys.exit() before two of its steps were alike", NO_STEP)
-    return Plan(cluster, made)
+    return Plan(cluster, step)
 
 
 @contextlib.contextmanager
@@ -125,7 +124,6 @@ def progress() -> Iterator[None]:
     """Inside, standard error says how far the program is: each second on a terminal, every half minute elsewhere."""
     terminal, done, began = sys.stderr.isatty(), threading.Event(), time.monotonic()
     steps: list[object] = []
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(None))
 
     def report():
         while not done.wait(1 if terminal else 30):
@@ -136,11 +134,11 @@ def progress() -> Iterator[None]:
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        yield
+        with register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(None)):
+            yield
     finally:
         done.set()
         thread.join()
-        hook.remove()
         if terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -148,9 +146,9 @@ def progress() -> Iterator[None]:
 # What is said
 
 
-def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+def json_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     """The fields of --json."""
-    cluster, made = plan.cluster, plan.made
+    cluster, step = plan.cluster, plan.prediction
     assumed = {name: getattr(cluster, name) for name in ("gpu", "per_node", "host", "software")}
     fields = {
         "schema": SCHEMA,
@@ -158,48 +156,48 @@ def as_fields(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "assumed": {"n": cluster.n_gpus, **assumed, "nodes": cluster.node().topology.name, "rank": options.rank},
         "fits": plan.fits,
     }
-    if made is None:
+    if step is None:
         return fields | {"error": plan.error}
-    shares = {name: getattr(made, name) for name in ("flops", "mfu", "communication", "exposed")}
-    ranks = zip(made.ranks, made.peak_memory, made.memory, strict=True)
+    shares = {name: getattr(step, name) for name in ("flops", "mfu", "communication", "exposed")}
+    ranks = zip(step.ranks, step.peak_memory, step.memory, strict=True)
     return fields | {
-        "step": {"seconds": made.seconds, **shares, "reproducible": made.timeline.reproducible},
-        "values": list(made.assumed),
-        "capacity": made.timeline.spec.memory,
-        "ranks": [{"rank": r, "peak": peak, "memory": held, "time": times_of(made, r)} for r, peak, held in ranks],
+        "step": {"seconds": step.seconds, **shares, "reproducible": step.timeline.reproducible},
+        "values": list(step.assumed),
+        "capacity": step.timeline.spec.memory,
+        "ranks": [{"rank": r, "peak": peak, "memory": held, "time": times_of(step, r)} for r, peak, held in ranks],
     }
 
 
-def times_of(made: Prediction, rank: int) -> dict[str, dict[str, float]]:
+def times_of(step: Prediction, rank: int) -> dict[str, dict[str, float]]:
     """{kind: seconds in which the GPU of `rank` did such a thing, and how many of those behind a kernel}.
 
     Of a step with more events than are kept, kernels and communication as a whole.
     """
-    totals = made.totals[made.ranks.index(rank)]
-    if made.timeline.dropped:
-        found = {"kernels": (totals.busy, 0.0), "communication": (totals.communication, totals.hidden)}
+    totals = step.totals[step.ranks.index(rank)]
+    if step.timeline.dropped:
+        times = {"kernels": (totals.busy, 0.0), "communication": (totals.communication, totals.hidden)}
     else:
         groups: dict[str, list] = {"forward": [], "backward": [], "other kernels": []}
-        for event in made.timeline.on(rank):
+        for event in step.timeline.on(rank):
             other = "other kernels" if event.part == "other" else event.part
             kind = other if event.part != "communication" else "copies" if event.kind == "copy" else event.name
             groups.setdefault(kind, []).append((event.start, event.end))
         kernels = [span for kind in ("forward", "backward", "other kernels") for span in groups[kind]]
-        found = {kind: (covered(spans), 0.0) for kind, spans in groups.items()}
+        times = {kind: (covered(spans), 0.0) for kind, spans in groups.items()}
         for kind in list(groups)[3:]:
             hidden = covered(groups[kind]) + covered(kernels) - covered(groups[kind] + kernels)
-            found[kind] = covered(groups[kind]), hidden
-    found["idle"] = max(0.0, made.seconds - totals.busy - totals.communication + totals.hidden), 0.0
-    return {kind: {"seconds": seconds, "hidden": hidden} for kind, (seconds, hidden) in found.items()}
+            times[kind] = covered(groups[kind]), hidden
+    times["idle"] = max(0.0, step.seconds - totals.busy - totals.communication + totals.hidden), 0.0
+    return {kind: {"seconds": seconds, "hidden": hidden} for kind, (seconds, hidden) in times.items()}
 
 
 def print_plan(plan: Plan, options: argparse.Namespace) -> None:
-    if plan.made is None:
+    if plan.prediction is None:
         print(f"{name_of(plan.cluster)}: no plan\n{plan.error}", file=sys.stderr)
         return
     print("(What the program has printed of its own speed is that of this computer, without GPUs.)")
     print(*summary(plan), f"assumed: {assumptions(plan)}", sep="\n")
-    ranks = as_fields(plan, options)["ranks"]
+    ranks = json_fields(plan, options)["ranks"]
     if len(ranks) > SHOWN:
         ranks = [max(ranks, key=lambda rank: rank["peak"])]
     heads = [f"rank {rank['rank']}" for rank in ranks]
@@ -207,9 +205,9 @@ def print_plan(plan: Plan, options: argparse.Namespace) -> None:
         ("memory when a step holds most", "memory", readable),
         ("milliseconds of a step", "time", ms),
     ):
-        found = [rank[name] for rank in ranks]
-        kinds = dict.fromkeys(kind for held in found for kind in held)
-        rows = [[kind, *(words(held[kind]) if kind in held else "-" for held in found)] for kind in kinds]
+        columns = [rank[name] for rank in ranks]
+        kinds = dict.fromkeys(kind for column in columns for kind in column)
+        rows = [[kind, *(words(column[kind]) if kind in column else "-" for column in columns)] for kind in kinds]
         print_table([[title, *heads], *rows])
 
 
@@ -225,14 +223,14 @@ def name_of(cluster: Cluster) -> str:
 
 def summary(plan: Plan) -> list[str]:
     """What there is a plan of, how long a step is, and how full each rank's GPU gets, as lines."""
-    made = plan.made
+    step = plan.prediction
     lines = [
-        f"{name_of(plan.cluster)}: a dry run, all times are modelled{made.timeline.caveat}",
-        f"{1e3 * made.seconds:.3f} ms from one optimizer step to the next, {made.mfu:.0%} MFU, {made.exposed:.0%} in "
+        f"{name_of(plan.cluster)}: a dry run, all times are modelled{step.timeline.caveat}",
+        f"{1e3 * step.seconds:.3f} ms from one optimizer step to the next, {step.mfu:.0%} MFU, {step.exposed:.0%} in "
         "communication alone",
     ]
-    for rank, peak in zip(made.ranks, made.peak_memory, strict=True):
-        lines.append(f"rank {rank}: at most {readable(peak)} of {readable(made.timeline.spec.memory)}")
+    for rank, peak in zip(step.ranks, step.peak_memory, strict=True):
+        lines.append(f"rank {rank}: at most {readable(peak)} of {readable(step.timeline.spec.memory)}")
     if not plan.fits:
         lines.append("That is tight: less than a tenth stays free for what is not counted.")
     return lines
@@ -240,29 +238,29 @@ def summary(plan: Plan) -> list[str]:
 
 def assumptions(plan: Plan) -> str:
     """What a plan rests on, in words."""
-    return ";\n  ".join([ASSUMED.format(host=plan.cluster.host), *plan.made.assumed])
+    return ";\n  ".join([ASSUMED.format(host=plan.cluster.host), *plan.prediction.assumed])
 
 
 def write_files(plan: Plan, options: argparse.Namespace) -> None:
     """The files of --trace and --html."""
     if options.trace:
-        plan.made.timeline.to_chrome_trace(options.trace)
+        plan.prediction.timeline.to_chrome_trace(options.trace)
         print(f"{options.trace} opens at https://ui.perfetto.dev", file=sys.stderr)
     if options.html:
         assumed = " ".join(assumptions(plan).split())
-        write_page(options.html, as_fields(plan, options), plan.made, summary(plan), assumed)
+        write_page(options.html, json_fields(plan, options), plan.prediction, summary(plan), assumed)
         print(f"{options.html} opens in a browser", file=sys.stderr)
 
 
 def print_sweep(combinations: list[dict[str, Any]], plans: list[Plan]) -> None:
     rows = [[*combinations[0], "ms a step", "MFU", "in communication alone", "memory", "of", ""]]
     for values, plan in zip(combinations, plans, strict=True):
-        made, said = plan.made, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
+        step, verdict = plan.prediction, {True: "fits", False: "does not fit", None: "no step"}[plan.fits]
         numbers = ["-"] * 5
-        if made is not None:
-            numbers = [f"{1e3 * made.seconds:.3f}", f"{made.mfu:.0%}", f"{made.exposed:.0%}"]
-            numbers += [readable(max(made.peak_memory)), readable(made.timeline.spec.memory)]
-        rows.append([*map(str, values.values()), *numbers, said])
+        if step is not None:
+            numbers = [f"{1e3 * step.seconds:.3f}", f"{step.mfu:.0%}", f"{step.exposed:.0%}"]
+            numbers += [readable(max(step.peak_memory)), readable(step.timeline.spec.memory)]
+        rows.append([*map(str, values.values()), *numbers, verdict])
     print_table(rows)
     for plan in plans:
         if plan.error:

@@ -13,16 +13,17 @@ import sys
 import time
 import uuid
 
+from virtual_gpus.cli.main import machine_options
 from virtual_gpus.clock.specs import find_gpu
 from virtual_gpus.clock.topology import find_topology
-from virtual_gpus.environment import of_rank
+from virtual_gpus.environment import torchrun_environment
 
 LAUNCHER = "VIRTUAL_GPUS_LAUNCHER"  # the variable that tells a rank two file descriptors, see `rank`
 POSIX = hasattr(signal, "SIGKILL")  # on Windows rank 0 opens the port, and ranks outlive a launcher that is killed
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = {signal.SIGINT: 0.7, signal.SIGTERM: 30.0}  # seconds that ranks get after a signal: as much as from torchrun
 AFTER_A_FAILURE = 5.0
-UNTIL_THE_FIRST = 30.0  # that another rank has failed because of
+WAIT_FOR_THE_FIRST = 30.0  # that another rank has failed because of
 NOT_THE_FIRST = 5  # exit status of a rank that failed because another one had gone
 
 
@@ -63,20 +64,20 @@ def start(ranks: list[subprocess.Popen], options: argparse.Namespace) -> None:
     """Start the ranks, and enter them in the list."""
     here, _ = os.pipe()  # nothing is written: a rank that reads sees its end when this process has ended, however
     store = socket.create_server(("127.0.0.1", 0), backlog=max(128, options.n))
-    ours, run = [here, store.fileno()], uuid.uuid4().hex
-    named = "gpu", "link", "network", "host", "software", "trace"
-    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None} | {"gpus": options.n}
+    descriptors, run = [here, store.fileno()], uuid.uuid4().hex
+    given = {"gpus": options.n, **machine_options(options)}
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    flags += ["--trace", options.trace] if options.trace else []
     flags += ["--account"] * options.account + ["-m"] * options.module
     command = [sys.executable, "-u", "-m", "virtual_gpus", *flags, options.program, *options.arguments]
     for rank in range(options.n):
-        told = of_rank(rank, options.n, options.n, store.getsockname()[1], run)
-        usual = {"OMP_NUM_THREADS": "1"} if options.n > 1 else {}  # as torchrun
+        variables = torchrun_environment(rank, options.n, options.n, store.getsockname()[1], run)
+        defaults = {"OMP_NUM_THREADS": "1"} if options.n > 1 else {}  # as torchrun
         if POSIX:
-            told[LAUNCHER] = " ".join(map(str, ours))
-            usual["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        env = usual | os.environ | told
-        inherited = ours if POSIX else ()
+            variables[LAUNCHER] = " ".join(map(str, descriptors))
+            defaults["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        env = defaults | os.environ | variables
+        inherited = descriptors if POSIX else ()
         ranks.append(subprocess.Popen(command, env=env, start_new_session=POSIX, pass_fds=inherited))
     store.close()  # rank 0 has it
 
@@ -93,7 +94,7 @@ def wait(ranks: list[subprocess.Popen], received: list[int]) -> tuple[int, int]:
         if None not in states:
             return 0, 0
         if failed:  # because of another rank, which has gone and will have ended in a moment
-            deadline = min(deadline, time.monotonic() + UNTIL_THE_FIRST)
+            deadline = min(deadline, time.monotonic() + WAIT_FOR_THE_FIRST)
         time.sleep(0.01)
     return 0, 0
 

@@ -11,17 +11,17 @@ from virtual_gpus.cli.main import FAILED
 from virtual_gpus.cli.processes import LAUNCHER
 
 
-def settle_in() -> bool:
-    """Do so, if this process is such a rank; whether it is."""
+def become_rank() -> bool:
+    """Become one, if `processes` has started this process as a rank; whether it has."""
     if LAUNCHER not in os.environ:
         return False
     pipe, listening = map(int, os.environ.pop(LAUNCHER).split())
     threading.Thread(target=lambda: os.read(pipe, 1) or os._exit(FAILED), daemon=True).start()
-    stay_inside(socket.socket(fileno=listening))
+    listen_on_loopback(socket.socket(fileno=listening))
     return True
 
 
-def stay_inside(place: socket.socket) -> None:
+def listen_on_loopback(place: socket.socket) -> None:
     """Have PyTorch's stores listen on loopback alone, instead of on all interfaces; `place` listens there already."""
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # which a function of this name hides
 

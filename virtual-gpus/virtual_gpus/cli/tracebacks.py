@@ -16,34 +16,34 @@ LIBRARIES = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 
 def show(error: BaseException) -> int:
     """Print it as Python does, or as the program has said in sys.excepthook; an exit status."""
-    only_the_programs(error)
+    prune(error)
     sys.excepthook(type(error), error, error.__traceback__)
     return FAILED
 
 
 def where(error: BaseException) -> str:
     """The program's last line that it came from, if it came from any."""
-    only_the_programs(error)
+    prune(error)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}, line {frame.lineno}" for frame in frames if kind_of(frame.filename) == "program"]
     return lines[-1] if lines else "virtual_gpus itself"
 
 
-def only_the_programs(error: BaseException) -> None:
+def prune(error: BaseException) -> None:
     """Take the frames of this library, and of what runs the program, out of the tracebacks of `error` and its causes.
 
     An error that the library itself has made of another one stands in the place of that.
     """
-    error.__traceback__ = pruned(error.__traceback__)
+    error.__traceback__ = pruned_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
-        only_the_programs(cause)
+        prune(cause)
         if error.__traceback__ is None or cause.__traceback__ is None:
             error.__traceback__ = error.__traceback__ or cause.__traceback__
             error.__cause__ = None  # which suppresses the context, too
 
 
-def pruned(first: TracebackType | None) -> TracebackType | None:
+def pruned_traceback(first: TracebackType | None) -> TracebackType | None:
     """From the program's first frame on, without ours, and after its last one without what those lead to."""
     entries = list(walk(first))
     kinds = [kind_of(entry.tb_frame.f_code.co_filename) for entry in entries]

@@ -8,7 +8,7 @@ Nothing is measured, so the same program takes the same time on every computer.
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from virtual_gpus.errors import check_waiting
 if TYPE_CHECKING:
     from virtual_gpus.gpu import VirtualGPU
 
-NO_TF32 = False, False
 PREFETCH = 2  # DataLoader's prefetch_factor
 MAX_COSTS = 200_000  # that are kept
 SYNCHRONIZING = set(
@@ -76,7 +75,7 @@ class Clock:
         self.log = EventLog(self.host().now)
 
     def record_op(
-        self, gpu: "VirtualGPU", func: OpOverload, args: Iterable, kwargs: dict | None, out: Any, key: Hashable
+        self, gpu: "VirtualGPU", func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, key: Hashable
     ) -> None:
         """The operation `func` was called for `gpu` with these (inner) arguments and gave `out`.
 
@@ -93,26 +92,20 @@ class Clock:
             streams, work = gpu.streams, cost.work
             stream = streams[0] if len(streams) == 1 else current_stream_of(gpu)
             start, end = stream.enqueue(launched, cost.seconds, cost.beside)
+            launch = called, launched, host.thread, host.phase
             self.log.record(
-                (called, launched, host.thread, host.phase),
-                name=work.name,
-                kind=work.kind,
-                gpu=gpu.index,
-                row=stream.name,
-                start=start,
-                end=end,
-                bound=cost.bound,
-                nbytes=work.nbytes,
-                flops=work.flops,
+                launch, work.name, work.kind, gpu.index, stream.name, start, end, cost.bound, work.nbytes, work.flops
             )
         if waits:
             self.wait_for_value(gpu)
 
-    def cost_of(self, gpu, func, args, kwargs, out, key):
+    def cost_of(
+        self, gpu: "VirtualGPU", func: OpOverload, args: Sequence, kwargs: dict | None, out: Any, key: Hashable
+    ) -> tuple[costs.Cost, bool, tuple[bool, bool] | None]:
         """The Cost of an operation, whether the host waits for its result, and the TF32 switches that this holds for,
         or None if they don't matter; kept under `key`."""
         spec = gpu.machine.spec
-        tf32 = NO_TF32 if spec.tf32 is None else self.tf32 or tf32_allowed()
+        tf32 = (False, False) if spec.tf32 is None else self.tf32 or tf32_allowed()
         cost = costs.cost(work_of(func, args, kwargs, out, tf32), spec, self.software)
         if len(self.costs) > MAX_COSTS:  # a program with ever new shapes
             self.costs.clear()
@@ -138,12 +131,7 @@ class Clock:
         self.host_in_use().wait(gpu.index, time)
 
     def copy(
-        self,
-        source: "VirtualGPU | None",
-        target: "VirtualGPU | None",
-        nbytes: int,
-        memory: str = "pageable",
-        non_blocking: bool = False,
+        self, source: "VirtualGPU | None", target: "VirtualGPU | None", nbytes: int, memory: str, non_blocking: bool
     ) -> None:
         """A copy of `nbytes` from GPU `source` to GPU `target`; None: the host, with a kind of `memory`.
 
@@ -176,9 +164,7 @@ class Clock:
         host, stream = self.host_in_use(), current_stream_of(gpu)
         call = host.launch(HOST["pointwise"][0], gpu.index)
         start, end = stream.enqueue(call.launched, seconds)
-        self.log.record(
-            call, name=name, kind="pointwise", gpu=gpu.index, row=stream.name, start=start, end=end, bound="fixed"
-        )
+        self.log.record(call, name, "pointwise", gpu.index, stream.name, start, end, "fixed")
 
     def collective(self, name: str, gpus: list["VirtualGPU"], nbytes: int, seconds: float) -> None:
         """An operation of all `gpus`, in their current streams: it starts when all are ready and ends at once."""
@@ -223,7 +209,7 @@ class Clock:
     def record_host(self, name: str, thread: str, start: float, end: float) -> None:
         """A `thread` of the host, or a DataLoader's worker, did something."""
         call = Launch(start, end, thread, self.host().phase)
-        self.log.record(call, name=name, kind="host", gpu=None, row=thread, start=start, end=end, bound="host")
+        self.log.record(call, name, "host", None, thread, start, end, "host")
 
     def paused(self) -> contextlib.AbstractContextManager:
         """Inside, nothing that this thread does is recorded, or takes time."""
@@ -249,7 +235,7 @@ class Clock:
             host.now, host.engine, host.thread = max([host.now, *host.engine.values()]), None, thread
 
 
-def waits_for(name: str, args) -> bool:
+def waits_for(name: str, args: Sequence) -> bool:
     """Whether the host waits for the result of an operation: its size depends on values."""
     if name in ("index", "index_put_"):  # a mask is turned into a list of places
         return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -53,16 +53,8 @@ class Occupancy:
             begin = stream.done_at
             stream.make_room(window)
             if stream.done_at > begin:
-                self.gpu.clock.log.record(
-                    call,
-                    name=f"beside {name}",
-                    kind="contention",
-                    gpu=self.gpu.index,
-                    row=stream.name,
-                    start=begin,
-                    end=stream.done_at,
-                    bound="compute",
-                )
+                event = f"beside {name}", "contention", self.gpu.index, stream.name, begin, stream.done_at, "compute"
+                self.gpu.clock.log.record(call, *event)
 
     def after(self, time: float) -> list[Window]:
         """The windows that aren't over at `time`, the first one first."""

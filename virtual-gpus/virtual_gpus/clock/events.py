@@ -38,6 +38,11 @@ class Event(NamedTuple):
             return "forward"
         return "host" if self.kind == "host" else self.phase if self.phase in ("forward", "backward") else "other"
 
+    def counted_from(self, origin: float) -> "Event":
+        """The same with times that count from `origin`."""
+        times = {name: getattr(self, name) - origin for name in ("start", "end", "called", "launched")}
+        return self._replace(**times)
+
 
 class Totals(NamedTuple):
     """What a GPU did, in all."""
@@ -47,7 +52,7 @@ class Totals(NamedTuple):
     communication: float = 0.0  # seconds in which it took part in a copy or a collective operation
     hidden: float = 0.0  # seconds in which it did both
 
-    def __add__(self, other):
+    def __add__(self, other: "Totals") -> "Totals":  # type: ignore[override]
         return Totals(*map(operator.add, self, other))
 
 
@@ -89,7 +94,7 @@ class EventLog:
         self.pending: dict[Hashable, float] = {}
         self.dropping = threading.Lock()
 
-    def record(self, launch: tuple, *, name, kind, gpu, row, start, end, bound, nbytes=0, flops=0) -> None:
+    def record(self, launch: tuple, name, kind, gpu, row, start, end, bound, nbytes=0, flops=0) -> None:
         """Something has happened: the fields of an Event, those of its Launch (`host.Launch`) first."""
         # A plain tuple, and the only place that makes one: called for every operation, this takes 0.3 µs where
         # Event(...) takes 0.9, and Python's garbage collector doesn't track tuples of numbers and strings.
@@ -120,8 +125,4 @@ class EventLog:
     def since(self, start: float) -> list[Event]:
         """The events that were called at `start` or later, with times counted from there."""
         events = (Event(*values) for values in self.events[:])
-        return [
-            e._replace(start=e.start - start, end=e.end - start, called=e.called - start, launched=e.launched - start)
-            for e in events
-            if e.called >= start
-        ]
+        return [e.counted_from(start) for e in events if e.called >= start]

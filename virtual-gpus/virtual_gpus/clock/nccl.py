@@ -152,12 +152,12 @@ def route_seconds(name: str, nbytes: float, route: Route, fitted: dict) -> float
 
 def seconds_by_algorithm(name: str, nbytes: float, route: Route, fitted: dict) -> dict[str, float]:
     """{algorithm: seconds with the best protocol}, of the algorithms that NCCL has for this operation."""
-    found: dict[str, float] = {}
+    fastest: dict[str, float] = {}
     for algorithm, protocol in TUNINGS:
         if algorithm == "ring" or (name == "all_reduce" and (algorithm == "tree" or route.nvls)):
             seconds = algorithm_seconds(algorithm, protocol, name, nbytes, route, fitted)
-            found[algorithm] = min(seconds, found.get(algorithm, math.inf))
-    return found
+            fastest[algorithm] = min(seconds, fastest.get(algorithm, math.inf))
+    return fastest
 
 
 def all_reduce_by_algorithm(nbytes: float, gpus: Sequence[int], topology: Topology) -> dict[str, float]:

@@ -33,14 +33,14 @@ SCATTER = 0.22  # part of the memory's bandwidth: gradients of four embeddings i
 
 def merged(fitted: dict, transformers: dict) -> dict:
     """All tables, from what stands in the two files."""
-    found = {**fitted, "factor": {**fitted["factor"]}}
-    found["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
-    found["memory"] = {**fitted["memory"], **transformers["memory"], "scatter": SCATTER}
+    tables = {**fitted, "factor": {**fitted["factor"]}}
+    tables["cores"] = {**fitted["cores"], "attention backward": fitted["cores"]["attention"]}
+    tables["memory"] = {**fitted["memory"], **transformers["memory"], "scatter": SCATTER}
     for name in ("fixed", "host"):
-        found[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_OTHERS.items()}}
+        tables[name] = {**fitted[name], **{kind: fitted[name][like] for kind, like in AS_OTHERS.items()}}
     products = {**fitted["factor"]["tensor cores"], **transformers["products"]}
-    found["factor"]["products"] = {**products, "Blackwell": products["Hopper"]}  # assumed: no figures of it were found
-    return found
+    tables["factor"]["products"] = {**products, "Blackwell": products["Hopper"]}  # assumed: no figures of it were found
+    return tables
 
 
 TABLES = merged(FITTED, TRANSFORMERS)

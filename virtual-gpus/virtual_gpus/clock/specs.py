@@ -54,7 +54,7 @@ class GPU:
     bus: int | None = None  # bits of the memory's bus
 
     @property
-    def frequency(self):
+    def frequency(self) -> float:
         """Cycles per second at which the ordinary cores reach `fp32`: each does a multiplication and an addition."""
         cores, *_ = PER_MULTIPROCESSOR[self.capability]
         return self.fp32 / (2 * cores * self.sm_count)
@@ -65,7 +65,8 @@ class Link:
     """A link of one GPU to the others (NVLink) or to the host (PCIe, 16 lanes).
 
     `bandwidth` is the peak in one direction, over all links of one GPU together. Makers print both directions
-    added up: half of that is meant here. `latency` is what a copy of no bytes would take.
+    added up: half of that is meant here; of 130 bits that PCIe sends 128 are data. `latency` is what a copy of no bytes
+    would take.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Link:
     latency: float  # seconds
     source: Source  # of the bandwidth
     latency_source: Source
+    links: int = 0  # NVLinks of one GPU, added up here; 0: this is PCIe
 
 
 # By compute capability: FP32 cores of a multiprocessor (_ConvertSMVer2Cores in helper_cuda.h of NVIDIA's CUDA samples);
@@ -116,20 +118,11 @@ def gpu_of(key: str, sheet: dict[str, Any], sources: dict[str, Source] = SOURCES
 # Data sheets by name, such as GPUS["H100"]: each a `GPU`. `virtual-gpus gpus` prints them
 GPUS = {key: gpu_of(key, sheet) for key, sheet in SHEETS["gpus"].items()}
 
-_PCIE_X16 = 16 * 128 / 130 / 8  # bytes that 16 lanes move per transfer of each lane: 130 bits sent carry 128 of data
 # Generations of PCIe and NVLink by name, such as LINKS["nvlink4"]: each a `Link`
-LINKS = {
-    key: Link(key, name, bandwidth, latency, SOURCES[source], SOURCES[latency_source])
-    for key, name, bandwidth, latency, source, latency_source in (
-        ("pcie3", "PCIe 3.0 x16", 8e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-        ("pcie4", "PCIe 4.0 x16", 16e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-        ("pcie5", "PCIe 5.0 x16", 32e9 * _PCIE_X16, 10e-6, "pcisig", "copy-overhead"),
-        ("nvlink2", "NVLink 2, 6 links", 6 * 25e9, 2e-6, "nvidia-volta", "p2p-latency"),
-        ("nvlink3", "NVLink 3, 12 links", 12 * 25e9, 2e-6, "nvidia-ampere", "p2p-latency"),
-        ("nvlink4", "NVLink 4, 18 links", 18 * 25e9, 2e-6, "nvidia-hopper", "p2p-latency"),
-        ("nvlink5", "NVLink 5, 18 links", 18 * 50e9, 2e-6, "nvidia-blackwell", "p2p-latency"),
-    )
-}
+LINKS = {}
+for _key, _sheet in SHEETS["links"].items():
+    _cited = {name: SOURCES[_sheet[name]] for name in ("source", "latency_source")}
+    LINKS[_key] = Link(_key, **_sheet | _cited | {"bandwidth": _sheet["bandwidth"] * 1e9})
 
 
 def unknown(kind: str, key: object, known: Sequence[str]) -> ValueError:

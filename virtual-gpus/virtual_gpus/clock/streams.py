@@ -80,7 +80,7 @@ class Stream:
         self.entered: list[tuple[int, Stream]] = []  # what was current before each `with` that is open
 
     @staticmethod
-    def priority_range():
+    def priority_range() -> tuple[int, int]:
         """(least, greatest) of the priorities that PyTorch supports."""
         return 0, -3
 
@@ -281,7 +281,7 @@ class AnyDevice(type):
 class AnyStream(metaclass=AnyDevice):
     kinds = Stream, _Stream
 
-    def __new__(cls, device=None, *, priority=0):
+    def __new__(cls, device: Any = None, *, priority: int = 0) -> Any:
         if device is None or find(device) is not None:
             return Stream(device, priority)
         return _Stream(device, priority=priority)
@@ -290,7 +290,7 @@ class AnyStream(metaclass=AnyDevice):
 class AnyEvent(metaclass=AnyDevice):
     kinds = CudaEvent, _Event
 
-    def __new__(cls, device=None, **options):
+    def __new__(cls, device: Any = None, **options: Any) -> Any:
         if device is None or find(device) is not None:
             return CudaEvent(**options)
         return _Event(device, **options)
@@ -315,6 +315,6 @@ def set_stream(stream: Stream | None) -> None:
         stream.gpu.current_stream.stream = stream
 
 
-def stream_context(stream):
+def stream_context(stream: Stream | None) -> contextlib.AbstractContextManager:
     """torch.cuda.stream: does nothing for None."""
     return contextlib.nullcontext() if stream is None else stream

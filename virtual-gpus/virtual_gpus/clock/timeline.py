@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from virtual_gpus.clock.events import Event, Totals, totals
 from virtual_gpus.clock.specs import GPU, Link
@@ -50,7 +51,7 @@ class Timeline:
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self.events[index]
 
     def __repr__(self) -> str:
@@ -118,15 +119,15 @@ class Timeline:
 
     def overlap(self) -> dict[int, float]:
         """{GPU: part of its communication's time in which a kernel ran on it, too}; 0.0 without communication."""
-        found = {gpu: totals(self.on(gpu)) for gpu in self.gpus}
-        return {gpu: each.hidden / each.communication if each.communication else 0.0 for gpu, each in found.items()}
+        of_gpus = {gpu: totals(self.on(gpu)) for gpu in self.gpus}
+        return {gpu: each.hidden / each.communication if each.communication else 0.0 for gpu, each in of_gpus.items()}
 
     def bound_by(self, gpu: int) -> dict[str, float]:
         """{"compute", "memory", "fixed", "link": seconds of the events on `gpu` that are bound by it}."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for e in self.on(gpu):
-            found[e.bound] = found.get(e.bound, 0.0) + e.end - e.start
-        return found
+            seconds[e.bound] = seconds.get(e.bound, 0.0) + e.end - e.start
+        return seconds
 
     def waiting_for_host(self, gpu: int) -> float:
         """Seconds in which `gpu` had done all it was given, and waited for the host to launch the next kernel."""
@@ -146,17 +147,17 @@ class Timeline:
         launches = [
             e._replace(kind="host", gpu=None, row=e.thread, start=e.called, end=e.launched) for e in calls.values()
         ]
-        found: dict[tuple[int, str], list[Event]] = {}
+        by_row: dict[tuple[int, str], list[Event]] = {}
         for e in [*self.events, *launches]:
             row = (-1, e.row) if e.gpu is None else (e.gpu, f"cuda:{e.gpu} {e.row}")
-            found.setdefault(row, []).append(e)
+            by_row.setdefault(row, []).append(e)
         rows = {}
-        for (_, label), events in sorted(found.items(), key=lambda row: row[0]):
+        for (_, label), events in sorted(by_row.items(), key=lambda row: row[0]):
             for lane, lane_events in enumerate(lanes(events), start=1):
                 rows[label if lane == 1 else f"{label} ({lane})"] = lane_events
         return rows
 
-    def plot(self, ax=None):
+    def plot(self, ax: Any = None) -> Any:
         """Draw the rows as bars over time in milliseconds; returns the Axes. Needs matplotlib."""
         import matplotlib.pyplot as plt
 
@@ -212,10 +213,10 @@ class Timeline:
 
 def lanes(events: Iterable[Event]) -> list[list[Event]]:
     """Lists of `events`, as few as possible, without overlap in each."""
-    found: list[list[Event]] = []
+    made: list[list[Event]] = []
     for event in sorted(events, key=lambda e: (e.start, e.end)):
-        lane = next((lane for lane in found if lane[-1].end <= event.start + 1e-12), None)
+        lane = next((lane for lane in made if lane[-1].end <= event.start + 1e-12), None)
         if lane is None:
-            found.append(lane := [])
+            made.append(lane := [])
         lane.append(event)
-    return found
+    return made

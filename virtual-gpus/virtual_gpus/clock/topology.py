@@ -12,8 +12,6 @@ from typing import NamedTuple
 from virtual_gpus.clock.machine_types import MACHINES, NETWORKS, MachineType, Network
 from virtual_gpus.clock.specs import GPU, LINKS, Link, find_link, unknown
 
-NVLINKS = {"nvlink2": 6, "nvlink3": 12, "nvlink4": 18, "nvlink5": 18}  # of one GPU, whose bandwidth LINKS adds up
-
 
 class Connection(NamedTuple):
     """What joins two GPUs."""
@@ -84,7 +82,7 @@ class Topology:
     def nvlinks(self, a: int, b: int) -> int:
         """How many NVLinks join two GPUs of one node."""
         if self.machine_type is None or self.machine_type.nvswitch:
-            return NVLINKS.get(self.link.key, 0)
+            return self.link.links
         a, b = sorted((a % self.machine_type.gpus, b % self.machine_type.gpus))
         return self.machine_type.nvlinks.get((a, b), 0)
 
@@ -96,7 +94,7 @@ class Topology:
             return Connection("NET", self.network.bandwidth * share, self.pcie.latency)
         links = self.nvlinks(a, b)
         if links:
-            return Connection(f"NV{links}", self.link.bandwidth * links / NVLINKS[self.link.key], self.link.latency)
+            return Connection(f"NV{links}", self.link.bandwidth * links / self.link.links, self.link.latency)
         if kind is None:
             return Connection("PHB", self.link.bandwidth, self.link.latency)
         (socket, switch), (other_socket, other_switch) = (kind.pcie_switch(gpu % kind.gpus) for gpu in (a, b))
@@ -111,8 +109,8 @@ class Topology:
         if ends not in self.paths:
             link = self.pcie if None in ends else self.connection(source, target)
             sides = (source, target, "copy out"), (target, source, "copy in")
-            found = [(self.port(gpu, other), row) for gpu, other, row in sides if gpu is not None]
-            self.paths[ends] = link, [port for port, _ in found], [row for _, row in found]
+            here = [side for side in sides if side[0] is not None]
+            self.paths[ends] = link, [self.port(gpu, other) for gpu, other, _ in here], [row for *_, row in here]
         return self.paths[ends]
 
     def port(self, gpu: int, other: int | None) -> tuple:
@@ -141,7 +139,7 @@ class Topology:
         if key not in self.ring_bandwidths:
             slowest = min(self.connection(a, b).bandwidth for a, b in zip(key, (*key[1:], key[0]), strict=True))
             rings = count_rings(key, self.nvlinks)
-            self.ring_bandwidths[key] = self.link.bandwidth * rings / NVLINKS[self.link.key] if rings else slowest
+            self.ring_bandwidths[key] = self.link.bandwidth * rings / self.link.links if rings else slowest
         return self.ring_bandwidths[key]
 
 

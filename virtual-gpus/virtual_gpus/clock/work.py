@@ -168,18 +168,19 @@ def flops(func: OpOverload, args: Sequence, kwargs: dict | None, out: Any) -> in
         grad, X, W, _, *options, mask = args
         return sum(mask[:2]) * registered_flops(aten.convolution, (X, W, None, *options), {}, grad)
     attention = "scaled_dot_product" in packet.__name__
-    found = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
-    if found is None:
+    count = attention_flops(packet, args) if attention else registered_flops(packet, args, kwargs or {}, out)
+    if count is None:
         return 2 * max(t.numel() for t in tensors_in(args))
     if hasattr(func, "share"):  # flex_attention, which leaves out blocks
-        return round(found * func.share)
-    return found // 2 if is_causal(func, args, kwargs) else found  # causal: the kernels leave out what is in the future
+        return round(count * func.share)
+    return count // 2 if is_causal(func, args, kwargs) else count  # causal: the kernels leave out what is in the future
 
 
 def attention_flops(packet: OpOverloadPacket, args: Sequence) -> int:
     """Two matrix products; backwards five, of which one is recomputed. As in the registry from PyTorch 2.15 on, which
     has not all of them before."""
     backward = packet.__name__.endswith("backward")
+    # query: (*batch, rows, width), key: (*batch, columns, width), value: (*batch, columns, depth)
     (*batch, rows, width), (*_, columns, _), (*_, depth) = (x.shape for x in args[backward : 3 + backward])
     products = 3 * width + 2 * depth if backward else width + depth
     return 2 * math.prod(batch) * rows * columns * products
@@ -243,7 +244,7 @@ def read_again(name: str, args: Sequence) -> int:
 
 def layout_copies(name: str, args: Sequence, inputs: list[Tensor], outputs: list[Tensor]) -> list[Tensor]:
     """The tensors that a convolution on tensor cores, which work on channels last, copies from or to another layout."""
-    X = args[0 if name == "convolution" else 1]
+    X = args[0 if name == "convolution" else 1]  # (batch, channels, height, width), if it is of images
     if X.dim() != 4 or X.is_contiguous(memory_format=torch.channels_last):
         return []
     return [t for t in (*inputs, *outputs) if t.dim() == 4]

@@ -30,14 +30,14 @@ class Cluster(NamedTuple):
         nodes = self.n_gpus / per_node
         if nodes > 1 and self.n_gpus % per_node:
             raise ValueError(f"n_gpus={self.n_gpus} with per_node={per_node}: {nodes:.2f} nodes; use whole ones")
-        link = self.link or usual_type(find_gpu(self.gpu), per_node, nodes)
+        link = self.link or default_machine_type(find_gpu(self.gpu), per_node, nodes)
         if link in MACHINES and per_node > MACHINES[link].gpus:
             raise ValueError(f"per_node={per_node}: a {link} has {MACHINES[link].gpus} GPUs")
-        network = self.network if nodes <= 1 else self.network or usual_network(link)
+        network = self.network if nodes <= 1 else self.network or default_network(link)
         return Machine(min(self.n_gpus, per_node), self.gpu, link, "meta", network, self.host, self.software)
 
 
-def usual_type(spec: GPU, per_node: int, nodes: float) -> str | None:
+def default_machine_type(spec: GPU, per_node: int, nodes: float) -> str | None:
     """The name of the smallest machine type with at least `per_node` such GPUs; None for one node without a type."""
     fitting = [kind for kind in MACHINES.values() if kind.link == spec.nvlink and kind.gpus >= per_node]
     if not fitting and nodes > 1:
@@ -45,7 +45,7 @@ def usual_type(spec: GPU, per_node: int, nodes: float) -> str | None:
     return min(fitting, key=lambda kind: kind.gpus).key if fitting else None
 
 
-def usual_network(link: str) -> str:
+def default_network(link: str) -> str:
     """The name of the network that machines of a type come with."""
     if link not in MACHINES:
         raise ValueError(f"link={link!r} for several nodes: use a machine type, one of {', '.join(MACHINES)}")

@@ -11,9 +11,9 @@ from virtual_gpus.clock.rates import NEWEST
 from virtual_gpus.dry_runs.cluster import Cluster
 from virtual_gpus.dry_runs.prediction import Prediction, prediction_of
 from virtual_gpus.dry_runs.progress import Progress
-from virtual_gpus.dry_runs.rank_contexts import leave_groups, ranks_in_this_process
+from virtual_gpus.dry_runs.rank_contexts import destroy_groups, ranks_in_this_process
 from virtual_gpus.dry_runs.rendezvous import MissingRanks, Rendezvous
-from virtual_gpus.dry_runs.step_memory import optimizers_are_seen
+from virtual_gpus.dry_runs.step_memory import observe_optimizers
 from virtual_gpus.dry_runs.steps import NotConverged
 from virtual_gpus.machine import Machine
 from virtual_gpus.state import current
@@ -74,7 +74,7 @@ def run_ranks(task: Callable[[Progress], Any], cluster: Cluster, rank: int, assu
     while True:
         try:
             ranks_here = ranks_in_this_process(ranks, cluster.n_gpus, cluster.node, assumptions)
-            with optimizers_are_seen(), unknown_to_python(), ranks_here as (rendezvous, machines):
+            with observe_optimizers(), unknown_to_python(), ranks_here as (rendezvous, machines):
                 return predict(task, rendezvous, machines)._replace(assumed=assumptions.made)
         except MissingRanks as missing:  # again, from the start, with all of them
             ranks = sorted({*ranks, *missing.ranks})
@@ -84,7 +84,7 @@ def predict(task: Callable[[Progress], Any], rendezvous: Rendezvous, machines: d
     """The Prediction after task(progress) in each rank. What that returns is held until it is made, because of what
     steps hold; None: no two were alike."""
     progress = {rank: Progress(rank, machine) for rank, machine in machines.items()}
-    held = rendezvous.run(lambda rank: task(progress[rank]))
+    held = rendezvous.scheduler.run(lambda rank: task(progress[rank]))
     if any(result is None for result in held.values()):
         raise not_converged(min(len(each.boundaries) for each in progress.values()))
     return prediction_of(machines, progress[rendezvous.ranks[0]].boundaries)
@@ -100,7 +100,7 @@ def predict_program(program: Callable, progress: Progress) -> Callable:
     while not progress.end_step():
         with progress.explained():
             step()
-    leave_groups()
+    destroy_groups()
     return step
 
 
@@ -118,16 +118,14 @@ def predict_script(run: Callable, progress: Progress) -> bool | None:
             if optimizer is optimizers[0] and progress.end_step():
                 raise Converged
 
-    hook = register_optimizer_step_post_hook(stepped)
     try:
-        with progress.explained():
+        with register_optimizer_step_post_hook(stepped), progress.explained():
             run()
         return None
     except Converged:
         return True
     finally:
-        hook.remove()
-        leave_groups()
+        destroy_groups()
 
 
 def not_converged(steps: int) -> NotConverged:

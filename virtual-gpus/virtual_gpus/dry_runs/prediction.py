@@ -91,9 +91,8 @@ def merged_timeline(machines: dict[int, Machine], start: dict[int, float]) -> Ti
     clocks, events, origin = [machine.clock for machine in machines.values()], [], min(start.values())
     for rank, machine in machines.items():
         for e in machine.timeline.since(start[rank]):
-            times = {name: getattr(e, name) - origin for name in ("start", "end", "called", "launched")}
             gpu, row = (None, f"rank {rank} {e.row}") if e.gpu is None else (rank, e.row)
-            events.append(e._replace(gpu=gpu, row=row, thread=f"rank {rank} {e.thread}", **times))
+            events.append(e.counted_from(origin)._replace(gpu=gpu, row=row, thread=f"rank {rank} {e.thread}"))
     first = next(iter(machines.values()))
     dropped = sum(clock.log.dropped for clock in clocks), max(clock.log.dropped_until for clock in clocks) - origin
     return Timeline(events, first.spec, first.link, all(clock.reproducible for clock in clocks), *dropped)

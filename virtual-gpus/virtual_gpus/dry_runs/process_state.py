@@ -33,19 +33,19 @@ class ProcessState:
     """
 
     def __enter__(self) -> "ProcessState":
-        self.there = set(sys.modules) - {"__main__"}
-        self.shared = set(self.there)  # names of modules that all ranks have in common
-        self.before = self.read()
+        self.loaded = set(sys.modules) - {"__main__"}
+        self.shared = set(self.loaded)  # names of modules that all ranks have in common
+        self.before = self.snapshot()
         return self
 
     def __exit__(self, *exc) -> None:
-        new = sys.modules.keys() - self.there
+        new = sys.modules.keys() - self.loaded
         KEEP_GROUPS.update(name.partition(".")[0] for name in new if keeps_group(sys.modules[name]))
-        self.shared = set(self.there)
-        self.write(self.before)
+        self.shared = set(self.loaded)
+        self.restore(self.before)
 
-    def read(self) -> dict[str, Any]:
-        """All of it as it is now, for `write`."""
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as it is now, for `restore`."""
         numpy = sys.modules.get("numpy")
         return {
             "modules": {name: sys.modules[name] for name in self.own_modules()},
@@ -57,7 +57,7 @@ class ProcessState:
             "numpy": numpy and numpy.random.get_state(),
         }
 
-    def write(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         for name in self.own_modules():
             del sys.modules[name]
             # another rank may be in the middle of importing it
@@ -96,14 +96,11 @@ def is_installed(module: ModuleType) -> bool:
     name = getattr(module, "__name__", "")
     if name == "__main__":
         return False
-    folders = {*LIBRARIES, *(os.path.abspath(folder) for folder in sys.path if folder and holds_packages(folder))}
+    folders = *LIBRARIES, *(os.path.abspath(folder) for folder in sys.path if folder and holds_packages(folder))
+    inside = tuple(f"{folder}{os.sep}" for folder in folders)
     compiled = isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
     file = getattr(module, "__file__", None)
     paths = [file] if file else list(getattr(module, "__path__", []))  # a package without a file of its own has folders
     if name.partition(".")[0] in KEEP_GROUPS and not compiled:
         return False
-    return (
-        compiled
-        or not paths
-        or any(os.path.abspath(path).startswith(f"{folder}{os.sep}") for path in paths for folder in folders)
-    )
+    return compiled or not paths or any(os.path.abspath(path).startswith(inside) for path in paths)

@@ -24,15 +24,12 @@ ADVICE = {
 
 
 class Progress:
-    """How many steps `rank` has begun on `machine`, and the bytes allocated there when the last one began.
-
-    `boundaries` are those of all ranks that are run, and the same on each of them.
-    """
+    """What lies between the steps that `rank` has done on `machine`: `boundaries` are those of all ranks that are run,
+    and the same on each of them. There are as many as steps have begun."""
 
     def __init__(self, rank: int, machine: Machine):
         self.rank, self.machine = rank, machine
         self.memory, self.boundaries = StepMemory(machine), Boundaries()
-        self.steps = self.allocated = 0
 
     def end_step(self) -> bool:
         """The rank is between two steps: whether no more are needed. If they are, the next one begins, and the clock
@@ -44,7 +41,6 @@ class Progress:
         if converged(self.boundaries):
             return True
         check_steps(self.boundaries)
-        self.steps, self.allocated = self.steps + 1, here.allocated
         self.memory.begin()
         self.machine.clock.reset()
         return False
@@ -57,8 +53,10 @@ class Progress:
             yield
         except torch.OutOfMemoryError as error:
             doing = self.activity(error.__traceback__)
-            place = f"{doing} of step {self.steps}" if self.steps else doing
-            before = f" It held {readable(self.allocated)} when that began." if self.steps else ""
+            place, before = doing, ""
+            if self.boundaries:
+                place = f"{doing} of step {len(self.boundaries)}"
+                before = f" It held {readable(self.boundaries[-1][self.rank].allocated)} when that began."
             advice = f"What would help: {ADVICE[doing]}"
             raise torch.OutOfMemoryError(f"rank {self.rank}, in {place}: {error}{before} {advice}") from error
         except RuntimeError as error:
@@ -77,4 +75,4 @@ class Progress:
             return "the optimizer's step"
         if any(code.co_name == "run_backward" for code in codes):
             return "the backward pass"
-        return "the forward pass" if self.steps or module_call_impl.__code__ in codes else "the set-up"
+        return "the forward pass" if self.boundaries or module_call_impl.__code__ in codes else "the set-up"

@@ -13,7 +13,7 @@ from virtual_gpus.compat import World, set_thread_isolation_mode
 from virtual_gpus.dry_runs.process_state import ProcessState
 from virtual_gpus.dry_runs.rendezvous import DryCommunicator, Rendezvous
 from virtual_gpus.dry_runs.scheduler import Cancelled
-from virtual_gpus.environment import of_rank
+from virtual_gpus.environment import torchrun_environment
 from virtual_gpus.machine import Machine
 from virtual_gpus.patches.factories import default_device
 from virtual_gpus.ranks.process_groups import GROUPS, Group
@@ -34,10 +34,11 @@ def ranks_in_this_process(
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(ProcessState())
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # which init_process_group replaces
-        stack.callback(set_back_default_device, default_device())
+        stack.callback(restore_default_device, default_device())
         machines = {rank: stack.enter_context(make_machine()) for rank in ranks}
         variables = {
-            rank: of_rank(rank, n_gpus, len(machine.gpus), 29500, "dry run") for rank, machine in machines.items()
+            rank: torchrun_environment(rank, n_gpus, len(machine.gpus), 29500, "dry run")
+            for rank, machine in machines.items()
         }
         os.environ.update({**variables[ranks[0]], "TORCH_FR_BUFFER_SIZE": "0"})  # nothing to record
         contexts = stack.enter_context(RankContexts(machines, variables, process)) if len(ranks) > 1 else None
@@ -46,7 +47,7 @@ def ranks_in_this_process(
         for machine in machines.values():
             machine.rendezvous, machine.communicator_class = rendezvous, DryCommunicator
         if contexts is None:
-            stack.callback(leave_groups)
+            stack.callback(destroy_groups)
         yield rendezvous, machines
 
 
@@ -54,10 +55,10 @@ def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
     """After Ctrl-C one of them may be running: it ends with the next operation on its GPU."""
     for machine in machines.values():
         machine.refuses = Cancelled
-    rendezvous.close()
+    rendezvous.scheduler.close()
 
 
-def set_back_default_device(before: torch.device | None) -> None:
+def restore_default_device(before: torch.device | None) -> None:
     if default_device() != before:  # the program has called torch.set_default_device
         torch.set_default_device(before)
 
@@ -76,7 +77,7 @@ class RankContexts:
         self.rank: int | None = None  # the one that this process is
         self.worlds = {rank: world_of_a_rank() for rank in machines}
         self.groups: dict[int | None, dict[str, Group]] = {}
-        first = process.read()
+        first = process.snapshot()
         self.states = {rank: {**first, "environment": first["environment"] | variables[rank]} for rank in machines}
 
     def __enter__(self) -> "RankContexts":
@@ -89,8 +90,8 @@ class RankContexts:
         if rank == self.rank:
             return
         if self.rank is not None:
-            self.states[self.rank] = self.process.read()
-        self.process.write(self.states[rank])
+            self.states[self.rank] = self.process.snapshot()
+        self.process.restore(self.states[rank])
         self.groups[self.rank] = dict(GROUPS)
         GROUPS.clear()
         GROUPS.update(self.groups.get(rank, {}))
@@ -104,7 +105,7 @@ class RankContexts:
         distributed_c10d._world = self.before
 
 
-def leave_groups() -> None:
+def destroy_groups() -> None:
     """Destroy all process groups."""
     if dist.is_initialized():
         dist.destroy_process_group()

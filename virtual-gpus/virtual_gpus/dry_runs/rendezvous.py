@@ -27,40 +27,19 @@ class MissingRanks(BaseException):
 
 
 class Rendezvous:
-    """Of the `ranks` that are run, in a program of `world_size` processes; switch_to(rank) makes this process a rank.
-
-    A single rank needs no scheduler: it runs in the caller's thread, and has nobody to wait for.
-    """
+    """Of the `ranks` that are run, in a program of `world_size` processes; for switch_to see its Scheduler."""
 
     def __init__(
-        self,
-        world_size: int,
-        ranks: Sequence[int],
-        switch_to: Callable[[int], None] | None,
-        assumptions: Assumptions | None = None,
+        self, world_size: int, ranks: list[int], switch_to: Callable[[int], None] | None, assumptions: Assumptions
     ):
-        self.world_size, self.ranks = world_size, list(ranks)
-        self.assumptions = assumptions or Assumptions()
+        self.world_size, self.ranks, self.assumptions = world_size, ranks, assumptions
         self.store = dist.HashStore()
         self.default_groups: dict[int, dist.ProcessGroup] = {}  # that each rank found when it began
-        self.scheduler = Scheduler(ranks, switch_to) if len(self.ranks) > 1 else None
+        self.scheduler = Scheduler(ranks, switch_to)
         self.works: dict[Hashable, dict[int, NcclWork]] = {}  # of each rank, by operation, until all have joined it
         self.counts: Counter = Counter()  # of all_gathers, by key and rank
         self.objects: defaultdict[Hashable, dict[int, Any]] = defaultdict(dict)  # of each rank, by all_gather
         self.sent: defaultdict[Hashable, deque] = defaultdict(deque)  # and not yet received
-
-    def run(self, task: Callable[[int], Any]) -> dict[int, Any]:
-        """{rank: task(rank)} for all ranks that are run."""
-        return self.scheduler.run(task) if self.scheduler else {rank: task(rank) for rank in self.ranks}
-
-    def wait(self, ready: Callable[[], Any], status: str) -> None:
-        """The rank that is running waits until ready(). `status`: what it does meanwhile, for an error."""
-        if self.scheduler:
-            self.scheduler.wait(ready, status)
-
-    def close(self) -> None:
-        if self.scheduler:
-            self.scheduler.close()
 
     def participants(self, ranks: Sequence[int]) -> list[int]:
         """Those of `ranks` that are run."""
@@ -86,11 +65,11 @@ class Rendezvous:
     ) -> list:
         """The objects of all `ranks`, of which `rank` gives this one. Those that aren't run give the same.
 
-        `status`: as for `wait`."""
+        `status`: as for `Scheduler.wait`."""
         self.counts[key, rank] += 1
         objects, participants = self.objects[key, self.counts[key, rank]], self.participants(ranks)
         objects[rank] = obj
-        self.wait(lambda: len(objects) == len(participants), status)
+        self.scheduler.wait(lambda: len(objects) == len(participants), status)
         return [objects.get(other, obj) for other in ranks]
 
     def send(self, key: tuple, obj: Any) -> None:
@@ -98,15 +77,15 @@ class Rendezvous:
         self.sent[key].append(obj)
 
     def recv(self, key: tuple) -> Any:
-        self.wait(lambda: self.sent[key], f"waits for objects from rank {key[-2]}")
+        self.scheduler.wait(lambda: self.sent[key], f"waits for objects from rank {key[-2]}")
         return self.sent[key].popleft()
 
 
 class DryCommunicator(Communicator):
     """An operation has completed when those of its ranks that are run have called it; no values travel."""
 
-    def __init__(self, gpu: VirtualGPU, members: Members, **options: Any):
-        super().__init__(gpu, members, **options)
+    def __init__(self, gpu: VirtualGPU, members: Members, *options: Any):
+        super().__init__(gpu, members, *options)
         if self.direction is not None:
             gpu.machine.rendezvous.require(members.ranks, members.parent)
 
@@ -116,7 +95,7 @@ class DryCommunicator(Communicator):
         return self.gpu.machine.rendezvous.join(key, ranks, self.members.global_rank, work)
 
     def wait(self, work: NcclWork, seconds: float) -> None:
-        self.gpu.machine.rendezvous.wait(work.completed.is_set, work.status)
+        self.gpu.machine.rendezvous.scheduler.wait(work.completed.is_set, work.status)
 
     def poll(self, work: NcclWork) -> None:
         """Waits: a program that asks again and again would never let the other ranks go on."""

@@ -6,7 +6,7 @@ thread is, so all happens in the same order every time.
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -18,10 +18,13 @@ class Cancelled(BaseException):
 
 
 class Scheduler:
-    """Of `ranks`. switch_to(rank) is called, in its thread, whenever a rank begins or goes on to run."""
+    """Of `ranks`. switch_to(rank) is called, in its thread, whenever a rank begins or goes on to run.
 
-    def __init__(self, ranks: Sequence[int], switch_to: Callable[[int], None]):
-        self.ranks, self.switch_to = list(ranks), switch_to
+    A single rank runs in the caller's thread, and has nobody to wait for.
+    """
+
+    def __init__(self, ranks: list[int], switch_to: Callable[[int], None] | None):
+        self.ranks, self.switch_to = ranks, switch_to
         self.running: int | None = None  # the rank that runs; None: whoever called `run`
         self.threads: dict[int, threading.Thread] = {}
         self.results: dict[int, Any] = {}
@@ -36,6 +39,8 @@ class Scheduler:
         RuntimeError if each of them waits for another one; KeyboardInterrupt, from where the running rank is: Ctrl-C
         comes to this thread, and is meant for that one.
         """
+        if len(self.ranks) == 1:
+            return {rank: task(rank) for rank in self.ranks}
         for rank in self.ranks:
             self.waiting[rank] = (lambda: True), "has not begun"
             self.threads[rank] = threading.Thread(target=self.serve, args=(rank, task), daemon=True)
@@ -53,7 +58,7 @@ class Scheduler:
     def wait(self, ready: Callable[[], Any], status: str) -> None:
         """The running rank can't go on until ready(): meanwhile others run. `status` says what it does, for an
         error."""
-        if not ready():
+        if len(self.ranks) > 1 and not ready():
             rank = self.running
             self.waiting[rank] = ready, status
             self.hand_over(self.next())

@@ -74,18 +74,18 @@ class StepMemory:
     def changes(self, origin: float, end: float) -> list[Change]:
         """What was held at begin(), and what has changed until `end`. It and `origin`, from which times count, are
         seconds of elapsed()."""
-        found, blocks, started = [], {}, self.machine.started
+        changes, blocks, started = [], {}, self.machine.started
         for time, address, nbytes, kind in list(self.log):  # which goes on
             if time - started >= end:
                 break
             if nbytes:
                 kind = next((known for known in KINDS if address in self.owned[known]), kind)
                 blocks[address] = kind, round_up(nbytes, MIN_BLOCK_SIZE)
-                found.append(Change(time - started - origin, *blocks[address]))
+                changes.append(Change(time - started - origin, *blocks[address]))
             else:
                 kind, size = blocks.pop(address)
-                found.append(Change(time - started - origin, kind, -size))
-        return found
+                changes.append(Change(time - started - origin, kind, -size))
+        return changes
 
 
 def at_the_peak(changes: Iterable[Change]) -> dict[str, int]:
@@ -108,7 +108,7 @@ def own(kind: str, tensors: Any) -> None:
 
 
 @contextlib.contextmanager
-def optimizers_are_seen() -> Iterator[None]:
+def observe_optimizers() -> Iterator[None]:
     """Inside, an optimizer that takes a step tells which tensors are its own."""
 
     def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -121,7 +121,5 @@ def optimizers_are_seen() -> Iterator[None]:
         own("parameters", parameters(optimizer))
         own("optimizer state", optimizer.state.values())
 
-    with contextlib.ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(before).remove)
-        stack.callback(register_optimizer_step_post_hook(after).remove)
+    with register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after):
         yield

@@ -11,6 +11,7 @@ A history may keep no tensor alive: of a stack it keeps files, line numbers and 
 import functools
 import os
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,14 +35,14 @@ class Settings(NamedTuple):
 
 
 class TraceEntry(NamedTuple):
-    """One entry of a trace."""
+    """One entry of a trace, its fields named as in PyTorch's."""
 
     action: str
-    address: int  # of the block; the bytes left if memory ran out
-    nbytes: int
+    addr: int  # of the block; the bytes left if memory ran out
+    size: int  # bytes
     stack: tuple | None
     stream: int
-    time: int  # microseconds
+    time_us: int
 
 
 class History:
@@ -74,13 +75,8 @@ class History:
         """The calls that led here, the innermost first, without those of this package: (file, line, function)."""
         if self.depth < depth:
             return None
-        calls, frame = [], sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if not code.co_filename.startswith(OURS):
-                calls.append((code.co_filename, frame.f_lineno, code.co_name))
-            frame = frame.f_back
-        stack = tuple(calls)
+        calls = ((f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(sys._getframe(1)))
+        stack = tuple(call for call in calls if not call[0].startswith(OURS))
         return self.stacks.setdefault(stack, stack)  # a loop comes to the same lines again and again
 
 
@@ -122,22 +118,18 @@ def segments_and_trace(ledger: Ledger, frames: Callable[[tuple | None], list[dic
     with ledger.lock:  # the entries last: garbage collection, even here, may free blocks
         requested, contexts = dict(ledger.requested), dict(ledger.contexts)
         entries = list(ledger.history.entries) if ledger.history else []
-    freed = {entry.address for entry in entries if entry.action == "free_completed"}
+    freed = {entry.addr for entry in entries if entry.action == "free_completed"}
+    sizes = {address: round_up(n, MIN_BLOCK_SIZE) for address, n in requested.items() if address not in freed}
     segments = []
     for name, pool in (("small", ledger.small), ("large", ledger.large)):
-        in_use = {a: n for a, n in requested.items() if pool_of(n) == name and a not in freed}
-        for address, nbytes in in_use.items():
+        in_use = [address for address, size in sizes.items() if (size <= SMALL_SIZE) == (name == "small")]
+        for address in in_use:
             stack, _ = contexts.get(address, (None, 0))
-            size = round_up(nbytes, MIN_BLOCK_SIZE)
-            segments.append(segment(ledger.index, name, address, size, nbytes, frames(stack)))
-        rest = pool.reserved - sum(round_up(nbytes, MIN_BLOCK_SIZE) for nbytes in in_use.values())
+            segments.append(segment(ledger.index, name, address, sizes[address], requested[address], frames(stack)))
+        rest = pool.reserved - sum(sizes[address] for address in in_use)
         if rest > 0:
             segments.append(segment(ledger.index, name, pool.next, rest, 0, frames(None)))
     return segments, [trace_entry(entry, frames) for entry in entries]
-
-
-def pool_of(nbytes: int) -> str:
-    return "small" if round_up(nbytes, MIN_BLOCK_SIZE) <= SMALL_SIZE else "large"
 
 
 def segment(index: int, pool: str, address: int, size: int, requested: int, frames: list[dict]) -> dict:
@@ -162,14 +154,9 @@ def segment(index: int, pool: str, address: int, size: int, requested: int, fram
 
 def trace_entry(entry: TraceEntry, frames: Callable[[tuple | None], list[dict]]) -> dict:
     """An entry of a trace in PyTorch's form. Without a stack it has no frames, as there."""
-    made = {
-        "action": entry.action,
-        "device_free" if entry.action == "oom" else "addr": entry.address,
-        "size": entry.nbytes,
-        "stream": entry.stream,
-        "time_us": entry.time,
-        "compile_context": "N/A",
-        "user_metadata": "",
-        "pool_id": (0, 0),
-    }
-    return made if entry.stack is None else {**made, "frames": frames(entry.stack)}
+    made = entry._asdict() | {"compile_context": "N/A", "user_metadata": "", "pool_id": (0, 0)}
+    if made.pop("stack") is not None:
+        made["frames"] = frames(entry.stack)
+    if entry.action == "oom":
+        made["device_free"] = made.pop("addr")
+    return made

@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend
 
 from virtual_gpus import compat
 from virtual_gpus.compat import OpOverload
-from virtual_gpus.ops.normalization import to_accumulate
+from virtual_gpus.ops.native_functions import named_arguments
+from virtual_gpus.ops.normalization import HALF, to_accumulate
 
 aten = torch.ops.aten
 FLASH, EFFICIENT, CUDNN, MATH = (
@@ -27,7 +28,6 @@ FLASH, EFFICIENT, CUDNN, MATH = (
 )
 NAMES = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
 OPERATIONS = {kind: getattr(aten, f"_scaled_dot_product_{name}_attention").default for kind, name in NAMES.items()}
-HALF = torch.float16, torch.bfloat16
 
 
 def backend(
@@ -47,7 +47,7 @@ def backend(
     if order[:4] == [FLASH, EFFICIENT, MATH, CUDNN] and capability[0] in (9, 10):  # nobody has set another
         order = CUDNN, FLASH, EFFICIENT, MATH
     given = query, key, value, mask, is_causal, capability
-    fits = is_regular(query, key, value, mask, gqa)
+    fits = shapes_match(query, key, value, mask, gqa)
     kernels = {  # whether each is switched on, and takes these tensors
         FLASH: (compat.get_flash_sdp_enabled, flash_takes),
         EFFICIENT: (compat.get_mem_efficient_sdp_enabled, efficient_takes),
@@ -63,7 +63,7 @@ def backend(
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def is_regular(query, key, value, mask, gqa):
+def shapes_match(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:
     """What all kernels ask for: four dimensions, something to attend to, and heads that match."""
     if not query.dim() == key.dim() == value.dim() == 4 or 0 in (query.shape[2], key.shape[2]):
         return False
@@ -103,7 +103,7 @@ def cudnn_takes(query, key, value, mask, is_causal, capability):
     return fits and capability >= (8, 0) and query.dtype in HALF and takes_mask(query, key, mask)
 
 
-def takes_mask(query, key, mask):
+def takes_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     """cuDNN takes masks of two or four dimensions, and has no gradients for them."""
     if mask is None:
         return True
@@ -114,6 +114,9 @@ def takes_mask(query, key, mask):
 
 
 # The kernels. The names of their arguments are those in PyTorch's schemas; `seed` decides what dropout leaves out.
+#   query  (N, heads, queries, size)          out        (N, heads, queries, value size)
+#   key    (N, KV heads, keys, size)          logsumexp  (N, heads, queries)
+#   value  (N, KV heads, keys, value size)    attn_bias  expands to (N, heads, queries, keys)
 
 
 def forward(*, query, key, value, dropout_p, is_causal, scale, attn_bias=None, seed=None, **_):
@@ -134,13 +137,14 @@ def backward(grad, *, query, key, value, out, logsumexp, dropout_p, is_causal, s
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=attn_bias, **options)
         return *grads, None
     grad, scale = to_accumulate(grad), query.shape[-1] ** -0.5 if scale is None else scale
-    weights, _ = softmax_of_products(query, key, attn_bias, is_causal, scale)
+    weights, _ = softmax_of_products(query, key, attn_bias, is_causal, scale)  # (N, heads, queries, keys)
     scaled = dropout(weights, dropout_p, seed)
-    of_value = (weights * scaled).mT @ grad
+    of_value = (weights * scaled).mT @ grad  # (N, heads, keys, value size)
     of_weights = (grad @ for_each_head(to_accumulate(value), query).mT) * scaled
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))  # (N, heads, queries, keys)
     of_query = of_scores @ for_each_head(to_accumulate(key), query) * scale
     of_key = of_scores.mT @ to_accumulate(query) * scale
+    # heads of queries that share keys and values: their gradients are added up, (N, KV heads, keys, …)
     of_key, of_value = [g.unflatten(1, (key.shape[1], -1)).sum(2) for g in (of_key, of_value)]
     of_bias = of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype) if wants_bias else None
     return of_query.to(query.dtype), of_key.to(query.dtype), of_value.to(query.dtype), of_bias
@@ -157,7 +161,7 @@ def softmax_of_products(query, key, bias, is_causal, scale):
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
-def dropout(weights, p, seed):
+def dropout(weights: Tensor, p: float, seed: Tensor | None) -> Any:
     """What the weights are multiplied by: 0 or 1 / (1 - p), the same numbers for the same seed."""
     if not p:
         return 1
@@ -167,23 +171,16 @@ def dropout(weights, p, seed):
     return kept / (1 - p) if p < 1 else kept
 
 
-def for_each_head(x, query):
+def for_each_head(x: Tensor, query: Tensor) -> Tensor:
     """Keys or values of which several heads of queries share one, once for each of them."""
     return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def arguments(func: OpOverload, args: Sequence, kwargs: dict) -> dict[str, Any]:
-    """{name: value} of all arguments of `func`, those that have defaults included."""
-    schema = func._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
-
-
 def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """What `func`, one of CUDA's attention operations, computes. `completed` adds the other outputs."""
+    """What `func`, one of CUDA's attention operations, computes. `all_outputs` adds the other outputs."""
     if func is OPERATIONS[FLASH] and args[0].dtype not in HALF:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    out, log_sums = forward(**arguments(func, args, kwargs))
+    out, log_sums = forward(**named_arguments(func, args, kwargs))
     if func is OPERATIONS[EFFICIENT]:  # it writes the heads inside of tokens
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return out, log_sums
@@ -191,7 +188,7 @@ def forward_kernel(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Tensor,
 
 def backward_kernel(func: OpOverload, grad: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
     """What `func`, the backward of one of them, computes."""
-    grads = backward(grad, **arguments(func, (grad, *args), kwargs))
+    grads = backward(grad, **named_arguments(func, (grad, *args), kwargs))
     return grads if "efficient" in func.name() else grads[:3]  # the others have no gradient for a bias
 
 
@@ -202,7 +199,7 @@ BACKWARD = {
 }
 
 
-def completed(made: tuple, query: Tensor, key: Tensor, func: OpOverload, seed: Tensor) -> tuple:
+def all_outputs(made: tuple, query: Tensor, key: Tensor, func: OpOverload, seed: Tensor) -> tuple:
     """All outputs of CUDA's operation. Dropout's seed is on the CPU, and an offset, of which there is none here."""
     seeds = seed, torch.empty((), dtype=torch.int64, device="cpu")
     if func is OPERATIONS[EFFICIENT]:
@@ -216,7 +213,7 @@ def without_seeds(args: Sequence) -> tuple[list, Tensor | None]:
     return [None if any(a is seed for seed in seeds) else a for a in args], seeds[0] if seeds else None
 
 
-def dispatched(
+def call_kernel(
     kind: int,
     query: Tensor,
     key: Tensor,

@@ -20,7 +20,7 @@ def saturate(out: Tensor, x: Tensor) -> None:
     limits = torch.iinfo(via)
     nan = 0 if via is torch.int32 and x.dtype is not torch.float64 else limits.min
     x = x.double()
-    found = x.nan_to_num(0.0).clamp(limits.min, limits.max).long()
-    found[x >= limits.max] = limits.max
-    found[x.isnan()] = nan
-    out.copy_(found)
+    converted = x.nan_to_num(0.0).clamp(limits.min, limits.max).long()
+    converted[x >= limits.max] = limits.max
+    converted[x.isnan()] = nan
+    out.copy_(converted)

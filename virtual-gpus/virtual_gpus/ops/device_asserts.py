@@ -51,7 +51,7 @@ def device_side_assert(what: str) -> torch.AcceleratorError:
     )
 
 
-def asserted(machine: "Machine", func: OpOverload | Callable, args: Sequence, kwargs: dict, error: Exception) -> Any:
+def record_assert(machine: "Machine", func: Callable, args: Sequence, kwargs: dict, error: Exception) -> Any:
     """Note it, and return zeros of the right shapes; raise at once if the host waits for every kernel."""
     name = getattr(func, "overloadpacket", func).__name__
     machine.asserted = f"{name} at {program_line()}, {str(error).splitlines()[0].rstrip('.')}"

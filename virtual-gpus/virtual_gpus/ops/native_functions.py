@@ -7,7 +7,9 @@ that they call.
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +28,12 @@ AS_ONE = set(
     "convolution index_put linspace logspace logical_and logical_or logical_xor soft_margin_loss block_diag "
     "linalg_pinv".split()
 )
+
+
+def named_arguments(func: OpOverload, args: Sequence, kwargs: dict) -> dict[str, Any]:
+    """{name: value} of all arguments of `func`, in the schema's order; those that aren't given have their defaults."""
+    schema = func._schema.arguments
+    return {a.name: a.default_value for a in schema} | dict(zip((a.name for a in schema), args, strict=False)) | kwargs
 
 
 @functools.cache

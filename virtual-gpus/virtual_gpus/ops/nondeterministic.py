@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from virtual_gpus.compat import OpOverload, alert_not_deterministic
+from virtual_gpus.ops.native_functions import named_arguments
 
 # {operation: what CUDA calls its kernel}: alertNotDeterministic in aten/src/ATen/native/cuda
 NONDETERMINISTIC = {
@@ -36,9 +37,8 @@ NONDETERMINISTIC = {
 def check_deterministic(func: OpOverload, args: Sequence, kwargs: dict) -> None:
     """Raise or warn as PyTorch does if only deterministic algorithms are allowed, and CUDA has none for `func`."""
     if torch.are_deterministic_algorithms_enabled():
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         name = func.overloadpacket.__name__
-        if depends_on_order(name.removesuffix("_"), given):
+        if depends_on_order(name.removesuffix("_"), named_arguments(func, args, kwargs)):
             alert_not_deterministic(NONDETERMINISTIC[name])
 
 

@@ -18,11 +18,12 @@ from torch import Tensor
 from virtual_gpus.compat import OpOverloadPacket, decomposition_table
 
 aten = torch.ops.aten
+HALF = torch.float16, torch.bfloat16
 
 
 def to_accumulate(x: Tensor) -> Tensor:
     """`x` in the dtype that CUDA accumulates in (at::acc_type)."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 # nn.SyncBatchNorm. x and grad: (N, C, ...)
@@ -70,16 +71,16 @@ def batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, total_centre
     return (out * channels(scale(invstd, weight), x)).to(x.dtype)
 
 
-def all_but_channels(x):
+def all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def channels(values, x):
+def channels(values: Tensor, x: Tensor) -> Tensor:
     """A number for each channel, as something to compute with `x`."""
     return values.view(-1, *[1] * (x.dim() - 2))
 
 
-def scale(invstd, weight):
+def scale(invstd: Tensor, weight: Tensor | None) -> Tensor:
     return invstd if weight is None else invstd * weight
 
 

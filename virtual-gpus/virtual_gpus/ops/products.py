@@ -11,22 +11,16 @@ import torch
 from torch import Tensor
 
 from virtual_gpus.compat import OpOverloadPacket
+from virtual_gpus.ops.normalization import HALF
 
 aten = torch.ops.aten
-HALF = torch.float16, torch.bfloat16
-
-
-FACTORS = {
-    aten.mm: "self",
-    aten.bmm: "self",
-    aten.addmm: "mat1",
-    aten.baddbmm: "batch1",
-}  # PyTorch's names of the first
+# {operation: PyTorch's name of its first factor}
+FACTORS = {aten.mm: "self", aten.bmm: "self", aten.addmm: "mat1", aten.baddbmm: "batch1"}
 
 
 def product(packet: OpOverloadPacket, *args: Any, **scales: float) -> Tensor:
     """`packet` of two factors, perhaps behind a bias, with a result of the last argument's type."""
-    *bias, a, b, out_dtype = args
+    *bias, a, b, out_dtype = args  # a: (…, n, k), b: (…, k, m)
     if a.dtype != b.dtype:
         raise RuntimeError("input dtypes must be the same")
     if out_dtype != a.dtype and not (out_dtype == torch.float32 and a.dtype in HALF):

@@ -9,20 +9,20 @@ import importlib
 import pkgutil
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from virtual_gpus.compat import check_bf16_tensor_supported, get_allowed_globals
 from virtual_gpus.import_hook import AfterImport
 from virtual_gpus.patches import autocast, script, serialization
-from virtual_gpus.patches.patch import AFTER_IMPORT, PATCHES, put, replacement
+from virtual_gpus.patches.patch import AFTER_IMPORT, PATCHES, Patch, put, replacement
 
 PACKAGE = __package__.rpartition(".")[0]
 CACHES = check_bf16_tensor_supported, get_allowed_globals  # of the GPUs that were there, of functions that are replaced
 _patches = contextlib.ExitStack()
 
-for found in pkgutil.iter_modules(__path__):  # each enters its own in PATCHES
-    importlib.import_module(f"{__name__}.{found.name}")
+for module in pkgutil.iter_modules(__path__):  # each enters its own in PATCHES
+    importlib.import_module(f"{__name__}.{module.name}")
 
 
 def install() -> None:
@@ -47,13 +47,13 @@ def install() -> None:
         _patches.push(stack.pop_all())
 
 
-def replace_all(patches, module):
+def replace_all(patches: Callable[[types.ModuleType], Iterator[Patch]], module: types.ModuleType) -> None:
     """For a module that a program has imported: put in place what patches(module) yields."""
     for patch in patches(module):
         replace(_patches, *patch)
 
 
-def replace(stack, owner, name, value):
+def replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> tuple[Any, Any]:
     """Put a patch in place, until `stack` undoes it: what was there, and what is there now."""
     original = None if isinstance(owner, dict) else getattr(owner, name, None)
     value = replacement(original, owner, name, value)

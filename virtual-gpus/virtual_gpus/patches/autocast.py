@@ -4,11 +4,16 @@ C++ takes virtual tensors for CPU tensors, so what runs is the CPU's autocast, w
 One difference is left: matrix products of tensors that really are on the CPU are cast too; on real GPUs they are not.
 """
 
+import contextlib
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
+from virtual_gpus.compat import C_nn, DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
+from virtual_gpus.ops.native_functions import named_arguments
+from virtual_gpus.ops.normalization import HALF
 from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import VirtualTensor
@@ -70,8 +75,8 @@ def _maybe_opt_step(original, self, optimizer, optimizer_state, *args, **kwargs)
     """It looks whether a gradient has overflown; a dry run can't know, and takes none for such."""
     if current().rendezvous is None:
         return original(self, optimizer, optimizer_state, *args, **kwargs)
-    for found in optimizer_state["found_inf_per_device"].values():
-        found.item()  # for which the host waits
+    for found_inf in optimizer_state["found_inf_per_device"].values():
+        found_inf.item()  # for which the host waits
     return optimizer.step(*args, **kwargs)
 
 
@@ -83,60 +88,60 @@ def binary_cross_entropy(original, input, *args):
     return original(input, *args)
 
 
-def register_autocast(stack):
+def register_autocast(stack: contextlib.ExitStack) -> None:
     """Add CUDA's lists to the CPU's autocast; `stack` undoes it."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     stack.callback(library._destroy)
-    kernels = {name: casting(name, lambda args: torch.float32) for name in FLOAT32}
-    kernels |= {name: casting(name, lambda args: torch.get_autocast_dtype("cpu")) for name in LOWER}
-    kernels |= {name: casting(name, promoted_type) for name in PROMOTED}
-    kernels |= {name: casting(name, lambda args: None) for name in UNTOUCHED}
-    kernels |= {name: into_float32(name) for name in INTO_FLOAT32} | {"cross_entropy_loss": cross_entropy_loss}
+    lists = [
+        (INTO_FLOAT32, into_float32),
+        (FLOAT32, casting(lambda args: torch.float32)),
+        (LOWER, casting(lambda args: torch.get_autocast_dtype("cpu"))),
+        (PROMOTED, casting(promoted_type)),
+        (UNTOUCHED, lambda operation, args, kwargs: operation(*args, **kwargs)),
+    ]
+    kernels = {name: kernel_of(name, on_gpu) for names, on_gpu in lists for name in names}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # of overridden ones, in 2.10 to 2.13
-        for name, kernel in kernels.items():
+        for name, kernel in {**kernels, "cross_entropy_loss": cross_entropy_loss}.items():
             library.impl(name, kernel)
 
 
-def operation_of(name):
+def kernel_of(name: str, on_gpu: Callable[[OpOverload, Sequence, dict], Any]) -> Callable:
+    """The operation `name` under autocast: on_gpu(operation, args, kwargs), or what the CPU's makes of it."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-def casting(name, wanted):
-    """Casts to the type wanted(args), if that is one."""
-    operation = operation_of(name)
+    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
 
     def kernel(*args, **kwargs):
         with ExcludeDispatchKeyGuard(KEYS):
-            if not torch.is_autocast_enabled("cuda"):
-                return operation(*on_cpu(name, args), **kwargs)
-            dtype = wanted(args)
-            return operation(*(args if dtype is None else [cast(a, dtype) for a in args]), **kwargs)
+            if torch.is_autocast_enabled("cuda"):
+                return on_gpu(operation, args, kwargs)
+            return operation(*(widened(args) if name in FLOAT32_ON_CPU else args), **kwargs)
 
     return kernel
 
 
-def into_float32(name):
-    operation = operation_of(name)
-    names = [argument.name for argument in operation._schema.arguments]
-    fused = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}.get(name.partition(".")[0])
+def casting(dtype_of: Callable[[Sequence], torch.dtype]) -> Callable[[OpOverload, Sequence, dict], Any]:
+    """Calls an operation with its arguments cast to dtype_of(args)."""
 
-    def kernel(*args, **kwargs):
-        given = dict(zip(names, args, strict=False)) | kwargs
-        with ExcludeDispatchKeyGuard(KEYS):
-            if not torch.is_autocast_enabled("cuda"):
-                return operation(*on_cpu(name, args), **kwargs)
-            if given.get("dtype") is not None or not eligible(args[0]):
-                return operation(*args, **kwargs)
-            if fused and args[0].dtype != torch.float32:  # in C++ for tensors on a CPU, these would be copied first
-                return fused(args[0], given["dim"], True)
-            return operation(**given | {"dtype": torch.float32})
+    def call(operation, args, kwargs):
+        dtype = dtype_of(args)
+        return operation(*(cast(a, dtype) for a in args), **kwargs)
 
-    return kernel
+    return call
 
 
-def promoted_type(args):
+def into_float32(operation: OpOverload, args: Sequence, kwargs: dict) -> Any:
+    """Calls one of INTO_FLOAT32."""
+    given, x = named_arguments(operation, args, kwargs), args[0]
+    if given.get("dtype") is not None or not eligible(x):
+        return operation(*args, **kwargs)
+    fused = {"softmax": torch.ops.aten._softmax, "log_softmax": torch.ops.aten._log_softmax}
+    if (name := operation.overloadpacket.__name__) in fused and x.dtype != torch.float32:
+        return fused[name](x, given["dim"], True)  # in C++ for tensors on a CPU, x would be copied first
+    return operation(**given | {"dtype": torch.float32})
+
+
+def promoted_type(args: Sequence) -> torch.dtype:
     """What PROMOTED operations compute in. (torch/include/ATen/autocast_mode.h, prioritize)"""
     lower = widest = torch.get_autocast_dtype("cuda")
     for tensor in filter(eligible, tensors_in(args)):
@@ -147,14 +152,9 @@ def promoted_type(args):
     return widest
 
 
-def on_cpu(name, args):
-    """What the CPU's own autocast makes of the arguments of an operation that it knows as well."""
-    return widened(args) if name in FLOAT32_ON_CPU else args
-
-
-def widened(args):
-    half = torch.float16, torch.bfloat16
-    return [a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in args]
+def widened(args: Sequence) -> list:
+    """The arguments with half precision in float32, where the CPU's own autocast makes that of them."""
+    return [a.float() if isinstance(a, torch.Tensor) and a.dtype in HALF else a for a in args]
 
 
 def cross_entropy_loss(input, *args, **kwargs):
@@ -166,12 +166,12 @@ def cross_entropy_loss(input, *args, **kwargs):
         return operation(*widened((input, *args)), **kwargs)
 
 
-def eligible(value):
+def eligible(value: Any) -> bool:
     """Whether CUDA's autocast would cast it: floating-point tensors on a virtual GPU, but for those in float64."""
     return isinstance(value, VirtualTensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
-def cast(value, dtype):
+def cast(value: Any, dtype: torch.dtype) -> Any:
     """An argument as it is when autocast has done with it."""
     if isinstance(value, (list, tuple)):
         return type(value)(cast(v, dtype) for v in value)

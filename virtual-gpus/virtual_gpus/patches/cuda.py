@@ -9,13 +9,16 @@ import functools
 import sys
 import types
 import warnings
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from virtual_gpus.clock import streams
 from virtual_gpus.compat import C, FakeTensorMode, HigherOrderOperator, nvml_based_avail
-from virtual_gpus.errors import bad_fork, no_addresses, not_compiled
+from virtual_gpus.errors import bad_fork, is_cpu_scalar, no_addresses
 from virtual_gpus.frames import program_line
+from virtual_gpus.memory.ledger import Ledger
 from virtual_gpus.patches.patch import after_import, patch, replaces
 from virtual_gpus.patches.properties import properties_of
 from virtual_gpus.state import current, current_index, select
@@ -24,17 +27,17 @@ from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor
 # What can't be imitated
 
 
-def not_imitated(what, instead="; it needs real ones"):
+def not_imitated(what: str, instead: str = "; it needs real ones") -> Callable:
+    """What takes the place of a function that isn't imitated, whatever it is called with: RuntimeError."""
+
     def refuse(*args, **kwargs):
         raise RuntimeError(f"{what} can't be imitated by virtual GPUs{instead}")
 
     return refuse
 
 
-for name in (
-    "caching_allocator_alloc caching_allocator_delete ipc_collect utilization temperature power_draw clock_rate".split()
-):
-    patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}")})
+REFUSED = "caching_allocator_alloc caching_allocator_delete ipc_collect utilization temperature power_draw clock_rate"
+patch(torch.cuda, {name: not_imitated(f"torch.cuda.{name}") for name in REFUSED.split()})
 patch(torch.cuda, {"MemPool": type("MemPool", (), {"__new__": not_imitated("torch.cuda.MemPool")})})  # stays a class
 for name in "all_reduce broadcast reduce all_gather reduce_scatter".split():  # of many GPUs in one process
     patch(torch.cuda.nccl, {name: not_imitated(f"NCCL (torch.cuda.nccl.{name})")})
@@ -81,7 +84,10 @@ def dispatch(original, self, key, /, *args, **kwargs):
         return original(self, key, *args, **kwargs)
     except NotImplementedError as error:
         if "no rule registered" in str(error) and VirtualTensor.__name__ in str(error):
-            raise not_compiled(self._name) from None
+            raise NotImplementedError(
+                f"{self._name} takes a function and compiles it, and virtual GPUs don't compile. Use operations that "
+                "take tensors, or a real GPU."
+            ) from None
         raise
 
 
@@ -116,7 +122,7 @@ patch(FakeTensorMode, {"avoid_device_init": property(lambda self: True)})
 # The GPUs and their properties
 
 
-def no_driver():
+def no_driver() -> None:
     """torch.cuda's own Python may go on; C++ that wants the driver went around the virtual GPUs."""
     if current().forked:
         raise bad_fork()
@@ -131,7 +137,7 @@ def no_driver():
 @replaces(torch.cuda)
 def is_available():
     """Asking starts CUDA, unless PYTORCH_NVML_BASED_CUDA_CHECK=1."""
-    return bool(current().gpus if nvml_based_avail() else current().settle())
+    return bool(current().gpus if nvml_based_avail() else current().start_cuda())
 
 
 @replaces(torch.cuda)
@@ -203,7 +209,7 @@ def _cuda_sleep(cycles):
     gpu.clock.launch(gpu, "sleep", cycles / gpu.spec.frequency)
 
 
-def synchronize(index):
+def synchronize(index: int) -> None:
     """The host waits for all streams of GPU `index`, and of no other."""
     gpu = current().gpu(index)
     for communicator in gpu.communicators:
@@ -255,7 +261,7 @@ patch(
 # Memory
 
 
-def ledger(index):
+def ledger(index: int) -> Ledger:
     return current().look_up(index).ledger
 
 
@@ -310,7 +316,7 @@ for name in "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStat
 
 @replaces(C)
 def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
-    """In order; C++ would find all of them on the CPU."""
+    """In order, always with indices; C++ would find all of them on the CPU."""
     groups = {}
     for i, first in enumerate(tensorlistlist[0]):
         lists, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in tensorlistlist], []))
@@ -318,13 +324,12 @@ def _group_tensors_by_device_and_dtype(tensorlistlist, with_indices=False):
             if tensors:
                 group.append(tensors[i])
                 check_same_place(first, tensors[i])
-        if with_indices:
-            indices.append(i)
+        indices.append(i)
     return groups
 
 
-def check_same_place(first, tensor):
-    if tensor is not None and tensor.device != first.device and (tensor.dim() or tensor.device.type != "cpu"):
+def check_same_place(first: Tensor, tensor: Tensor | None) -> None:
+    if tensor is not None and tensor.device != first.device and not is_cpu_scalar(tensor):
         raise RuntimeError(
             "Tensors of the same index must be on the same device and the same dtype except `step` "
             "tensors that can be CPU and float32/64 notwithstanding"

@@ -7,6 +7,7 @@ for itself, it takes from a virtual GPU.
 
 import atexit
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,18 +26,18 @@ from virtual_gpus.state import current, current_index
 from virtual_gpus.tensors.tensor import inner_of, is_virtual
 
 ProcessGroup, Backend = dist.ProcessGroup, dist.Backend
-LEAVING = 1.0  # seconds that a program waits at its end for what it has begun
+EXIT_SECONDS = 1.0  # seconds that a program waits at its end for what it has begun
 
 
-def create(options, backend_options):
+def create(options: Any, backend_options: Any) -> Any:
     """What PyTorch asks for a backend "nccl": the ranks' own way to each other. The object itself can do nothing."""
-    if not current().settle():
+    if not current().start_cuda():
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
     GROUPS[options.group_id] = Group(members_of(options), options.group_id)
     return compat.create_refusing(options.group_rank, options.group_size)
 
 
-def members_of(options):
+def members_of(options: Any) -> Members:
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     members = Members(options.store, options.group_rank, list(ranks), options.timeout)
     if current().rank is None:  # the first group is that of all ranks
@@ -44,7 +45,7 @@ def members_of(options):
     return members
 
 
-def create_gloo(options, backend_options):
+def create_gloo(options: Any, backend_options: Any) -> Any:
     """The same for a backend "gloo": PyTorch's own, but not in a dry run. What lies on the CPU has values there, and
     those of the other ranks are unknown. What lies on GPUs takes another way, unless nccl is there for it."""
     GROUPS.setdefault(options.group_id, GlooGroup(members_of(options), options.group_id))
@@ -97,10 +98,10 @@ def destroy_process_group(original, group=None):
 def at_exit():
     """A program that ends without destroy_process_group: its threads must not come back to a Python that is gone."""
     for group in GROUPS.values():
-        group.close(LEAVING)
+        group.close(EXIT_SECONDS)
 
 
-def nccl_group(group):
+def nccl_group(group: dist.ProcessGroup) -> Group | None:
     """The Group of a process group whose ranks have virtual GPUs by nccl, or None."""
     made = GROUPS.get(group.group_name)
     return None if isinstance(made, GlooGroup) else made
@@ -112,15 +113,15 @@ def barrier(original, self, opts=None, **options):
     opts, rendezvous = opts or c10d.BarrierOptions(), current().rendezvous
     if opts.device is not None and nccl_group(self) is None:
         opts.device = torch.device("cpu")  # gloo's may be bound to a GPU, where C++ would make a tensor
-    if rendezvous is not None and opts.device is not None and opts.device.type == "cpu":
+    on_cpu = opts.device is not None and opts.device.type == "cpu"
+    if rendezvous is not None and on_cpu:
         rendezvous.all_gather((self.group_name, "barrier"), dist.get_rank(), dist.get_process_group_ranks(self), None)
         return Works([])
-    if nccl_group(self) is None or (opts.device is not None and opts.device.type == "cpu"):
+    if nccl_group(self) is None or on_cpu:
         return original(self, opts, **options)
     index = opts.device_ids[0] if opts.device_ids else current_index()
     flag = torch.zeros(1, device=torch.device("cuda", index))
-    work = torch.ops.c10d.barrier(flag, self.boxed(), [index])
-    work = c10d.Work.unbox(work)
+    work = c10d.Work.unbox(torch.ops.c10d.barrier(flag, self.boxed(), [index]))
     if not opts.asyncOp:
         work.wait()
         flag.gpu.clock.synchronize(flag.gpu, [flag.gpu.streams[0]])

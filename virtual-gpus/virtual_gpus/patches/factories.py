@@ -6,6 +6,7 @@ the replacements. For functions imported before, with `from torch import zeros`,
 
 import contextlib
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from virtual_gpus.compat import Base, C_nn, DisableTorchDispatch
 from virtual_gpus.compat import Generator as _Generator
 from virtual_gpus.constants import FEW, set_constant
 from virtual_gpus.errors import check_generator
-from virtual_gpus.gpu import VirtualGenerator
+from virtual_gpus.gpu import VirtualGenerator, VirtualGPU
 from virtual_gpus.patches.patch import Method, patch, replaces
 from virtual_gpus.state import current, find
 from virtual_gpus.tensors.copies import host_memory, move, pinned
@@ -30,7 +31,8 @@ NOT_DENSE = set(
     "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
     "sparse_bsc_tensor nested_tensor empty_quantized".split()
 )
-WRAPPERS = {}  # {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
+# {class of tensors made of others: wrapper(make, x, …), which makes one like x on a named device}
+WRAPPERS: dict[type, Callable] = {}
 
 
 def default_device() -> Any:
@@ -56,9 +58,9 @@ def construct(original, *args, **kwargs):
 def make(original, *args, **kwargs):
     """The same for functions that make a tensor like another one, where that is."""
     if args and type(args[0]) in WRAPPERS:
-        elsewhere = kwargs.get("device") is not None
-        again = functools.partial(make, original)
-        return WRAPPERS[type(args[0])](again, *args, **kwargs) if elsewhere else original(*args, **kwargs)
+        if kwargs.get("device") is None:
+            return original(*args, **kwargs)
+        return WRAPPERS[type(args[0])](functools.partial(make, original), *args, **kwargs)
     if any(isinstance(a, UnknownScalar) for a in (*args, *kwargs.values())):
         return call_with_unknown(functools.wraps(original)(functools.partial(make, original)), args, kwargs)
     like = next((a for a in args if isinstance(a, VirtualTensor)), None)
@@ -78,7 +80,7 @@ def make(original, *args, **kwargs):
     return made.requires_grad_() if requires_grad else made
 
 
-def on_gpu(gpu, original, args, kwargs):
+def on_gpu(gpu: VirtualGPU | None, original: Callable, args: Sequence, kwargs: dict) -> Tensor:
     """Make a tensor on `gpu`, or where `kwargs` say if that is None."""
     if gpu is None:
         return original(*args, **kwargs)
@@ -97,17 +99,16 @@ def from_data(original, data, *args, **kwargs):
     if device is None and (copies or not isinstance(data, Tensor)):
         device = default_device()
     gpu = find(device)
-    pin = kwargs.get("pin_memory", False)
+    pin = kwargs.pop("pin_memory", False)
     check_pin(pin, gpu)
     if isinstance(data, Tensor) and (gpu is not None or isinstance(data, VirtualTensor)):
         data = data.detach() if copies else data
         made = pinned(convert(data, device, kwargs.get("dtype"), copy=copies), pin)
     elif gpu is None:
-        kwargs.pop("pin_memory", None)
-        return pinned(on_cpu(original, data, *args, **kwargs), pin)
+        return pinned(construct_on_cpu(original, data, *args, **kwargs), pin)
     else:
         options = {k: v for k, v in kwargs.items() if k != "requires_grad"}
-        values = on_cpu(original, data, *args, **{**options, "device": "cpu"})
+        values = construct_on_cpu(original, data, *args, **{**options, "device": "cpu"})
         made = move(values, gpu)
         if gpu.machine.rendezvous is not None and values.numel() <= FEW and not isinstance(values, UnknownTensor):
             set_constant(made.inner, values, follows=True)
@@ -141,21 +142,13 @@ def _validate_sparse_coo_tensor_args(original, *args, **kwargs):
     original(*map(inner_of, args), **kwargs)
 
 
-def public_name(function):
-    """The module that PyTorch's users import `function` from, and its name there."""
-    for owner in (torch, torch.fft, torch.nested):
-        for name in (function.__name__, function.__name__.removeprefix("fft_")):  # fft.fftfreq is named fft_fftfreq
-            if getattr(owner, name, None) is function:
-                return owner, name
-    raise AssertionError(f"{function} is not where virtual GPUs look for it; this PyTorch is newer than they are")
-
-
 CONSTRUCT = {**dict.fromkeys(("tensor", "as_tensor", "asarray"), from_data), "sparse_coo_tensor": sparse_coo_tensor}
-for owner, name in map(public_name, compat.device_constructors()):
-    patch(owner, {name: CONSTRUCT.get(name, construct)})
+for owner in (torch, torch.fft, torch.nested):
+    names = [name for name, f in vars(owner).items() if callable(f) and f in compat.device_constructors()]
+    patch(owner, {name: CONSTRUCT.get(name, construct) for name in names})
 
 
-def on_cpu(original, data, *args, **kwargs):
+def construct_on_cpu(original, data, *args, **kwargs):
     """original(data, …), also of a list with scalars on a virtual GPU, and of what a dry run doesn't know."""
     unknown = []
 
@@ -226,12 +219,12 @@ def _parse_to(original, *args, **kwargs):
     return original(*args, **kwargs)
 
 
-def convert(x, device, dtype=None, memory_format=None, copy=False, non_blocking=False):
+def convert(x: Tensor, device: Any, dtype=None, memory_format=None, copy=False, non_blocking=False) -> Tensor:
     """`x` on `device`, with `dtype`; the same object if that changes nothing and no copy is asked for."""
     gpu, options = find(device), {"dtype": dtype or x.dtype}
     if memory_format is not None:
         options["memory_format"] = memory_format
-    target = gpu or (None if device is None else torch.device(device))
+    target: Any = gpu or (None if device is None else torch.device(device))
     if target in (None, getattr(x, "gpu", None) or x.device):
         return Base.to(x, copy=copy, **options)
     if gpu is None and not isinstance(x, VirtualTensor):
@@ -299,7 +292,7 @@ def type_as(self, other):
     return convert(self, other.device, other.dtype)
 
 
-def check_pin(pin, gpu):
+def check_pin(pin: bool | None, gpu: VirtualGPU | None) -> None:
     """PyTorch's error if a tensor on a GPU shall be pinned."""
     if pin and gpu is not None:
         raise RuntimeError("Only dense CPU tensors can be pinned")

@@ -69,7 +69,7 @@ def patch_flex_attention(module):
 
 def attend(math_attention, query, key, value, score_mod, block_mask, scale, kernel_options, *buffers):
     """(what attention returns, logarithms of the sums of exponentials, largest scores), the last two in base 2."""
-    function = functools.partial(computed, math_attention, score_mod, block_mask, scale)
+    function = functools.partial(reference_attention, math_attention, score_mod, block_mask, scale)
     share = share_of(block_mask[-1], query, key)
     kernel = Kernel(function, aten._scaled_dot_product_flash_attention, share)
     return run(kernel, query, key, value)
@@ -82,7 +82,7 @@ class FlexAttention(torch.autograd.Function):
     def forward(ctx, math_attention, hop, query, key, value, score_mod, block_mask, scale, *options):
         out, *statistics = hop(query, key, value, score_mod, block_mask, scale, *options)
         ctx.save_for_backward(query, key, value, out, statistics[0])
-        ctx.function = functools.partial(computed, math_attention, score_mod, block_mask, scale)
+        ctx.function = functools.partial(reference_attention, math_attention, score_mod, block_mask, scale)
         ctx.share = share_of(block_mask[-1], query, key)
         ctx.mark_non_differentiable(statistics[1])
         return out, *statistics
@@ -99,18 +99,18 @@ class FlexAttention(torch.autograd.Function):
         return None, None, *run(kernel, grad, *ctx.saved_tensors, grad_of_sums), *[None] * 5
 
 
-def run(kernel, *tensors):
+def run(kernel: Kernel, *tensors: VirtualTensor) -> tuple[VirtualTensor, ...]:
     """The outputs of the kernel, on the GPU of the first tensor."""
     gpu, inner = tensors[0].gpu, [inner_of(tensor) for tensor in tensors]
     key = id(kernel.overloadpacket), kernel.share, *((t.shape, t.stride(), t.dtype) for t in inner)
     return tuple(wrap(out, gpu) for out in gpu.run(kernel, inner, {}, key))
 
 
-def computed(math_attention, score_mod, block_mask, scale, query, key, value):
+def reference_attention(math_attention, score_mod, block_mask, scale, query, key, value):
     return math_attention(query, key, value, score_mod, block_mask, scale, {})
 
 
-def inside(tensor):
+def inside(tensor: VirtualTensor) -> Tensor:
     """What a score or a mask reads, on the inner tensors' device."""
     if tensor.requires_grad:
         raise NotImplementedError(

@@ -4,7 +4,9 @@ It would make others there, or complain in the name of a kernel that runs on the
 """
 
 import warnings
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ SCATTERED = (  # cuDNN copies such weights together at each call
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
     "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."
 )
-SHARDED_ATTENTION = {}  # {class of tensors whose parts are on the GPUs of many processes: their attention}
+SHARDED_ATTENTION: dict[type, Callable] = {}  # {class, such as DTensor: attention of its tensors}
 
 
 @replaces(F, "one_hot")
@@ -57,7 +59,7 @@ def recurrent(original, input, *args):
         return original(*(cast(a, dtype) for a in (input, *args)))
 
 
-def chunk_of(weight):
+def chunk_of(weight: VirtualTensor) -> Any:
     """What a weight shares with those that it lies beside; no parameter: it was computed, or is a replica's."""
     storage = weight.inner.untyped_storage()
     return getattr(storage, "chunk", storage if isinstance(weight, nn.Parameter) else weight)
@@ -150,7 +152,7 @@ def attend(query, key, value, mask, dropout_p, is_causal, scale, gqa):
         of_type = {"dtype": query.dtype, "device": "cpu"}
         mask = torch.where(mask, torch.scalar_tensor(0.0, **of_type), torch.scalar_tensor(-inf, **of_type))
     if kind != kernels.MATH:
-        return kernels.dispatched(kind, query, key, value, mask, dropout_p, is_causal, scale)
+        return kernels.call_kernel(kind, query, key, value, mask, dropout_p, is_causal, scale)
     math = aten._scaled_dot_product_attention_math
     return math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=gqa)[0]
 
@@ -201,7 +203,7 @@ def pad_sequence(original, sequences, batch_first=False, padding_value=0.0, padd
     """Under nn.utils.rnn.pad_sequence; C++ would make the padded tensor on the CPU."""
     if not any(isinstance(s, VirtualTensor) for s in sequences):
         return original(sequences, batch_first, padding_value, padding_side)
-    sequences = [s.to(sequences[0]) for s in sequences]  # the first one decides where, and of which type
+    sequences = [s.to(sequences[0]) for s in sequences]  # each (length, *); the first decides where, and of which type
     longest = max(len(s) for s in sequences)
 
     def padded(s):
@@ -223,8 +225,9 @@ def _pad_packed_sequence(original, data, batch_sizes, batch_first, padding_value
     if not isinstance(data, VirtualTensor):
         return original(data, batch_sizes, batch_first, padding_value, total_length)
     rows, sizes = int(batch_sizes[0]), batch_sizes.tolist()
+    # (steps, sequences, *)
     padded = data.new_full((max(total_length, len(sizes)), rows, *data.shape[1:]), padding_value)
-    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):
+    for i, (size, step) in enumerate(zip(sizes, data.split(sizes), strict=True)):  # step: (sequences still going, *)
         padded[i, :size] = step
     lengths = (batch_sizes[:, None] > torch.arange(rows, device="cpu")).sum(0)
     return padded.transpose(0, 1) if batch_first else padded, lengths

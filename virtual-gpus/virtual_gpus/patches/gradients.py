@@ -7,31 +7,34 @@ for the hooks of graph nodes, modules and saved tensors: what those return count
 
 import functools
 import weakref
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction, Function
 
 from virtual_gpus.compat import is_legacy_batchedtensor
+from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
 from virtual_gpus.tensors.tensor import gradient_on
 
 
-def its_gpu(value):
+def gpu_of(value: Any) -> VirtualGPU | None:
     return getattr(value, "gpu", None)
 
 
-def device_of(value):
+def device_of(value: Any) -> torch.device | None:
     return value.device if isinstance(value, Tensor) else None
 
 
-def batched(grad):
+def batched(grad: Any) -> bool:
     """Whether this is a stack of gradients, which is_grads_batched=True makes; autograd takes it for one of them."""
     return isinstance(grad, Tensor) and is_legacy_batchedtensor(grad)
 
 
-def on_device(grad, device, index, who=""):
+def on_device(grad: Any, device: torch.device | None, index: int, who: str = "") -> Any:
     """`grad` if it is on `device`, with PyTorch's error if it isn't; a single number moves."""
     if device is None or not isinstance(grad, Tensor) or batched(grad) or grad.device == device:
         return grad
@@ -55,15 +58,15 @@ class Engine:
         grads = tuple(on_device(grad, device_of(out), i) for i, (out, grad) in pairs)
         with current().clock.backward():
             try:
-                found = self.engine.run_backward(tensors, grads, *args, **kwargs)
+                made = self.engine.run_backward(tensors, grads, *args, **kwargs)
             except RuntimeError as error:
-                if "modified by an inplace operation: [torch." in str(error) and all(map(its_gpu, tensors)):
+                if "modified by an inplace operation: [torch." in str(error) and all(map(gpu_of, tensors)):
                     error.args = (str(error).replace("[torch.", "[torch.cuda."),)
                 raise
-        if not found:
-            return found
-        pairs = zip(found, args[2] if len(args) > 2 else kwargs["inputs"], strict=True)
-        return tuple(grad if batched(grad) else gradient_on(grad, its_gpu(x)) for grad, x in pairs)
+        if not made:
+            return made
+        pairs = zip(made, args[2] if len(args) > 2 else kwargs["inputs"], strict=True)
+        return tuple(grad if batched(grad) else gradient_on(grad, gpu_of(x)) for grad, x in pairs)
 
 
 patch(Variable, {"_execution_engine": Engine(Variable._execution_engine)})
@@ -75,7 +78,7 @@ def apply(cls, *args, **kwargs):
     outs = out if isinstance(out, tuple) else (out,)
     for ctx in (o.grad_fn for o in outs if isinstance(o, Tensor)):
         if getattr(ctx, "_forward_cls", None) is cls:
-            ctx.ends = [device_of(a) for a in args], [its_gpu(o) for o in outs]
+            ctx.virtual_gpus_places = [device_of(a) for a in args], [gpu_of(o) for o in outs]
             break
     return out
 
@@ -87,22 +90,22 @@ patch(Function, {"apply": classmethod(apply)})
 @replaces(BackwardCFunction, "apply")
 def apply_backward(original, ctx, *grads):
     """The backward pass of a torch.autograd.Function."""
-    if not hasattr(ctx, "ends"):
+    if not hasattr(ctx, "virtual_gpus_places"):
         return original(ctx, *grads)
-    devices, gpus = ctx.ends
+    devices, gpus = ctx.virtual_gpus_places
     made = original(ctx, *map(gradient_on, grads, gpus))
     made = made if isinstance(made, tuple) else (made,)
     who = f"Function {type(ctx).__name__} returned an "
-    found, index = [], 0
+    checked, index = [], 0
     for grad, device in zip(made, devices, strict=False):
-        found.append(on_device(grad, device, index, who))
+        checked.append(on_device(grad, device, index, who))
         index += device is not None  # C++ counts tensors only
-    return (*found, *made[len(devices) :])
+    return (*checked, *made[len(devices) :])
 
 
 @replaces(Tensor)
 def register_hook(original, self, hook):
-    tensor, gpu = weakref.ref(self), its_gpu(self)  # it may have moved, or be gone, when its gradient comes
+    tensor, gpu = weakref.ref(self), gpu_of(self)  # it may have moved, or be gone, when its gradient comes
 
     @functools.wraps(hook)
     def checking(grad):

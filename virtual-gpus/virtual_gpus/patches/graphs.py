@@ -3,6 +3,7 @@ place of C++'s."""
 
 import contextlib
 import importlib.util
+import itertools
 import warnings
 from typing import Any
 
@@ -18,7 +19,7 @@ from virtual_gpus.patches.patch import patch, put, replaces
 from virtual_gpus.state import current
 
 MODES = "global", "thread_local", "relaxed"
-handles = 0  # of pools that were given out
+handles = itertools.count(1)  # of pools
 
 
 class CUDAGraph:
@@ -123,9 +124,8 @@ for name in REFUSED.split():
 
 def graph_pool_handle(own: bool = False) -> tuple[int, int]:
     """A new name for a pool: of a graph's own, or one that programs hand to several."""
-    global handles
-    handles += 1
-    return (handles, 0) if own else (0, handles)
+    handle = next(handles)
+    return (handle, 0) if own else (0, handle)
 
 
 def is_capturing() -> bool:

@@ -1,5 +1,7 @@
 """torch.FloatTensor, torch.cuda.FloatTensor and their like: types from before tensors had a dtype and a device."""
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class LegacyType(StandIn, type):
         return f"{cls.__module__}.{cls.__name__}"
 
 
-def legacy_type(module, name):
+def legacy_type(module: ModuleType, name: str) -> LegacyType:
     """What takes the place of `module`.`name`, where module is torch or torch.cuda."""
     on_the_cpu = getattr(torch, name)
     original = getattr(module, name, on_the_cpu)  # a PyTorch built without CUDA has those of torch only

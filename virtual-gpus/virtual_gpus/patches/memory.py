@@ -35,16 +35,7 @@ def _cuda_memorySnapshot(pool=None):
 
 @replaces(C, "_cuda_record_memory_history")
 def record_memory_history(
-    enabled,
-    context,
-    stacks,
-    max_entries,
-    clear_history=False,
-    compile_context=False,
-    annotations=False,
-    skip_actions=(),
-    pinned=False,
-    cuda=True,
+    enabled, context, stacks, entries, clear=False, compiled=False, annotations=False, skip=(), pinned=False, cuda=True
 ):
     """Under torch.cuda.memory._record_memory_history. Stacks have Python's frames only, also those of "all": C++ does
     something else here than on a GPU. There is nothing to say of compiled code, as nothing is compiled."""
@@ -55,9 +46,9 @@ def record_memory_history(
         if wanted:
             not_imitated(f"{name}=True", INSTEAD)()
     if cuda:
-        entries = max(1, max_entries) if enabled == "all" else 1  # in PyTorch, too, at least one stays
-        settings = history.Settings(context, entries, frozenset(skip_actions))
-        history.record(current().gpus, settings if enabled else None, clear_history)
+        max_entries = max(1, entries) if enabled == "all" else 1  # in PyTorch, too, at least one stays
+        settings = history.Settings(context, max_entries, frozenset(skip))
+        history.record(current().gpus, settings if enabled else None, clear)
 
 
 @replaces(C)
@@ -67,7 +58,7 @@ def _cuda_record_memory_history_legacy(enabled, context, max_entries, trace_cont
     record_memory_history("all" if enabled else None, level, "python", max_entries, *more)
 
 
-def check_option(name, value, known):
+def check_option(name: str, value: str | None, known: tuple) -> None:
     """RuntimeError, in PyTorch's words."""
     if value not in known:
         *others, last = ("None" if option is None else f"'{option}'" for option in known)

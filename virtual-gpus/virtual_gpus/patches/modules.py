@@ -26,7 +26,7 @@ def assign_data(self, value):
         Base.data.__set__(self, value)
 
 
-def device_of_lazy(self):
+def device_of_lazy(self: UninitializedTensorMixin) -> torch.device:
     return vars(self).get("device_to_be") or Base.device.__get__(self)
 
 

@@ -5,6 +5,8 @@ write a checkpoint. They travel pickled, because each rank has classes of its ow
 """
 
 import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -12,8 +14,10 @@ from torch.distributed import distributed_c10d
 from virtual_gpus.patches.patch import patch
 from virtual_gpus.state import current
 
+Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
 
-def in_dry_runs(function):
+
+def in_dry_runs(function: Callable) -> Callable:
     """Decorates what takes the place of torch.distributed's function of that name, in dry runs."""
 
     def call(original, *args, **kwargs):
@@ -69,14 +73,14 @@ def recv_object_list(
     return there
 
 
-def gathered(obj, group):
+def gathered(obj: Any, group: Group) -> list:
     """The object of each rank of the group, of which this one gives `obj`."""
     key = group_name(group), "objects"
     objects = current().rendezvous.all_gather(key, dist.get_rank(), ranks_of(group), pickle.dumps(obj))
     return [pickle.loads(each) for each in objects]
 
 
-def from_rank(source, objects, group):
+def from_rank(source: int, objects: list, group: Group) -> Any:
     """Those of number `source` of the group. RuntimeError if that rank isn't run: what it would send is unknown."""
     rank = ranks_of(group)[source]
     if not current().rendezvous.participants([rank]):
@@ -86,21 +90,21 @@ def from_rank(source, objects, group):
     return objects[source]
 
 
-def rendezvous_of(ends, group):
+def rendezvous_of(ends: Sequence[int], group: Group) -> Any:
     current().rendezvous.require(ends, ranks_of(group))
     return current().rendezvous
 
 
-def number_of(rank, number, group):
+def number_of(rank: int | None, number: int | None, group: Group) -> int:
     """A rank's number in the group, from that or from its number in the whole program; without both, 0."""
     if number is not None:
         return number
     return 0 if rank is None else ranks_of(group).index(rank)
 
 
-def ranks_of(group):
+def ranks_of(group: Group) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def group_name(group):
+def group_name(group: Group) -> str:
     return (group or dist.GroupMember.WORLD).group_name

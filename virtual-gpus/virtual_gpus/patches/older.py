@@ -1,19 +1,22 @@
 """What PyTorch from 2.10 to 2.14 needs replaced and newer versions don't. Each part asks for a feature of `compat`."""
 
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp, distributed_c10d
 
 from virtual_gpus import compat
 from virtual_gpus.compat import c10d
+from virtual_gpus.patches.patch import Patch
 
 ProcessGroup, FakeProcessGroup = c10d.ProcessGroup, c10d.FakeProcessGroup
 REDUCING = "allreduce allreduce_coalesced reduce reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced"
-making = {}  # of the group that distributed_c10d is making: what it doesn't tell the backends
+new_group: dict[str, Any] = {}  # of the group that distributed_c10d is making: what it doesn't tell the backends
 
 
-def patches(create, create_gloo):
+def patches(create: Callable, create_gloo: Callable) -> Iterator[Patch]:
     """(owner, name, replacement), for patches.install; create(options, None) and create_gloo make backends."""
     if not compat.HAS_UNBOX:
         for name in REDUCING.split():
@@ -45,7 +48,7 @@ def note_factor(original, self, *args, **kwargs):
 
 
 def new_process_group_helper(original, size, rank, ranks, backend, store, group_name, *args, **kwargs):
-    making.update(group_id=group_name, global_ranks_in_group=ranks)
+    new_group.update(group_id=group_name, global_ranks_in_group=ranks)
     return original(size, rank, ranks, backend, store, group_name, *args, **kwargs)
 
 
@@ -56,14 +59,14 @@ class Options:
         self.is_high_priority_stream, self.config = is_high_priority_stream, SimpleNamespace()
 
 
-def stand_in(real, create):
+def stand_in(real: type | None, create: Callable) -> type:
     """What stands for a class of backends: calling it is `create`, and what that makes is an instance."""
 
     class Type(type):
         def __call__(cls, store, rank, size, options=None, timeout=None):
             timeout = timeout or options._timeout
             given = {"store": store, "group_rank": rank, "group_size": size, "timeout": timeout}
-            return create(SimpleNamespace(**given, **making), None)
+            return create(SimpleNamespace(**given, **new_group), None)
 
         def __instancecheck__(cls, backend):
             return isinstance(backend, (real or FakeProcessGroup, FakeProcessGroup))
@@ -71,7 +74,7 @@ def stand_in(real, create):
     return Type("ProcessGroup", (), {"Options": getattr(real, "Options", Options)})
 
 
-def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **options):
+def split_group(self: Any, ranks: list[int], timeout=None, opts=None, group_name=None, group_desc=None, **_) -> Any:
     """ProcessGroup.split_group: a FakeProcessGroup can't be split, so its parts are made as new_group makes them."""
     backends = {device: self._get_backend(device) for device in self._device_types}
     if self.rank() not in ranks:

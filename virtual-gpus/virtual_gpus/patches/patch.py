@@ -4,13 +4,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-PATCHES: list[tuple[Any, Any, Any]] = []  # (module, class or dict; name or key there; replacement)
-AFTER_IMPORT: dict[str, Callable[[Any], Iterator[tuple[Any, Any, Any]]]] = {}  # {module: what yields its patches}
+Patch: TypeAlias = tuple[Any, Any, Any]  # (module, class or dict; name or key there; replacement)
+PATCHES: list[Patch] = []
+AFTER_IMPORT: dict[str, Callable[[Any], Iterator[Patch]]] = {}  # {module: what yields its patches}
 
 
 def patch(owner: Any, values: dict) -> None:
@@ -32,7 +33,7 @@ def replaces(owner: Any, names: str = "") -> Callable:
 
 
 def after_import(module: str) -> Callable:
-    """Decorates a generator of such triples for a module that not every program imports: it is called with it then."""
+    """Decorates a generator of Patches for a module that not every program imports: it is called with it then."""
     return lambda patches: AFTER_IMPORT.setdefault(module, patches)
 
 
@@ -84,7 +85,7 @@ class Method(StandIn):
     Tensors that have a __torch_function__ of their own are asked first, as by PyTorch's own methods.
     """
 
-    def __init__(self, original, function, asks=True):
+    def __init__(self, original: Callable, function: Callable, asks: bool = True):
         functools.update_wrapper(self, original)
         self.original, self.function, self.asks = original, function, asks
 

@@ -3,6 +3,8 @@
 What lies on a virtual GPU can't be saved with TorchScript: C++ would write it, and knows no virtual GPU.
 """
 
+from typing import Any
+
 import torch
 from torch.jit import RecursiveScriptModule, ScriptModule
 
@@ -11,25 +13,17 @@ from virtual_gpus.patches.patch import replaces
 from virtual_gpus.state import find
 from virtual_gpus.tensors.tensor import is_virtual
 
-ORIGINALS = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
+ORIGINALS: dict[int, tuple[Any, Any]] = {}  # {id of a replacement: (it, what it replaces)}, while virtual GPUs are on
 
 
 get_builtin_table()  # is kept
 
 
-def original_of(fn):
-    """What `fn` replaces in PyTorch, or `fn` itself."""
-    return ORIGINALS.get(id(fn), (fn, fn))[1]
-
-
-@replaces(jit_builtins)
-def _find_builtin(original, fn):
-    return original(original_of(fn))
-
-
-@replaces(jit_recursive)
-def try_compile_fn(original, fn, loc):
-    return original(original_of(fn), loc)
+@replaces(jit_builtins, "_find_builtin")
+@replaces(jit_recursive, "try_compile_fn")
+def ask_of_original(original, fn, *args):
+    """Asked about a function: they hear of what it replaces in PyTorch, if it is one of ours."""
+    return original(ORIGINALS.get(id(fn), (fn, fn))[1], *args)
 
 
 @replaces(ScriptModule, "save save_to_buffer")  # torch.jit.save calls one of them

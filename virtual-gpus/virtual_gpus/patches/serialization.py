@@ -1,7 +1,10 @@
 """Saving and loading: a file written on virtual GPUs is the file that real ones would write."""
 
+import contextlib
+from typing import Any
+
 import torch
-from torch import serialization
+from torch import Tensor, serialization
 
 from virtual_gpus.compat import package_registry, torch_utils
 from virtual_gpus.errors import no_addresses
@@ -11,19 +14,19 @@ from virtual_gpus.state import current, find
 from virtual_gpus.tensors.tensor import VirtualTensor, wrap
 
 
-def register_locations(stack):
+def register_locations(stack: contextlib.ExitStack) -> None:
     """Let torch.save and torch.load ask here first; `stack` undoes it."""
     before = list(package_registry)
     serialization.register_package(0, location_of, restore)
     stack.callback(package_registry.__setitem__, slice(None), before)
 
 
-def location_of(storage):
+def location_of(storage: Any) -> str | None:
     """Tag of a storage that VirtualTensor.__reduce_ex__ hands to the pickler: 'cuda:1'."""
     return getattr(storage, "saved_from", None)
 
 
-def restore(storage, location):
+def restore(storage: torch.UntypedStorage, location: Any) -> torch.UntypedStorage | None:
     """A storage that was saved on, or is mapped to, a GPU, marked with that GPU; PyTorch's own error if there is none.
 
     It is a copy, as on a real GPU: what is read from a file that `mmap=True` maps changes when the file does.
@@ -67,7 +70,7 @@ def _rebuild_tensor_v3(original, storage, offset, size, stride, requires_grad, h
     return tensor_in_storage(storage._untyped_storage, dtype, offset, size, stride).requires_grad_(requires_grad)
 
 
-def tensor_in_storage(storage, dtype, offset, size, stride):
+def tensor_in_storage(storage: Any, dtype: torch.dtype, offset: int, size: tuple, stride: tuple) -> Tensor:
     """A tensor in the marked `storage`, on the GPU that it was loaded to."""
     gpu = storage.loaded_to
     if gpu.backing.type == "meta":  # one for each storage, so that tensors that share it in the file share it again

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 
 from virtual_gpus.compat import default_collate_fn_map
-from virtual_gpus.environment import naming
+from virtual_gpus.environment import naming_gpus
 from virtual_gpus.memory.ledger import Block
 from virtual_gpus.patches.patch import patch, replaces
 from virtual_gpus.state import current
@@ -25,7 +25,7 @@ def _Popen(original, process):
     machine = current()
     if machine.found:
         return original(process)
-    with naming({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
+    with naming_gpus({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
         return original(process)
 
 
@@ -55,7 +55,7 @@ class Received(Block):
     __slots__ = ()
 
 
-def received(inner, index, kind, notes, requires_grad):
+def received(inner: torch.Tensor, index: int, kind: type, notes: dict, requires_grad: bool) -> VirtualTensor:
     """The tensor in the other process: on the GPU of the same number, in the memory that it has in the first."""
     if current() is None:
         raise RuntimeError(

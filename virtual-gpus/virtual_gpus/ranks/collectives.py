@@ -65,12 +65,16 @@ def reduction_of(script_object: ScriptObject, dtype: torch.dtype) -> Reduction:
     return Reduction(op, reduction.factor if op == ReduceOp.PREMUL_SUM else None)
 
 
-def exchange(group: Group, *, name: str, outputs: Sequence[Tensor], **options: Any) -> ScriptObject:
+def exchange(
+    group: Group, name: str, detail: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **options: Any
+) -> ScriptObject:
     """inputs[i] of each rank goes to rank i, and outputs[i] comes from it. `options`: of `Group.collective`."""
     sizes = [x.nbytes for x in outputs]
-    return group.collective(
-        name=name, outputs=outputs, fn=lambda gloo, inputs: all_to_all(gloo, name, inputs, sizes), **options
-    )
+
+    def fn(gloo, inputs):
+        return all_to_all(gloo, name, inputs, sizes)
+
+    return group.collective(name, detail, inputs, outputs, fn, **options)
 
 
 def split(tensor: Tensor, sizes: list[int], n: int) -> Sequence[Tensor]:
@@ -96,14 +100,9 @@ def point_to_point(tensors: Sequence[Tensor], group: Group, other: int, sends: b
 
     gpus = topology.gpus_of(ranks)
     at_once = topology.concurrent_groups(gpus)
-    call = Call(
-        name="send" if sends else "recv",
-        fingerprint=f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}",
-        nbytes=len(x),
-        seconds=collective_seconds("send", len(x), (gpus[source], gpus[target]), topology, at_once),
-        result=tensors,
-        combine=lambda constants, i: constants.get(ranks[source]),
-    )
+    seconds = collective_seconds("send", len(x), (gpus[source], gpus[target]), topology, at_once)
+    fingerprint = f"message of {type_name(tensors[0].dtype)}{sizes_of(tensors)}"
+    call = Call("send" if sends else "recv", fingerprint, len(x), seconds, tensors, lambda c, i: c.get(ranks[source]))
     transfer = Transfer(fn, [x], []) if sends else Transfer(fn, [], [x])
     return group.coalesce(group.channel(gpu, source, target).issue(call, transfer)).boxed()
 
@@ -121,15 +120,15 @@ def allreduce_(tensors: Tensors, group: Group, op: ScriptObject, *options: Any) 
 
 def allreduce_coalesced_(tensors: Tensors, group: Group, op: ScriptObject, *options: Any) -> Work:
     reduction = reduction_of(op, tensors[0].dtype)
-    return group.collective(
-        name="all_reduce",
-        detail=sizes_of(tensors),
-        inputs=tensors,
-        outputs=tensors,
-        fn=lambda gloo, inputs: [all_reduce(gloo, reduction, x) for x in inputs],
-        reduction=reduction,
-        combine=lambda constants, i: all_reduce_constants(reduction.op.name, len(group), constants),
-    )
+
+    def fn(gloo, inputs):
+        return [all_reduce(gloo, reduction, x) for x in inputs]
+
+    def combine(constants, i):
+        return all_reduce_constants(reduction.op.name, len(group), constants)
+
+    sizes = sizes_of(tensors)
+    return group.collective("all_reduce", sizes, tensors, tensors, fn, reduction=reduction, combine=combine)
 
 
 def broadcast_(tensors: Tensors, group: Group, root: int, *options: Any) -> tuple[Tensors, Work]:
@@ -140,13 +139,9 @@ def broadcast_(tensors: Tensors, group: Group, root: int, *options: Any) -> tupl
         gloo.broadcast(inputs, from_root).wait()
         return inputs
 
+    detail = f"{sizes_of(tensors)} from rank {root}"
     return tensors, group.collective(
-        name="broadcast",
-        detail=f"{sizes_of(tensors)} from rank {root}",
-        inputs=tensors,
-        outputs=tensors,
-        fn=fn,
-        combine=lambda constants, i: constants.get(source),
+        "broadcast", detail, tensors, tensors, fn, combine=lambda constants, i: constants.get(source)
     )
 
 
@@ -157,19 +152,13 @@ def reduce_(tensors: Tensors, group: Group, op: ScriptObject, root: int, *option
     def fn(gloo, inputs):
         return [all_reduce(gloo, reduction, x) for x in inputs][: int(at_root)]
 
-    return group.collective(
-        name="reduce",
-        detail=f"{sizes_of(tensors)} to rank {root}",
-        inputs=tensors,
-        outputs=tensors if at_root else [],
-        result=tensors,
-        fn=fn,
-        reduction=reduction,
-    )
+    detail, outputs = f"{sizes_of(tensors)} to rank {root}", tensors if at_root else []
+    return group.collective("reduce", detail, tensors, outputs, fn, result=tensors, reduction=reduction)
 
 
 def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options: Any) -> tuple[list[Tensors], Work]:
-    """Tensors of other sizes on other ranks, which NCCL broadcasts one by one, are sent to each rank."""
+    """tensors: [(n, ...)], outputs: [[(n, ...) of each rank]]. Tensors of other sizes on other ranks, which NCCL
+    broadcasts one by one, are sent to each rank."""
     [x], [results] = tensors, outputs
     if len(results) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
@@ -178,22 +167,18 @@ def allgather_(outputs: list[Tensors], tensors: Tensors, group: Group, *options:
 
     def fn(gloo, inputs):
         if even:
-            return all_gather(gloo, *inputs).view(len(group), x.nbytes).unbind()
+            return all_gather(gloo, *inputs).view(len(group), len(inputs[0])).unbind()
         return all_to_all(gloo, "all_gather", inputs * len(group), sizes)
 
-    return outputs, group.collective(
-        name="all_gather",
-        detail=sizes_of(tensors) if even else f"{sizes_of(results)} in all",
-        inputs=tensors,
-        outputs=results,
-        result=outputs,
-        fn=fn,
-        combine=lambda given, i: gathered_constants(results[i].shape, group.members.ranks[i : i + 1], given, 0),
-        gathers=True,
-    )
+    def combine(given, i):
+        return gathered_constants(results[i].shape, group.members.ranks[i : i + 1], given, 0)
+
+    detail = sizes_of(tensors) if even else f"{sizes_of(results)} in all"
+    return outputs, group.collective("all_gather", detail, tensors, results, fn, result=outputs, combine=combine)
 
 
 def _allgather_base_(output: Tensor, tensor: Tensor, group: Group, *options: Any) -> tuple[Tensor, Work]:
+    """tensor: (n, ...), output: (ranks * n, ...)."""
     return output, allgather_into_tensor_coalesced_([output], [tensor], group)
 
 
@@ -203,39 +188,39 @@ def allgather_into_tensor_coalesced_(outputs: Tensors, tensors: Tensors, group: 
             raise TypeError("output tensor must have the same type as input tensor")
         if output.numel() != x.numel() * len(group):
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    return group.collective(
-        name="all_gather",
-        detail=sizes_of(tensors),
-        inputs=tensors,
-        outputs=outputs,
-        fn=lambda gloo, inputs: [all_gather(gloo, x) for x in inputs],
-        combine=lambda given, i: gathered_constants(outputs[i].shape, group.members.ranks, given, i),
-        gathers=True,
-    )
+
+    def fn(gloo, inputs):
+        return [all_gather(gloo, x) for x in inputs]
+
+    def combine(given, i):
+        return gathered_constants(outputs[i].shape, group.members.ranks, given, i)
+
+    return group.collective("all_gather", sizes_of(tensors), tensors, outputs, fn, combine=combine)
 
 
 def reduce_scatter_(
     outputs: Tensors, tensors: list[Tensors], group: Group, op: ScriptObject, *options: Any
 ) -> tuple[Tensors, Work]:
+    """tensors: [[(n, ...) for each rank]], outputs: [(n, ...)]."""
     [result], [parts] = outputs, tensors
     if len(parts) != len(group):
         raise ValueError("Tensor list input to scatter/gather must match number of collective participants")
     reduction, sizes = reduction_of(op, result.dtype), [x.numel() for x in parts]
+    even = all(size == result.numel() for size in sizes)
 
     def fn(gloo, inputs):
         x = torch.cat(inputs)
-        if all(size == result.numel() for size in sizes):
+        if even:
             return [reduce_scatter(gloo, reduction, x)]
         return [all_reduce(gloo, reduction, x).split(sizes)[gloo.rank()]]
 
-    return outputs, group.collective(
-        name="reduce_scatter", detail=sizes_of(parts), inputs=parts, outputs=outputs, fn=fn, reduction=reduction
-    )
+    return outputs, group.collective("reduce_scatter", sizes_of(parts), parts, outputs, fn, reduction=reduction)
 
 
 def _reduce_scatter_base_(
     output: Tensor, tensor: Tensor, group: Group, op: ScriptObject, *options: Any
 ) -> tuple[Tensor, Work]:
+    """tensor: (ranks * n, ...), output: (n, ...)."""
     return output, reduce_scatter_tensor_coalesced_([output], [tensor], group, op)
 
 
@@ -248,33 +233,26 @@ def reduce_scatter_tensor_coalesced_(
         if x.numel() != output.numel() * len(group):
             raise ValueError("input tensor must be the same size as output size times world size")
     reduction = reduction_of(op, tensors[0].dtype)
-    return group.collective(
-        name="reduce_scatter",
-        detail=sizes_of(tensors),
-        inputs=tensors,
-        outputs=outputs,
-        fn=lambda gloo, inputs: [reduce_scatter(gloo, reduction, x) for x in inputs],
-        reduction=reduction,
-    )
+
+    def fn(gloo, inputs):
+        return [reduce_scatter(gloo, reduction, x) for x in inputs]
+
+    return group.collective("reduce_scatter", sizes_of(tensors), tensors, outputs, fn, reduction=reduction)
 
 
 def alltoall_(outputs: Tensors, tensors: Tensors, group: Group, *options: Any) -> tuple[Tensors, Work]:
+    """tensors: [(n, ...) for each rank], outputs: [(n, ...) of each rank]."""
     if not len(outputs) == len(tensors) == len(group):
         raise ValueError("Number of tensor lists must match the number of ranks")
-    return outputs, exchange(group, name="all_to_all", inputs=tensors, outputs=outputs)
+    return outputs, exchange(group, "all_to_all", "", tensors, outputs)
 
 
 def alltoall_base_(
     output: Tensor, tensor: Tensor, group: Group, output_splits: list[int], input_splits: list[int], *options: Any
 ) -> Work:
-    return exchange(
-        group,
-        name="all_to_all",
-        inputs=split(tensor, input_splits, len(group)),
-        outputs=split(output, output_splits, len(group)),
-        result=[output],
-        parts_of=[output, tensor],
-    )
+    """tensor: (sum(input_splits), ...), output: (sum(output_splits), ...); no splits: equal ones."""
+    inputs, outputs = split(tensor, input_splits, len(group)), split(output, output_splits, len(group))
+    return exchange(group, "all_to_all", "", inputs, outputs, result=[output], parts_of=[output, tensor])
 
 
 def gather_(outputs: list[Tensors], tensors: Tensors, group: Group, root: int, *options: Any) -> Work:
@@ -283,7 +261,7 @@ def gather_(outputs: list[Tensors], tensors: Tensors, group: Group, root: int, *
         raise ValueError(f"Incorrect output list size {len(outputs[0])}. Output list size should be {len(group)}")
     results = outputs[0] if at_root else [nothing] * len(group)
     inputs = [tensors[0] if rank == root else nothing for rank in range(len(group))]
-    return exchange(group, name="gather", detail=f" to rank {root}", inputs=inputs, outputs=results, result=outputs)
+    return exchange(group, "gather", f" to rank {root}", inputs, results, result=outputs)
 
 
 def gather_into_tensor_(output: Tensor, tensor: Tensor, group: Group, root: int, *options: Any) -> tuple[Tensor, Work]:
@@ -296,8 +274,8 @@ def scatter_(outputs: Tensors, tensors: list[Tensors], group: Group, root: int, 
     if at_root and len(tensors[0]) != len(group):
         raise ValueError(f"Incorrect input list size {len(tensors[0])}. Input list size should be {len(group)}")
     results = [outputs[0] if rank == root else nothing for rank in range(len(group))]
-    inputs, detail = tensors[0] if at_root else [nothing] * len(group), f" from rank {root}"
-    return outputs, exchange(group, name="scatter", detail=detail, inputs=inputs, outputs=results, result=outputs)
+    inputs = tensors[0] if at_root else [nothing] * len(group)
+    return outputs, exchange(group, "scatter", f" from rank {root}", inputs, results, result=outputs)
 
 
 def send(tensors: Tensors, group: Group, target: int, tag: int) -> Work:
@@ -314,7 +292,7 @@ def recv_any_source_(tensors: Tensors, group: Group, tag: int) -> Work:
 
 
 def barrier(tensor: Tensor, group: Group, *options: Any) -> Work:
-    return group.collective(name="barrier", inputs=[], outputs=[], fn=lambda gloo, inputs: [], parts_of=[tensor])
+    return group.collective("barrier", "", [], [], lambda gloo, inputs: [], parts_of=[tensor])
 
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {

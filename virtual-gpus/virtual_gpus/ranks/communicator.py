@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import traceback
+from typing import Any
 
 import torch.distributed as dist
 
@@ -35,25 +36,24 @@ class Communicator:
     This class is for a machine without values, backing="meta", that no dry run has made: the other ranks are taken to
     do the same at the same time, and each operation is done as soon as it is called.
 
-    name       what errors call it
-    row        its row in the timeline
-    exclusive  whether each rank needs a GPU of its own
-    direction  between two ranks, which of them sends; None: a collective's
+    name        what errors call it
+    row         its row in the timeline
+    work_class  the NcclWork of its operations, or GlooWork
+    direction   between two ranks, which of them sends; None: a collective's
     """
 
     def __init__(
         self,
         gpu: VirtualGPU,
         members: Members,
-        *,
         name: str,
         row: str,
         work_class: type[NcclWork] = NcclWork,
-        exclusive: bool = True,
         direction: int | None = None,
     ):
         self.gpu, self.members, self.name, self.row = gpu, members, name, row
         self.work_class, self.direction = work_class, direction
+        exclusive = work_class.exclusive
         self.gpu_name = f"GPU {gpu.number} of node {os.environ.get('GROUP_RANK', 0)}" if exclusive else None
         self.issued = 0  # operations
         self.pending: dict[int, NcclWork] = {}  # by number, until the program has waited for them
@@ -76,7 +76,7 @@ class Communicator:
         self.issued += 1
         if gpu.machine.step_memory is not None:
             gpu.machine.step_memory.own("in transit", (*transfer.inputs, *transfer.outputs))
-        work = self.work_class(self, self.issued, call, Record(ready, call.fingerprint), launch, transfer)
+        work = self.work_class(self, call, ready, launch, transfer)
         self.start(work)
         if launch is not None and self.occupancy is not None:
             self.occupancy.begin(launch, call.name, ready, call.seconds)
@@ -161,8 +161,8 @@ class RealCommunicator(Communicator):
     A thread does one operation after the other, until one fails.
     """
 
-    def __init__(self, gpu: VirtualGPU, members: Members, *, name: str, **options):
-        super().__init__(gpu, members, name=name, **options)
+    def __init__(self, gpu: VirtualGPU, members: Members, name: str, *options: Any):
+        super().__init__(gpu, members, name, *options)
         self.queue: queue.SimpleQueue[NcclWork | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.serve, daemon=True, name=f"virtual NCCL, {name}")
         self.thread.start()

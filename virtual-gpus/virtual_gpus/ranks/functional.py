@@ -6,13 +6,14 @@ in which these are on the GPU.
 
 import contextlib
 from collections.abc import Container, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from virtual_gpus.compat import DispatchKey, TorchDispatchMode, functionalize_unsafe_set, tree_map_only
 from virtual_gpus.gpu import VirtualGPU
-from virtual_gpus.ops.table import NAMESPACE_HANDLERS
+from virtual_gpus.ops.table import NAMESPACE_HANDLERS, Op
 from virtual_gpus.tensors.tensor import is_virtual, wrap
 from virtual_gpus.tree import tensors_in
 
@@ -43,13 +44,15 @@ class GPUAllocations(TorchDispatchMode):
         return out
 
 
-def allocations_beside(tensors: Iterable[Tensor], dtypes: Container[torch.dtype] | None = ()):
+def allocations_beside(
+    tensors: Iterable[Tensor], dtypes: Container[torch.dtype] | None = ()
+) -> contextlib.AbstractContextManager:
     """GPUAllocations on the GPU of these `tensors`, if they are on one."""
     gpu = next((tensor.gpu for tensor in tensors if is_virtual(tensor)), None)
     return contextlib.nullcontext() if gpu is None else GPUAllocations(gpu, dtypes)
 
 
-def functional(op, args, kwargs):
+def functional(op: Op, args: tuple, kwargs: dict) -> Any:
     """A functional collective. Views of a virtual tensor have storages of their own, and PyTorch finds the work by the
     storage that it writes to, so the original result is kept."""
     with allocations_beside(tensors_in(args), dtypes=None):
@@ -64,7 +67,7 @@ def functional(op, args, kwargs):
     return out
 
 
-def dtensor(op, args, kwargs):
+def dtensor(op: Op, args: tuple, kwargs: dict) -> Any:
     """A redistribution of DTensor's in C++, which waits for the collectives that it calls."""
     with allocations_beside(tensors_in(args), dtypes=None):
         return op.func._op_dk(KERNEL, *args, **kwargs)

@@ -20,7 +20,7 @@ class AsyncTensor(VirtualTensor):
     source: Any  # a Work or an Event
 
     @classmethod
-    def of(cls, tensor: VirtualTensor, source) -> "AsyncTensor":
+    def of(cls, tensor: VirtualTensor, source: Any) -> "AsyncTensor":
         """The values of `tensor` once source.wait() has returned."""
         made = wrap(tensor.inner, tensor.gpu)
         functionalize_unsafe_set(made, tensor)  # C++ compares storages, to see what is a view of what
@@ -49,7 +49,7 @@ class Future(torch.futures.Future):
     wrote to.
     """
 
-    def __init__(self, source, outputs: Any, gpu: VirtualGPU):
+    def __init__(self, source: Any, outputs: Any, gpu: VirtualGPU):
         super().__init__()
         self.source, self.gpu = source, gpu
         self.set_result(tree_map_only(VirtualTensor, lambda tensor: AsyncTensor.of(tensor, source), outputs))

@@ -5,8 +5,7 @@ the program waits for that. So here PyTorch's own gloo gets copies of them, and 
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +16,16 @@ from virtual_gpus.clock.topology import Topology
 from virtual_gpus.compat import OpOverload, c10d, tree_map_only
 from virtual_gpus.gpu import VirtualGPU, check_copy
 from virtual_gpus.ranks.members import Members
+from virtual_gpus.ranks.process_groups import Group, type_name
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import Call, NcclWork
+from virtual_gpus.ranks.work import Call
 from virtual_gpus.tensors.tensor import VirtualTensor
 from virtual_gpus.tree import tensors_in
-
-if TYPE_CHECKING:
-    from virtual_gpus.ranks.process_groups import GlooGroup
 
 # What ProcessGroupGloo.cpp does for CUDA. It makes a scattered reduction of a whole one.
 ALL_REDUCES = "allreduce_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"
 SAME_SIZES = "allreduce_", "broadcast_", "reduce_"  # on all ranks
-OFFERED = {
+SUPPORTED = {
     *(*ALL_REDUCES, *SAME_SIZES, "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"),
     *("alltoall_base_", "gather_", "gather_into_tensor_", "scatter_"),
 }
@@ -36,16 +33,7 @@ OFFERED = {
 LOOPBACK, LATENCY = 3e9, 50e-6
 
 
-class GlooWork(NcclWork):
-    """The host waits for it, and not a stream."""
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        super().wait(timeout)
-        self.communicator.gpu.clock.wait(self.communicator.gpu, self.end)
-        return True
-
-
-def issue(group: "GlooGroup", func: OpOverload, args: tuple) -> Any:
+def issue(group: Group, func: OpOverload, args: tuple) -> Any:
     """An operation `func` of c10d on tensors of which some are on virtual GPUs."""
     name, tensors, outputs = func.overloadpacket.__name__, list(tensors_in(args)), list(tensors_in([args[0]]))
     gpu = check(name, tensors)
@@ -64,13 +52,9 @@ def issue(group: "GlooGroup", func: OpOverload, args: tuple) -> Any:
 
     nbytes = max(sum(x.nbytes for x in each) for each in (outputs, tensors_in(args[1:])))
     sizes = f", {[x.numel() for x in tensors]}" if name in SAME_SIZES else ""
-    call = Call(
-        name=name.strip("_"),
-        fingerprint=f"{name.strip('_')} of {str(tensors[0].dtype).removeprefix('torch.')}, with gloo{sizes}",
-        nbytes=nbytes,
-        seconds=gloo_seconds(name, nbytes, group.members, gpu.machine.topology),
-        result=[args[0]] if isinstance(args[0], Tensor) else args[0],
-    )
+    fingerprint = f"{name.strip('_')} of {type_name(tensors[0].dtype)}, with gloo{sizes}"
+    seconds = gloo_seconds(name, nbytes, group.members, gpu.machine.topology)
+    call = Call(name.strip("_"), fingerprint, nbytes, seconds, [args[0]] if isinstance(args[0], Tensor) else args[0])
     transfer = Transfer(fn, [flat(x.inner) for x in tensors], [flat(x.inner) for x in outputs])
     work = group.communicator(gpu).issue(call, transfer)
     return (args[0], work.boxed()) if len(func._schema.returns) == 2 else work.boxed()
@@ -78,7 +62,7 @@ def issue(group: "GlooGroup", func: OpOverload, args: tuple) -> Any:
 
 def check(name: str, tensors: Sequence[Tensor]) -> VirtualGPU:
     """The GPU that all `tensors` are on; an error for what gloo does not do with them."""
-    if name not in OFFERED:
+    if name not in SUPPORTED:
         name = name.strip("_")
         raise RuntimeError(f"gloo has no {name} for tensors on a GPU: copy them to the CPU first, or use nccl")
     for tensor in tensors:
@@ -90,7 +74,7 @@ def check(name: str, tensors: Sequence[Tensor]) -> VirtualGPU:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A view of all elements in the order of memory, which must have no gaps."""
+    """(elements,): a view of all of `tensor` in the order of memory, which must have no gaps."""
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         raise ValueError("virtual GPUs give gloo only tensors whose numbers lie in memory without gaps: .contiguous()")
     return tensor.as_strided((tensor.numel(),), (1,))

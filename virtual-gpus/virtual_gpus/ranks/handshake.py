@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from virtual_gpus.ranks.members import Members
 
-RECORD_BYTES = 256
+LAYOUT = "d248s"  # of a Record as bytes: 256 of them
 
 
 class Record(NamedTuple):
@@ -24,24 +23,11 @@ class Record(NamedTuple):
     ready: float  # seconds on its clock, when its GPU could begin
     fingerprint: str  # the operation, its dtype and sizes: the same on all ranks (c10d's CollectiveFingerPrint)
 
-    def pack(self) -> bytearray:
-        data = struct.pack("d", self.ready) + shorten(self.fingerprint.encode(), RECORD_BYTES - 8)
-        return bytearray(data.ljust(RECORD_BYTES, b"\0"))
 
-    @classmethod
-    def unpack(cls, data: bytearray) -> "Record":
-        return cls(struct.unpack("d", data[:8])[0], data[8:].rstrip(b"\0").decode(errors="replace"))
-
-
-def shorten(text: bytes, size: int) -> bytes:
+def truncated(text: bytes, size: int) -> bytes:
     """`text` in at most `size` bytes: a longer one's beginning and end, and a hash of the whole between them."""
     digest = b" ... " + hashlib.blake2b(text, digest_size=8).hexdigest().encode() + b" ... "
     return text if len(text) <= size else text[: size - len(digest) - 40] + digest + text[-40:]
-
-
-def tensor_on(data: bytearray) -> Tensor:
-    """What is written to it is written to `data`: reading a tensor's elements would take longer than sending them."""
-    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 class Connection:
@@ -58,9 +44,14 @@ class Connection:
 
     def all_gather(self, record: Record) -> list[Record]:
         """The records of all ranks, of which `record` is this one's."""
-        received = bytearray(self.records.size() * RECORD_BYTES)
-        self.records._allgather_base(tensor_on(received), tensor_on(record.pack())).wait()
-        return [Record.unpack(received[i : i + RECORD_BYTES]) for i in range(0, len(received), RECORD_BYTES)]
+        sent = bytearray(struct.pack(LAYOUT, record.ready, truncated(record.fingerprint.encode(), 248)))
+        received = bytearray(self.records.size() * len(sent))
+        # the tensors share this memory: reading a tensor's elements would take longer than sending them
+        output, x = (torch.frombuffer(data, dtype=torch.uint8) for data in (received, sent))
+        self.records._allgather_base(output, x).wait()
+        return [
+            Record(t, words.rstrip(b"\0").decode(errors="replace")) for t, words in struct.iter_unpack(LAYOUT, received)
+        ]
 
 
 def check_gpus(gpus: list[str], ranks: Sequence[int]) -> None:

@@ -12,11 +12,10 @@ from virtual_gpus.compat import c10d, resolve_process_group
 from virtual_gpus.constants import constants_now
 from virtual_gpus.gpu import VirtualGPU
 from virtual_gpus.ranks.communicator import Communicator
-from virtual_gpus.ranks.gloo_backend import GlooWork
 from virtual_gpus.ranks.gloo_collectives import Reduction
 from virtual_gpus.ranks.members import Members
 from virtual_gpus.ranks.transfer import Transfer
-from virtual_gpus.ranks.work import Call, NcclWork
+from virtual_gpus.ranks.work import Call, GlooWork, NcclWork
 from virtual_gpus.tensors.tensor import VirtualTensor
 
 REDUCIBLE = {getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split()}
@@ -28,7 +27,7 @@ GROUPS: dict[str, "Group"] = {}  # {name of a process group: its Group}
 class Group:
     """A process group of PyTorch's with the backend "nccl", by its name there."""
 
-    work_class, exclusive = NcclWork, True  # exclusive: each rank needs a GPU of its own
+    work_class: type[NcclWork] = NcclWork
 
     def __init__(self, members: Members, name: str):
         self.members, self.group_name, self.name = members, name, f"group {name}"
@@ -44,8 +43,8 @@ class Group:
         """Of all ranks, this one with `gpu`."""
         if gpu.index not in self.communicators:
             members = self.members.under(f"communicator {len(self.communicators)}")
-            of_group = {"name": self.name, "row": self.row, "work_class": self.work_class, "exclusive": self.exclusive}
-            self.communicators[gpu.index] = gpu.machine.communicator_class(gpu, members, **of_group)
+            made = gpu.machine.communicator_class(gpu, members, self.name, self.row, self.work_class)
+            self.communicators[gpu.index] = made
         return self.communicators[gpu.index]
 
     @property
@@ -62,8 +61,8 @@ class Group:
             ends = min(source, target), max(source, target)
             name, direction = f"{self.name}, ranks {ends[0]} and {ends[1]}", ends.index(source)
             members = self.members.subset(ends).under(f"direction {direction}")
-            of_ends = {"name": name, "row": "messages", "direction": direction}
-            self.channels[source, target] = gpu.machine.communicator_class(gpu, members, **of_ends)
+            made = gpu.machine.communicator_class(gpu, members, name, "messages", self.work_class, direction)
+            self.channels[source, target] = made
         return self.channels[source, target]
 
     def close(self, seconds: float | None = None) -> None:
@@ -73,26 +72,24 @@ class Group:
 
     def collective(
         self,
-        *,
         name: str,
+        detail: str,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         fn: Callable,
-        detail: str = "",
+        *,
         result: Any = None,
         reduction: Reduction | None = None,
         combine: Callable | None = None,
-        gathers: bool = False,
         parts_of: Sequence[Tensor] | None = None,
     ) -> torch.ScriptObject:
         """Call a collective of all ranks, which reads `inputs` and writes `outputs`: its Work, as C++ has it.
 
+        detail    what all ranks must agree in beside its name and dtype
         fn        fn(gloo, inputs) returns the values of `outputs`, all of them flat: elements for a `reduction`, which
                   gloo does for each dtype in its own way, or else bytes
-        detail    what all ranks must agree in beside its name and dtype
         result    what its Work hands out; None: `outputs`
         combine   see `Call`
-        gathers   whether the constants that it gets are those of `inputs`
         parts_of  the tensors that the program has given, if inputs and outputs are parts of them
         """
         view, reduced = (flat_bytes, "") if reduction is None else (flat, f", {reduction.op.name}")
@@ -101,15 +98,10 @@ class Group:
         gpu = check_tensors(tensors)
         topology, nbytes = gpu.machine.topology, max(sum(x.nbytes for x in each) for each in (inputs, outputs))
         gpus = topology.gpus_of(self.members.ranks)
-        call = Call(
-            name=name,
-            fingerprint=f"{name} of {type_name(tensors[0].dtype)}{detail}{reduced}",
-            nbytes=nbytes,
-            seconds=collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus)),
-            result=outputs if result is None else result,
-            combine=combine,
-            given=[constants_now(x.inner) for x in inputs] if gathers else None,
-        )
+        seconds = collective_seconds(name, nbytes, gpus, topology, topology.concurrent_groups(gpus))
+        fingerprint = f"{name} of {type_name(tensors[0].dtype)}{detail}{reduced}"
+        given = [constants_now(x.inner) for x in inputs] if name == "all_gather" else None
+        call = Call(name, fingerprint, nbytes, seconds, outputs if result is None else result, combine, given)
         return self.coalesce(self.communicator(gpu).issue(call, transfer)).boxed()
 
     def coalesce(self, work: NcclWork) -> NcclWork:
@@ -122,7 +114,7 @@ class Group:
 class GlooGroup(Group):
     """The same with the backend "gloo", whose operations `gloo_backend` calls."""
 
-    work_class, exclusive = GlooWork, False
+    work_class = GlooWork
 
 
 def is_group(argument: Any) -> bool:
@@ -152,7 +144,7 @@ def check_tensors(tensors: Sequence[Tensor]) -> VirtualGPU:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A view of all elements of the inner tensor, in the order of memory."""
+    """(elements,): a view of all of the inner tensor, in the order of memory."""
     inner = tensor.inner
     if inner.is_sparse:
         raise ValueError("Tensors must be CUDA and dense")
@@ -163,6 +155,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
+    """(bytes,): the same of its bytes."""
     return flat(tensor).view(torch.uint8)
 
 

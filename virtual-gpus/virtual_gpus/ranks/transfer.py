@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroupGloo
 
 
 class Transfer:
@@ -39,7 +40,7 @@ class Transfer:
         self.before = [other for other in unwritten if any(overlap(x, y) for x in self.inputs for y in other.outputs)]
         self.copies = [x.clone() for x in self.inputs]
 
-    def run(self, gloo) -> None:
+    def run(self, gloo: ProcessGroupGloo) -> None:
         with torch.inference_mode():  # which may write to tensors of both kinds
             for other in self.before:
                 for target, values in zip(other.outputs, other.received, strict=True):

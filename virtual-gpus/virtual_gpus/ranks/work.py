@@ -43,19 +43,14 @@ class NcclWork(c10d.Work):
     start, end  seconds on the clock, the same on all ranks; there as soon as it is `completed`
     """
 
+    exclusive = True  # each rank needs a GPU of its own
+
     def __init__(
-        self,
-        communicator: "Communicator",
-        number: int,
-        call: Call,
-        record: Record,
-        launch: Launch | None,
-        transfer: Transfer,
+        self, communicator: "Communicator", call: Call, ready: float, launch: Launch | None, transfer: Transfer | None
     ):
         super().__init__()
-        self.communicator, self.number, self.call, self.record = communicator, number, call, record
-        self.launch: Launch | None = launch
-        self.transfer: Transfer | None = transfer
+        self.communicator, self.number, self.call = communicator, communicator.issued, call
+        self.record, self.launch, self.transfer = Record(ready, call.fingerprint), launch, transfer
         self.start = self.end = 0.0
         self.completed = threading.Event()
         self.error: BaseException | None = None
@@ -74,8 +69,7 @@ class NcclWork(c10d.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def wait_in_real_time(self, seconds: float = 0.0) -> None:
         """Wait until the values are there, and record the operation. On the modelled clock nobody waits."""
@@ -85,9 +79,9 @@ class NcclWork(c10d.Work):
         if self.error is not None:
             raise self.error
         if self.launch is not None:
-            log, gpu, row = communicator.gpu.clock.log, communicator.gpu.index, communicator.row
-            event = {"name": call.name, "kind": "collective", "nbytes": call.nbytes, "bound": "link"}
-            log.record(self.launch, gpu=gpu, row=row, start=self.start, end=self.end, **event)
+            log, gpu = communicator.gpu.clock.log, communicator.gpu.index
+            event = call.name, "collective", gpu, communicator.row, self.start, self.end, "link", call.nbytes
+            log.record(self.launch, *event)
             if communicator.occupancy is not None:
                 communicator.occupancy.end(self.launch, call.name, self.end)
             log.pending.pop(self, None)
@@ -122,11 +116,22 @@ class NcclWork(c10d.Work):
         return Future(self, self.call.result, self.communicator.gpu)
 
 
+class GlooWork(NcclWork):
+    """The host waits for it, and not a stream."""
+
+    exclusive = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        super().wait(timeout)
+        self.communicator.gpu.clock.wait(self.communicator.gpu, self.end)
+        return True
+
+
 class CapturedWork(NcclWork):
     """What is returned for an operation during the capture of a graph."""
 
     def __init__(self, communicator: "Communicator", call: Call, transfer: Transfer):
-        super().__init__(communicator, 0, call, Record(0.0, call.fingerprint), None, None)
+        super().__init__(communicator, call, 0.0, None, None)
         self.repeated = Repeated(communicator, call._replace(result=(), combine=None, given=None), transfer.fn)
         self.capture = communicator.gpu.capturing()
         self.capture.works.add(self)  # C++ has no methods of a Python object that is gone

@@ -20,14 +20,14 @@ def load(name, spec):
     return sys.modules[name]
 
 
-def found_at(name, *path):
+def spec_at(name, *path):
     return importlib.util.spec_from_file_location(name, os.path.join(*path))
 
 
 def turn_on(torch):
     """Called when torch has been imported."""
     # This very one, wherever the process looks for it.
-    load("virtual_gpus", found_at("virtual_gpus", PACKAGE, "__init__.py"))
+    load("virtual_gpus", spec_at("virtual_gpus", PACKAGE, "__init__.py"))
     from virtual_gpus.children import inherit
 
     inherit()
@@ -43,8 +43,6 @@ def run_next():
 
 
 if os.environ.get("VIRTUAL_GPUS"):
-    import_hook = found_at("import_hook", PACKAGE, "import_hook.py")
-    module = importlib.util.module_from_spec(import_hook)
-    import_hook.loader.exec_module(module)
-    module.AfterImport("torch", turn_on)
+    import_hook = load("virtual_gpus.import_hook", spec_at("virtual_gpus.import_hook", PACKAGE, "import_hook.py"))
+    import_hook.AfterImport("torch", turn_on)
 run_next()

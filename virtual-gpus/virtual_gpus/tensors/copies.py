@@ -21,9 +21,8 @@ def copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     """target.copy_(source), on one device or across two."""
     from_gpu, to_gpu = (getattr(t, "gpu", None) for t in (source, target))
     memory = host_memory(source, target)
-    if from_gpu is not to_gpu and (from_gpu or to_gpu).capturing() is not None:
-        check_copy(from_gpu, to_gpu, memory, non_blocking)
-        (from_gpu or to_gpu).call(copy_pinned, inner_of(target), inner_of(source), from_gpu, to_gpu)
+    if from_gpu is not to_gpu and (capture := check_copy(from_gpu, to_gpu, memory, non_blocking)) is not None:
+        capture.call(copy_pinned, inner_of(target), inner_of(source), from_gpu, to_gpu)
         return target
     record_copy(nbytes_of(source), from_gpu, to_gpu, memory, non_blocking)
     inner = inner_of(target), values_for(source, getattr(to_gpu, "backing", CPU))
@@ -84,8 +83,7 @@ def transfer(x: Tensor, gpu: VirtualGPU | None, non_blocking: bool = False, memo
     if gpu is not None:
         check_dense(inner)
         gpu.ledger.check(nbytes_of(inner))
-    if any(end is not None and end.capturing() is not None for end in (source, gpu)):
-        check_copy(source, gpu, host_memory(x), non_blocking)
+    if check_copy(source, gpu, host_memory(x), non_blocking) is not None:
         raise RuntimeError(
             "virtual GPUs can't capture a tensor that moves: make one where it goes, and copy it into that"
         )

@@ -15,6 +15,7 @@ from virtual_gpus.errors import check_mask
 from virtual_gpus.gpu import VirtualGPU, record_copy
 from virtual_gpus.ops import attention
 from virtual_gpus.ops.conversions import saturate
+from virtual_gpus.ops.native_functions import named_arguments
 from virtual_gpus.ops.nondeterministic import NONDETERMINISTIC, check_deterministic
 from virtual_gpus.ops.table import PACK, Op, is_composite_implicit, named, register_handler, with_generator
 from virtual_gpus.ops.unsupported import CPU_ONLY, DTYPE_ERRORS, check_dtype
@@ -163,11 +164,11 @@ def unsupported(op: Op, args: tuple, kwargs: dict) -> Any:
 def attention_forward(op: Op, args: tuple, kwargs: dict) -> Any:
     """One of CUDA's attention kernels. Its dropout is a function of a seed, which the GPU's generator gives."""
     given, seed = Arguments(op, args, kwargs), torch.empty((), dtype=torch.int64, device="cpu")
-    if attention.arguments(op.func, args, kwargs)["dropout_p"] > 0:
+    if named_arguments(op.func, args, kwargs)["dropout_p"] > 0:
         given.gpu.call(functools.partial(Base.random_, generator=given.gpu.generator), seed)
         given.inner_kwargs = given.inner_kwargs | {"seed": seed}
     query, key, *_ = args
-    return attention.completed(run(op, args, kwargs, given), query, key, op.func, seed)
+    return attention.all_outputs(run(op, args, kwargs, given), query, key, op.func, seed)
 
 
 @register_handler(attention.BACKWARD.__contains__)

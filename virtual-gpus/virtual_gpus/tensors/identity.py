@@ -43,13 +43,6 @@ class UserAttributes(dict):
         return dict(self)
 
 
-def copy_attributes(source: Tensor, target: Tensor) -> Tensor:
-    """`target`, with the class and the user's attributes of `source`; both are virtual."""
-    target.__class__ = type(source)
-    target.__dict__.update(vars(source))
-    return target
-
-
 def move_in_place(tensor: Tensor, moved: Tensor) -> None:
     """`tensor` gets the data of `moved`, on another device, and keeps its identity and the user's attributes."""
     attributes = dict(vars(tensor))

@@ -16,7 +16,7 @@ import inspect
 
 from torch import Tensor
 
-from virtual_gpus.tensors.tensor import SUBCLASSES, VirtualDenseTensor, VirtualTensor
+from virtual_gpus.tensors.tensor import VirtualDenseTensor, VirtualTensor
 
 
 class VirtualSubclass(VirtualTensor):
@@ -35,5 +35,4 @@ def virtual_class(cls: type) -> type:
     bases = [virtual_class(base) for base in cls.__bases__ if issubclass(base, Tensor) and base is not Tensor]
     subclass = type(cls)(cls.__name__, (cls, *(bases or [VirtualSubclass])), namespace)
     subclass.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")  # afterwards: see above
-    SUBCLASSES.add(subclass)
     return subclass

@@ -28,7 +28,6 @@ from virtual_gpus.tensors import identity
 from virtual_gpus.tensors.storage import VirtualStorage, VirtualTypedStorage
 from virtual_gpus.unknown import unknown_scalars
 
-SUBCLASSES: set[type] = set()  # what `subclasses.virtual_class` has made
 WRAP: dict[torch.layout, Callable] = {}  # {layout: what wraps an inner tensor that has it}, beside dense ones
 STRIDED, CPU = torch.strided, torch.device("cpu")
 
@@ -209,13 +208,13 @@ class VirtualTensor(Tensor):
     def __setitem__(self, index, value):
         if isinstance(index, list) and any(isinstance(i, Sequence) for i in index):
             index = tuple(index)  # what C++, which warns of it, takes lists of lists for
-        parts = tuple(map(as_index, index if isinstance(index, tuple) else (index,)))
+        parts = tuple(map(to_index, index if isinstance(index, tuple) else (index,)))
         away = isinstance(value, Tensor) and value.device != self.device
         if away and value.requires_grad and not any(map(is_advanced, parts)):
             value = value.to(self.device)  # a slice may be filled from another device; its gradient goes back
-        if any(map(is_truth, parts)):  # C++ would index with a tensor on the CPU
-            others = slice(None), *(i for i in parts if not is_truth(i))
-            self.unsqueeze(0)[: all(map(bool, filter(is_truth, parts)))][others] = value
+        if any(map(is_scalar_mask, parts)):  # C++ would index with a tensor on the CPU
+            others = slice(None), *(i for i in parts if not is_scalar_mask(i))
+            self.unsqueeze(0)[: all(map(bool, filter(is_scalar_mask, parts)))][others] = value
             return
         if any(isinstance(i, Tensor) and i.device.type == "cpu" for i in parts):  # and indices may lie on the CPU
             parts = tuple(i.to(self.device) if isinstance(i, Tensor) else i for i in parts)
@@ -224,7 +223,10 @@ class VirtualTensor(Tensor):
     def __copy__(self):
         if isinstance(self, Parameter):
             return Parameter(self.data, self.requires_grad)
-        return identity.copy_attributes(self, wrap(self.inner.detach(), self.gpu)).requires_grad_(self.requires_grad)
+        made = wrap(self.inner.detach(), self.gpu)
+        made.__class__ = type(self)
+        made.__dict__.update(vars(self))
+        return made.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
         if id(self) in memo:
@@ -289,7 +291,7 @@ def is_advanced(index: Any) -> bool:
     return isinstance(index, list) or (isinstance(index, Tensor) and (index.dim() > 0 or index.dtype is torch.bool))
 
 
-def as_index(part: Any) -> Any:
+def to_index(part: Any) -> Any:
     """A part of an index: of numbers a tensor, which C++ would make on the CPU and use there."""
     if hasattr(part, "__array_interface__") and part.ndim:  # a number of NumPy's has none
         return torch.as_tensor(part)
@@ -305,7 +307,7 @@ def has_only_numbers(part: Any) -> bool:
     return sequence and all(isinstance(i, Integral) or has_only_numbers(i) for i in part)
 
 
-def is_truth(index: Any) -> bool:
+def is_scalar_mask(index: Any) -> bool:
     """Whether an index is a mask without dimensions, as in x[True]: it picks all of x, or nothing."""
     kinds = torch.bool, torch.uint8
     return isinstance(index, bool) or (isinstance(index, Tensor) and not index.dim() and index.dtype in kinds)
