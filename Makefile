@@ -5,7 +5,8 @@
 #   make lab                  open the chapters in JupyterLab
 #   make test                 linters, and pytest --nbval over tests/ and the quickest chapters; long sweeps in part
 #   make test ALL=1           the same with all of them; JOBS=3 tests at a time, one more than two cores, since some wait
-#   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB); or nightly
+#   make test-virtual TORCH=2.11   the simulator's tests with another PyTorch, in an environment of its own (5 GB); or nightly.
+#                                  WITH=[test,frameworks]: also with the libraries and frameworks whose programs they run
 #   make serve                build the book and serve it at http://localhost:8000
 #   make run-notebooks        run all chapters and store their outputs
 #                             one chapter: make run-notebooks CHAPTER=chapters/NN-name.ipynb
@@ -25,6 +26,7 @@ JOBS ?= 3
 ALL ?=
 TORCH ?= newest
 CPU ?=
+WITH ?=
 CHAPTER ?=
 LAB_ARGS ?=
 
@@ -79,7 +81,7 @@ test-virtual: FROM = $(if $(filter nightly,$(TORCH)),--pre --extra-index-url $(N
 test-virtual:
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(PY:/bin/python=)
 	$(PY) -m pip install -q --disable-pip-version-check $(FROM) 'torch$(OF)'
-	$(PY) -m pip install -q --disable-pip-version-check pytest psutil numpy expecttest hypothesis setuptools matplotlib -e ./virtual-gpus
+	$(PY) -m pip install -q --disable-pip-version-check pytest psutil numpy expecttest hypothesis setuptools matplotlib -e './virtual-gpus$(WITH)'
 	cd virtual-gpus && MGPU_ALL=$(ALL) $(CURDIR)/$(PY) -m pytest -q
 
 serve: book

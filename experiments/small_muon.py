@@ -11,6 +11,7 @@ import itertools
 import torch
 
 from experiments import small_lm, study
+from experiments.small_lm import recipe, summary
 
 BATCH_SIZES, RATES = (16, 64), (0.008, 0.016, 0.032)
 SEEDS = range(3)
@@ -38,4 +39,4 @@ def muon_and_adamw(net):
 
 
 if __name__ == "__main__":
-    study.run("small_muon", cases(), record, small_lm.recipe(), small_lm.summary)
+    study.run("small_muon", cases(), record, recipe(), summary)
