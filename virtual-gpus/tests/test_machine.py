@@ -107,6 +107,7 @@ def test_a_machine_can_be_started_again_and_tensors_outlive_it():
         *(({"host": host}, f"host={host!r}") for host in (0, -1, float("inf"), "fast")),
         ({"link": "DGX-1V", "network": "Infiniband", "gpu": "V100"}, "no network named.*InfiniBand HDR"),
         ({"network": "RoCE 100"}, "needs a machine type.*DGX-1V"),
+        ({"link": "DGX-1"}, "Did you mean 'DGX-1V'"),
         ({"software": "2001"}, "software='2001': use one of 2023, 2024, 2026"),
     ],
 )
@@ -312,7 +313,8 @@ def test_streams_and_events(gpus):
         assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
         event = stream.record_event()
     assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1) and torch.cuda.current_device() == 0
-    event.synchronize()
+    for wait in (event.wait, stream.synchronize, event.synchronize):
+        wait()
     assert event.query() and stream.query()
     with torch.cuda.stream(None):
         assert torch.cuda.current_device() == 0

@@ -85,6 +85,8 @@ def test_find_link():
     links = {("V100", "nvlink"): "nvlink2", ("V100", "pcie"): "pcie3", ("V100", "nvlink3"): "nvlink3"}
     links |= {("V100", None): "nvlink2", ("B200", "nvlink"): "nvlink5", ("T4", None): "pcie3"}
     assert {(gpu, key): find_link(key, find_gpu(gpu)).key for gpu, key in links} == links
+    with pytest.raises(ValueError, match=r"no link named 'pci'\. Did you mean 'pcie'"):
+        find_link("pci", find_gpu("T4"))
 
 
 @pytest.mark.parametrize(
