@@ -134,6 +134,8 @@ def test_seconds_of_runs_follow_from_what_is_printed():
     assert published_runs.seconds(example) == pytest.approx(32, abs=0.5)
     per_gpu = {"measured": 3700, "unit": "tokens/s per GPU", "n_gpus": 128, "global_batch": 256, "seq_len": 4096}
     assert published_runs.seconds(per_gpu) == pytest.approx(2 * 4096 / 3700)
+    of_all = per_gpu | {"measured": 128 * 3700, "unit": "tokens/s"}
+    assert published_runs.seconds(of_all) == published_runs.seconds(per_gpu)
 
 
 @pytest.mark.parametrize(
