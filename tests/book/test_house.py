@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,7 +119,6 @@ def test_a_traceback_keeps_the_notebooks_own_lines():
 # Makefile
 
 
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 # In place of the environment's programs: writes down how it was called; there is no package where FAILS says so.
 STUB = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$(dirname "$0")/../called"
@@ -148,7 +146,6 @@ def make(tmp_path):
     return run_make
 
 
-@needs_make
 def test_each_command_installs_what_it_needs_and_once(make):
     assert make("book")[1] == ["python pip -r requirements-book.txt", "python scripts/build_book.py"]
     assert make("book")[1] == ["python scripts/build_book.py"]
@@ -160,14 +157,12 @@ def test_each_command_installs_what_it_needs_and_once(make):
         assert "pip" not in str(make(target)[1]), "what the tests need holds all that"
 
 
-@needs_make
 def test_an_installation_that_broke_off_is_begun_again(make):
     make("book")
     assert make("lab", fails="requirements.txt")[1] == ["python pip -r requirements.txt"]
     assert make("book")[1][0] == "python pip -r requirements-book.txt", "it may have left something half changed"
 
 
-@needs_make
 def test_cpu_builds_are_taken_where_they_can_be_had(make):
     index = "https://download.pytorch.org/whl/cpu"
     said, calls = make("lab", "CPU=1")
@@ -178,7 +173,6 @@ def test_cpu_builds_are_taken_where_they_can_be_had(make):
     assert "index-url" not in str(make("book", "CPU=1")[1])
 
 
-@needs_make
 def test_make_explains_each_of_its_targets():
     text = (ROOT / "Makefile").read_text()
     for target in re.search(r"^\.PHONY: (.*)", text, re.M)[1].split():
@@ -203,7 +197,6 @@ def test_files_that_github_reads_follow_their_schemas(schema):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_make
 def test_a_codespace_is_set_up_by_a_command_that_there_is():
     command = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"]
     done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, timeout=60)
