@@ -16,6 +16,10 @@ def causal(batch, head, query, key):
     return query >= key
 
 
+def in_global_document(batch, head, query, key):
+    return documents[query] == documents[key]
+
+
 def document_causal(documents):
     return lambda batch, head, query, key: (query >= key) & (documents[query] == documents[key])
 
@@ -77,6 +81,15 @@ def test_values_and_gradients_are_those_of_attention_by_hand(name, key_heads):
         torch.testing.assert_close(virtual.cpu(), out, rtol=1e-10, atol=1e-12)
         grads = [x.grad.cpu() for x in found]
     torch.testing.assert_close(grads, [x.grad for x in expected], rtol=1e-10, atol=1e-12)
+
+
+def test_a_mask_may_read_a_variable_of_its_module(monkeypatch):
+    query, key, value = inputs()
+    with virtual_gpus(1):
+        monkeypatch.setitem(globals(), "documents", documents.cuda())
+        mask = create_block_mask(in_global_document, None, None, 200, 200, device="cuda")
+        found = flex_attention(query.cuda(), key.cuda(), value.cuda(), block_mask=mask).cpu()
+    torch.testing.assert_close(found, by_hand(query, key, value, SAME), rtol=1e-10, atol=1e-12)
 
 
 def test_a_bias_that_is_learned_is_refused():
@@ -150,6 +163,10 @@ def test_checkpointing_by_operation_sees_flex_attention_and_keeps_it():
         out = checkpoint(lambda x: flex_attention(2 * x, x, x), x, use_reentrant=False, context_fn=contexts)
         out.sum().backward()
         kernels = [event.name for event in machine.timeline.events if "attention" in event.name]
+        grad = x.grad.cpu()
+    y = inputs()[0].requires_grad_()
+    by_hand(2 * y, y, y).sum().backward()
+    torch.testing.assert_close(grad, y.grad, rtol=1e-10, atol=1e-12)
     assert torch.ops.higher_order.flex_attention in seen
     assert torch.ops.aten.bmm.default not in seen, "what computes it is not the program's"
     assert kernels == ["_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"]

@@ -20,9 +20,14 @@ SETUP = LaunchConfig(3, {"gpu": "T4"})
 
 @pytest.mark.slow
 def test_processes_of_every_kind_have_the_gpus(tmp_path):
-    done = ranks.python(*ranks.VIRTUAL, "--gpu", "T4", "--account", PROGRAMS / "spawning.py", tmp_path, fork=False)
+    trace = tmp_path / "trace.json"
+    options = "--gpu", "T4", "--account", "--trace", trace
+    done = ranks.python(*ranks.VIRTUAL, *options, PROGRAMS / "spawning.py", tmp_path, fork=False)
     assert done.stdout == "ok\n"
     assert "2 processes, 4 virtual T4, PCIe 3.0 x16 (all times are modelled)\nrank 0, cuda:0: at most" in done.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {f"rank {r}, cuda:{r} (virtual T4)" for r in range(2)} <= names
 
 
 MAKES_ITS_OWN = """
@@ -35,10 +40,11 @@ from virtual_gpus import virtual_gpus
 def work(rank, received):
     print(rank, torch.cuda.get_device_name(1), received.add_(rank + 1).device, torch.cuda.device_count(), flush=True)
     ForkingPickler.dumps((received.clone(), torch.empty(0, device="cuda")))
-    try:
-        ForkingPickler.dumps(received[:1])
-    except RuntimeError as error:
-        print(error, flush=True)
+    for sent_on in received, received[:1], torch.nn.Parameter(received):
+        try:
+            ForkingPickler.dumps(sent_on)
+        except RuntimeError as error:
+            print(error, flush=True)
 
 if __name__ == "__main__":
     with virtual_gpus(2, gpu="T4"):
@@ -53,8 +59,8 @@ def test_spawned_processes_have_the_gpus_that_a_program_makes(tmp_path):
     (tmp_path / "script.py").write_text(MAKES_ITS_OWN)
     done = ranks.python(tmp_path / "script.py", fork=False, CUDA_VISIBLE_DEVICES="")  # no real ones
     refused = "Attempted to send CUDA tensor received from another process; this is not currently supported. "
-    refused += "Consider cloning before sending."
-    assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{refused}\n[1.0, 1.0]\nFalse\n", done.stderr
+    refused += "Consider cloning before sending.\n"
+    assert done.stdout == f"0 Tesla T4 (virtual) cuda:1 2\n{3 * refused}[1.0, 1.0]\nFalse\n", done.stderr
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._pytree import tree_leaves
+from versions import since
 
 
 def small_net():
@@ -26,6 +27,23 @@ def small_net():
 def batch(n=10):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def test_a_network_goes_where_a_tensor_is(gpus):
+    like = torch.ones(2, dtype=torch.float64, device="cuda:1")
+    for net in (small_net().to(like), small_net().to(tensor=like), small_net().cuda().to(like, non_blocking=True)):
+        assert {(p.device, p.dtype) for p in net.parameters()} == {(like.device, like.dtype)}
+    assert net.to(torch.ones(2))[0].weight.device.type == "cpu"
+
+
+@since("2.11")
+def test_complex_parameters_in_data_parallel(gpus):
+    net, X = nn.Linear(10, 10, dtype=torch.cfloat), torch.rand(4, 10, dtype=torch.cfloat)
+    expected = net(X)
+    out = nn.DataParallel(net.cuda())(X.cuda())
+    out.real.sum().backward()
+    torch.testing.assert_close(out.detach().cpu(), expected)
+    assert net.bias.grad.tolist() == [4] * 10
 
 
 PLAIN = "SGD Adam AdamW RMSprop Adagrad Adadelta Adamax NAdam RAdam Rprop ASGD"

@@ -155,7 +155,7 @@ def test_modules_equal_those_on_the_cpu(part):
         for info in module_db[part::4]:
             options = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": True}
             samples = info.module_inputs_func(info, **options)
-            for sample in samples[:: -(-len(samples) // 15)]:
+            for sample in samples[:: -(-len(samples) // 30)]:
                 found, expected = (module_given(info, sample, device) for device in ("cuda:1", "cpu"))
                 torch.testing.assert_close(found, expected, equal_nan=True, msg=f"{info.name}: {sample.desc}")
 

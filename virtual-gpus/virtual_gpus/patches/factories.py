@@ -214,6 +214,10 @@ def to(self, *args, **kwargs):
 def _parse_to(original, *args, **kwargs):
     """What X.to(…) and net.to(…) make of their arguments; 1 is cuda:1, also for a PyTorch built without CUDA."""
     args = [torch.device("cuda", arg) if type(arg) is int else arg for arg in args]
+    if "tensor" in kwargs:
+        args.insert(0, kwargs.pop("tensor"))
+    if args and isinstance(args[0], Tensor):  # C++ wouldn't see on which virtual GPU it is
+        args[:1] = args[0].device, args[0].dtype
     if type(kwargs.get("device")) is int:
         kwargs["device"] = torch.device("cuda", kwargs["device"])
     return original(*args, **kwargs)
