@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 import ranks
@@ -277,6 +279,31 @@ def test_ctrl_c_ends_it_in_few_words(folder):
     err = process.communicate(timeout=600)[1]
     assert process.returncode == INTERRUPTED
     assert "Traceback" not in err and err.endswith("virtual-gpus: 2 processes ended by SIGINT\n")
+
+
+class Interrupted:
+    """A Popen's lock: Ctrl-C comes at the moment when it is first taken."""
+
+    def __init__(self):
+        self.lock, self.asked = threading.Lock(), 0
+
+    def acquire(self, *args):
+        self.asked += 1
+        assert self.asked < 500, "the lock is never given back"
+        taken = self.lock.acquire(*args)
+        if self.asked == 1:
+            signal.raise_signal(signal.SIGINT)
+        return taken
+
+    def release(self):
+        self.lock.release()
+
+
+def test_ctrl_c_while_it_asks_whether_a_rank_has_ended(folder, monkeypatch, capsys):
+    (folder / "sleep.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(subprocess, "threading", SimpleNamespace(Lock=Interrupted))
+    assert main.main(["run", "-n", "1", "sleep.py"]) == INTERRUPTED
+    assert "1 process ended by SIGINT" in capsys.readouterr().err
 
 
 def test_ranks_do_not_outlive_their_launcher(folder):
