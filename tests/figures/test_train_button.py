@@ -31,7 +31,7 @@ def trained():
 
     yield make
     for figure in figures:
-        figure.cancel(wait=60)
+        figure.cancel(wait=600)
         figure.close()
     while mgpu.current_machine():
         mgpu.current_machine().stop()
@@ -76,7 +76,7 @@ def test_cancel_stops_within_a_step_and_keeps_what_was_measured(trained):
     figure._handle_custom_msg({"do": "train"}, [])  # as the page's button asks
     assert happens(lambda: len(figure.run["marks"]) >= 2)
     figure._handle_custom_msg({"do": "cancel"}, [])
-    figure.cancel(wait=20)
+    figure.cancel(wait=600)
     assert not figure.job.running()
     assert figure.run["state"] == "cancelled" and figure.run["marks"][:2] == [2, 4]
     assert figure.run["marks"][-1] < figure.run["steps"]
@@ -98,7 +98,7 @@ def test_a_new_run_stops_the_one_before_also_that_of_another_figure(trained):
     assert second.run["state"] == "running"
     assert sum(thread.name == "mgpu-train" for thread in threading.enumerate()) == 1
     second.close()
-    second.job.thread.join(20)
+    second.job.thread.join(600)
     assert not second.job.running(), "who closes a figure stops its training"
 
 
@@ -106,7 +106,7 @@ def test_a_new_run_stops_the_one_before_also_that_of_another_figure(trained):
 def test_what_is_chosen_after_the_start_changes_nothing(trained, monkeypatch):
     """Also while the run before it is still at a step, or the data are read."""
     gate, whole = threading.Event(), library_data.whole_data
-    monkeypatch.setattr(library_data, "whole_data", lambda check: gate.wait(20) and whole())
+    monkeypatch.setattr(library_data, "whole_data", lambda check: gate.wait(600) and whole())
     figure = trained(batch_size=256, lr=0.16, batch_norm=True)
     figure.train()
     figure.batch_norm, figure.budget, figure.batch_size = False, "steps", 1

@@ -75,6 +75,7 @@ def test_noise_scale_of_a_quadratic_with_known_noise():
         (lambda: warmup(0, 5, 0.1, 0.2), "start is 0.2"),
         (lambda: gradient_noise([[torch.ones(1)]], [4]), "at least 2"),
         (lambda: noise_from_norms(1, 1, 8, 8), "must be larger"),
+        (lambda: noise_from_norms(1, -1, 8, 9), "not negative"),
         (lambda: noise_scale([]), "no estimates"),
         (lambda: noise_scale([(-1, 2), (0.5, 2)]), "must be positive"),
         (lambda: noise_scale([(1, -2), (1, 1)]), "can't be negative"),
