@@ -229,6 +229,10 @@ def small_book(tmp_path_factory):
 FAULTS = """
 [unknown](references.md#le2019), [wrong](#A-Small-book), [right](#A-small-book)
 
+> **Predct.** Which?
+
+**Figure 1.** Of nothing.
+
 ```{api} mgpu_lib.nowhere
 use_gpus
 ```
@@ -237,7 +241,7 @@ use_gpus
 
 @pytest.mark.slow
 def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
-    """An unknown page, heading and module: each is named, and again the second time.
+    """An unknown page, heading, box and module, a caption of nothing: each is named, and again the second time.
 
     An incremental build would then pass: Sphinx doesn't repeat the warnings of a page it didn't read.
     """
@@ -247,9 +251,9 @@ def test_a_faulty_book_stays_faulty_until_it_is_mended(small_book):
         with pytest.raises(RuntimeError) as error:
             build_book.build(small_book, quiet=True)
         warnings = re.findall(r"(?:WARNING|ERROR): (.*)", str(error.value))
-        assert len(warnings) == 3
-        for word in ("le2019", "A-Small", "mgpu_lib.nowhere"):
-            assert sum(word in text for text in warnings) == 1
+        words = "le2019", "A-Small", "Predct", "Figure 1.", "mgpu_lib.nowhere"
+        assert [sum(word in text for text in warnings) for word in words] == len(words) * [1]
+        assert len(warnings) == len(words)
     index.write_text(SMALL_BOOK["index.md"])
     built = build_book.build(small_book, quiet=True) / "index.html"
     before = built.stat().st_mtime_ns

@@ -7,8 +7,13 @@ import torch
 from pages import cells
 from test_exercises import SHOWN, answer, said
 
-from mgpu_lib import exercises, planning
-from mgpu_lib.exercises import batch_size_and_learning_rate, distributeddataparallel, planning_a_run
+from mgpu_lib import exercises, planning, recorded
+from mgpu_lib.exercises import (
+    batch_size_and_learning_rate,
+    distributeddataparallel,
+    planning_a_run,
+    where_the_time_goes,
+)
 from mgpu_lib.models import resnet18
 from mgpu_lib.prediction import predict
 from virtual_gpus import virtual_gpus
@@ -52,6 +57,46 @@ def test_three_exercises_ask_for_a_value(capsys):
         assert line.startswith(start)
 
 
+# Where the time goes
+
+
+BOUND_BY = {"products": "compute", "sums": "memory", "tiny": "host", "copies": "link", "hidden": "compute"}
+BOUND_BY |= {"half": "link", "waited": "compute"}
+
+
+@pytest.mark.parametrize("program, right", BOUND_BY.items())
+def test_the_programs_have_clear_bottlenecks(program, right):
+    """Whatever rates the clock is fitted to: the largest is a quarter more than the next."""
+    costs = where_the_time_goes.costs_of(where_the_time_goes.timeline_of(getattr(where_the_time_goes, program)))
+    first, second = sorted(costs, key=costs.get, reverse=True)[:2]
+    assert first == right and costs[first] > 1.25 * costs[second], costs
+
+
+def test_a_copy_that_is_hidden_would_look_like_the_bottleneck():
+    timeline = where_the_time_goes.timeline_of(where_the_time_goes.hidden)
+    assert timeline.overlap()[0] > 0.9
+    assert timeline.communication(0) > max(timeline.bound_by(0)[kind] for kind in ("compute", "memory"))
+
+
+def test_half_of_the_communication_is_hidden_and_no_threshold_will_do():
+    half, waited = (where_the_time_goes.timeline_of(getattr(where_the_time_goes, name)) for name in ("half", "waited"))
+    assert 0.35 < waited.overlap()[0] < 0.45 and 0.52 < half.overlap()[0] < 0.6
+    assert waited.communication(0) > 1.25 * waited.bound_by(0)["compute"], "all of it would look like the bottleneck"
+
+
+def test_the_cut_traces_have_no_name_for_the_pass_in_which_the_gpu_idles_longest():
+    """As the text of exercise 6.2 says."""
+    for cut in recorded.study("trace_cut")["traces"]:
+        assert not [event for event in cut["traceEvents"] if re.search("forward|backward", event["name"].lower())]
+    step = recorded.study("trace_resnet50")["steps"][1]
+    kernels = [{"cat": "Kernel", "ts": start, "dur": end - start} for start, end in step["gpu"]]
+    parts = {part: {"ts": start, "dur": end - start} for part, (start, end) in step["host"].items()}
+    assert step["workers"] == 4
+    idle = {part: where_the_time_goes.idle_in(event, kernels) for part, event in parts.items()}
+    assert sorted(idle, key=idle.get)[-2:] == ["zero_grad", "forward"], idle
+    assert 2.5 < parts["optimizer step"]["dur"] / parts["zero_grad"]["dur"] < 3
+
+
 # Batch size and learning rate
 
 
@@ -86,6 +131,28 @@ def test_the_cap_that_the_exercise_calls_best_is_the_best_of_the_modelled_steps(
 # Plan a run on a thousand GPUs
 
 
+def test_more_gpus_than_the_batch_feeds_take_as_long():
+    """By chapter 14's formula for what `fully_shard` reaches with too few tokens on each GPU."""
+    at, peak, cards, gbits = (70.55e9, 1.5e12, 2**20), planning_a_run.H100, 8, 100
+    least = planning_a_run.least_tokens(peak, 0.4, cards, gbits, True)
+
+    def days(n_gpus):
+        mfu = 0.4 * min(1, at[2] / n_gpus / least)
+        return 6 * at[0] * at[1] / (mfu * peak * n_gpus) / 86_400
+
+    for limit in (75, 94, 120, 300):
+        in_time = [n_gpus for n_gpus in range(8, 2048, 8) if days(n_gpus) <= limit]
+        assert planning_a_run.gpus_in_time(*at, limit, peak, 0.4, cards, gbits) == min(in_time, default=float("inf"))
+
+
+def test_at_the_least_tokens_both_passes_hide_what_they_send():
+    for recompute, done, sent in ((True, (2, 6), (2, 6)), (False, (2, 4), (2, 6))):
+        tokens = planning_a_run.least_tokens(1e15, 0.45, 8, 100, recompute)
+        flops = 0.45e15 * sum(done) / 6  # what a GPU does, of which MFU counts 6
+        passes = [d * tokens / flops - s / 100e9 for d, s in zip(done, sent, strict=True)]
+        assert min(passes) == pytest.approx(0, abs=1e-15)
+
+
 def test_the_model_page_says_what_the_dry_runs_say():
     """Exercise 14.4: the numbers in the text of its solution are those of the record."""
     [text] = [cell.source for cell in cells("14-planning-a-run") if cell.id == "ex-page-solution"]
@@ -106,9 +173,10 @@ def test_the_model_page_says_what_the_dry_runs_say():
 # DataParallel
 
 
-def test_the_proof_that_the_page_shows_finds_no_gap():
+@pytest.mark.parametrize("sizes", [(4, 4, 4, 1), (5, 2), (6,)])
+def test_the_proof_that_the_page_shows_finds_no_gap(sizes):
     [page] = [cell.source for cell in cells("05-dataparallel") if cell.id == "sync-batch-norm-solution"]
-    names, sizes = {}, (4, 4, 4, 1)
+    names = {}
     for program in ("import torch\nfrom torch import nn\n", *re.findall(r"```python\n(.*?)```", page, re.S)):
         exec(program, names)
     with virtual_gpus(len(sizes)):

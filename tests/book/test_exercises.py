@@ -124,7 +124,7 @@ def test_every_exercise_has_a_check_and_then_a_solution(page):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("odd", [3, lambda *args: object(), lambda *args: args[0]])
+@pytest.mark.parametrize("odd", [3, "text", lambda: 1, lambda *args: object(), lambda *args: args[0]])
 def test_no_answer_makes_a_check_raise(name, odd, capsys):
     getattr(exercises, f"check_{name}")(odd)
     assert capsys.readouterr().out.startswith("not yet: ")

@@ -116,9 +116,8 @@ def test_the_second_half_folds_its_answers():
 
 
 def test_numbers_of_the_second_half_don_t_tell():
-    """They are near the right ones. A higher accuracy is better, and a lower loss."""
+    """A higher accuracy is better, and a lower loss."""
     pairs = [(float(said.split()[-1]), float(right), "loss" in said) for _, said, right, _ in catalog()]
-    assert all(abs(wrong - right) < (0.5 if loss else 0.1) for wrong, right, loss in pairs)
     as_good = sum(wrong <= right if loss else wrong >= right for wrong, right, loss in pairs)
     assert (as_good, len(pairs)) == (8, 14) and "In eight of the fourteen rows" in MANY_TEXTS["catalog"]
 
@@ -133,6 +132,13 @@ def test_the_second_half_opens_with_accuracies_of_its_programs():
     names = "hall-unfrozen", "hall-no-sync", "hall-right", "hall-set-epoch", "hall-mean-over-ranks"
     shown = [reported(name).removeprefix("accuracy ") for name in names]
     assert f"| {' | '.join(shown)} |\n" in MANY_TEXTS["title"] and shown == sorted(shown)
+
+
+def test_every_number_of_the_second_half_is_plausible():
+    numbers = {name: reported(name).split() for name in ("hall-right", "sharded-right", *MANY_BUGS)}
+    right = {kind: float(number) for kind, *_, number in (numbers["hall-right"], numbers["sharded-right"])}
+    for kind, *_, number in numbers.values():
+        assert abs(float(number) - right[kind]) < (0.1 if kind == "accuracy" else 0.5)
 
 
 @pytest.fixture

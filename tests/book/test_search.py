@@ -1,5 +1,4 @@
-"""The book's search: forty questions and messages lead to their sections, from a folder on disk. For messages that
-people have pasted see test_errors.py."""
+"""The book's search: forty questions and messages lead to their sections, from a folder on disk."""
 
 import json
 import re
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 SOUGHT = json.loads(Path(__file__).with_name("searched.json").read_text(encoding="utf-8"))
+REPORTED = json.loads(Path(__file__).with_name("reported_messages.json").read_text(encoding="utf-8"))
 INDEX_LIMIT = 750_000  # bytes; a third of it where a server compresses
 
 
@@ -29,6 +29,15 @@ def test_questions_and_messages_find_their_section(search):
     missed = {query: search(query)[:3] for query, right in SOUGHT.items() if not {*right} & {*search(query)[:3]}}
     assert len(SOUGHT) == 40
     assert len(missed) <= 4, missed
+
+
+def test_messages_that_people_have_reported_find_the_page_of_messages(search, page):
+    """As they were pasted, with tracebacks, paths, and whatever stands in quotes."""
+    for report in REPORTED:
+        if report["title"] is not None:
+            search(report["message"])
+            found = [re.sub("[‘’]", "'", text) for text in page.locator("#search-hits a").all_inner_texts()[:3]]
+            assert report["title"].replace("`", "") in found, report["message"]
 
 
 def test_a_hit_opens_at_its_section_with_the_words_marked(book, page):

@@ -68,7 +68,10 @@ WRONG = {
             "return max([torch.device(i) for i in range(torch.cuda.device_count())], key=torch.cuda.mem_get_info)",
             "one of the devices that were passed",
         ),
-        ("return devices[max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])]", "need not be GPU i"),
+        (
+            "return devices[max(range(len(devices)), key=lambda i: torch.cuda.mem_get_info(i)[0])]",
+            "need not be GPU i",
+        ),
     ],
     "visible_gpus": [
         ("or int(entry) >= installed", "", "numbered from 0 to 3"),
@@ -101,9 +104,11 @@ WRONG = {
         (".detach()", ".item()", "waits once"),
         ("total + loss.detach()", "total.item() + loss.item()", "keep the sum on the GPU"),
         ("X.to(device, non_blocking=True)", "X.cuda()", "cuda:0"),
+        ("X.to(device, non_blocking=True)", "X.to(device)", "waits once"),
         ("loss.detach()", "loss", "add loss.detach()"),
         ("    loss.backward()\n", "", "call backward"),
         ("(weights * losses)", "losses", "the gradient has changed"),
+        ("len(X), device=device)", "len(X))", "all tensors to be on the same device"),
     ],
     "copy_ms": [
         ("1e3 * nbytes", "nbytes", "that is in seconds"),
@@ -236,6 +241,11 @@ WRONG = {
         (" + 0.1 * H.mean(dim=1)", "", "The penalty is missing"),
         ("0.1 * H", "H", "counts a tenth"),
         ("return losses + 0.1 * H.mean(dim=1)", "return losses.mean() + 0.1 * H.mean()", "a mean of means"),
+        (
+            "return losses + 0.1 * H.mean(dim=1)",
+            "return (losses.mean() + 0.1 * H.mean()).reshape(1)",
+            "a mean of means",
+        ),
         ("0.1 * H.mean", "0.1 * H.detach().mean", "not its gradient"),
         ("losses + 0.1 * H.mean(dim=1)", "(losses + 0.1 * H.mean(dim=1)).detach()", "needs a gradient"),
     ],
@@ -245,6 +255,13 @@ WRONG = {
             "sum(X.sum(dim=0).to(home) for X in shards) / n",
             "sum(X.mean(dim=0).to(home) for X in shards) / len(shards)",
             "a mean of the shards' means",
+        ),
+        (
+            "sum(X.sum(dim=0).to(home) for X in shards) / n",
+            "sum(X.mean(dim=0).to(home) for X in shards) / len(shards)",
+            ONE_VAR,
+            "var = sum(X.var(dim=0, correction=0).to(home) for X in shards) / len(shards)",
+            "too much: add sums and counts; a mean of the shards' own variances",
         ),
         (
             ONE_VAR,
@@ -304,7 +321,11 @@ WRONG = {
         ("max(costs, key=costs.get)", "max(costs.values())", "is none of"),
         (HIDDEN, "0", "and the times are"),
         (HIDDEN, 'bound.get("link", 0) if timeline.overlap()[0] < 0.5 else 0', "hide only 55% of the copies"),
-        (HIDDEN, 'bound.get("link", 0) if timeline.overlap()[0] < 0.6 else 0', "wait for the copies: 'link'"),
+        (
+            HIDDEN,
+            'bound.get("link", 0) if timeline.overlap()[0] < 0.6 else 0',
+            "wait for the copies: 'link'",
+        ),
         ("timeline.waiting_for_host(0) + ", "", MIXED),
     ],
     "first_to_fix": [
@@ -315,6 +336,7 @@ WRONG = {
     "step_seconds": [
         ("            torch.cuda.synchronize(device)\n", "            pass\n", "a GPU is still at work"),
         ("for device in devices:", "for device in devices[:1]:", "GPU 1 is still at work"),
+        ("for device in devices:", "for device in devices[-1:]:", "GPU 0 is still at work"),
         ("start = done()", "start = now()", "pays for what is left of the warm-up"),
         ("statistics.median", "statistics.mean", "that is the mean"),
         ("statistics.median", "max", "the slowest call"),
@@ -347,8 +369,10 @@ WRONG = {
         ("not math.isfinite(loss)", "math.isnan(loss)", "no less final than NaN"),
         ("not math.isfinite(loss)", "not loss < 100", "jumps once may not be ended, you say 1: however large"),
         (" or (rows == rows[0]).all()", "", "from step 4 on all images get the same logits"),
+        ("(rows == rows[0]).all()", "(rows[1] == rows[0]).all()", "learns may not be ended, you say 0"),
         ("(rows == rows[0]).all()", "len(set(rows.argmax(1).tolist())) == 1", "all its images get the same class"),
         ("(rows == rows[0]).all()", "abs(loss - math.log(10)) < 1e-4", "the loss alone doesn't tell"),
+        ("(rows == rows[0]).all()", "rows.std() < 0.1", "the loss alone doesn't tell"),
         ("return -1", "return 'never'", "return the number of a step, or -1"),
     ],
     "seeds_needed": [
@@ -422,6 +446,11 @@ WRONG = {
         ),
         ("min(below * k, (below + 1) * k, key=seconds)", "below * k", "need not be the faster one"),
         ("max(1, math.floor(", "(math.floor(", "division by zero"),
+        (
+            "min(below * k, (below + 1) * k, key=seconds)",
+            "k * max(1, round(math.sqrt(B_crit * t0 * k / c) / k))",
+            "need not be the faster one",
+        ),
     ],
     "rescale": [
         ('["lr"] *= math.sqrt(k)', '["lr"] *= k', "That is SGD's rule"),
@@ -461,12 +490,18 @@ WRONG = {
     ],
     "best_cap": [
         ("return max(caps)", "A large bucket waits for its last gradient"),
+        (" + latency", "", "Every bucket pays the latency"),
         ("ready[i]) + latency + held / bandwidth", "ready[i] + latency + held / bandwidth)", "all-reduces take turns"),
     ],
     "missing_rank": [
         (
             "return min(dumps, key=lambda rank: len(dumps[rank])), 43 + 2 * (len(dumps) == 3)",
             "A short list may only mean",
+        ),
+        (
+            "return rank, number",
+            "return rank, number - 1",
+            "it is, but the first collective at which it is missing is 43",
         ),
         (
             "list(names.values()).count(name) == 1",
@@ -487,7 +522,10 @@ WRONG = {
     # Splitting a network
     "best_cuts": [
         ("return [0] * (stages - 1)", "without layers"),
+        ("return list(range(1, stages + 1))", "too few cuts or too many"),
+        ("return busiest, ", "return ", "Work comes first"),
         ("outputs[cut - 1]", "outputs[cut]", "What crosses a cut after c layers is outputs[c - 1]"),
+        ("return busiest, sum(outputs[cut - 1] for cut in cuts)", "return busiest", "are sent, not 2"),
         (
             "    cuts, total = [], 0\n    for layer, more in enumerate(work):\n"
             "        if total and total + more > sum(work) / stages and len(cuts) < stages - 1:\n"
@@ -502,6 +540,8 @@ WRONG = {
         ),
         ("max(free[rank], ends.get((giver, name), 0))", "free[rank]", "needs F0 of rank 0"),
         ("max(free[rank], ends.get((giver, name), 0))", "ends.get((giver, name), 0)", "a single rank never waits"),
+        ("rank - 1 if forth else rank + 1", "rank - 1", "B0 of rank 0 needs B0 of rank 1"),
+        ("(forward if forth else backward)", "forward", "8 instead of 10: a single rank never waits"),
         ("return max(free)", "return free", "list instead of a number"),
     ],
     "one_f_one_b": [
@@ -603,6 +643,7 @@ WRONG = {
         ("(ranks - 1) * 2 * kv_heads", "(ranks - 1) * kv_heads", "Both keys and values travel"),
         ("(ranks - 1) * 2 * kv_heads", "ranks * 2 * kv_heads", "makes ranks - 1 hops"),
         ("head = 2 * tokens // ranks * width", "head = 2 * tokens * width", "tokens / ranks of the text"),
+        ("    if kv_heads % ranks:\n        return math.inf\n", "", "A head can't be cut"),
         ("kv_heads % ranks:", "ranks > kv_heads:", "6 ranks, 8 heads of keys"),
         (" * (ranks - 1) / ranks", "", "stays at home"),
         ("(2 * heads + 2 * kv_heads)", "2 * kv_heads", "queries and outputs are swapped, too"),
@@ -696,6 +737,7 @@ WRONG = {
         ),
         ("sum(dim=0).tolist()", "sum(dim=0).tolist()[:-1]", "one number for each of the"),
         ("owner[chosen]", "owner.flip(0)[chosen]", "lower ranks the lower numbers"),
+        ("owner[chosen]", "owner[chosen[:, :1]]", "shares[r] experts"),
     ],
     "within_capacity": [
         (
@@ -736,6 +778,7 @@ WRONG = {
     ],
     "gpus_to_rent": [
         (" if needed <= most else math.inf", "", "however many there are"),
+        ("cards * ", "", "are in time. The batch has"),
         ("if needed <= most", "if 8 * math.ceil(needed / 8) <= most", "200 are in time"),
         ("8 * math.ceil(needed / 8)", "math.ceil(needed)", "nodes of eight"),
         ("8 * math.ceil(needed / 8)", "8 * math.floor(needed / 8)", "So many take 30 days"),
@@ -747,6 +790,7 @@ WRONG = {
         ("return min(range(len(waits[0])), key=lambda r: sum(step[r] for step in waits))", "A single long pause"),
         ("2 * count > len(waits)", "count", "now and then"),
         ("2 * count > len(waits)", "2 * count > 2 * len(waits)", "the last to arrive waits least"),
+        ("return 7", "the last to arrive"),
     ],
     "page": [
         ('"micro-batches": 1', '"micro-batches": 2', "and may have 2,097,152"),
@@ -754,6 +798,7 @@ WRONG = {
         ('"GiB": 25.5', '"GiB": 3.0', "the planner counts 29"),
         ('"recomputed": True', '"recomputed": False', "the planner counts 270"),
         ('"tokens at a time": 32_768', '"tokens at a time": 30_000', "whole sequences"),
+        ('"MFU": 0.41', '"MFU": 0.55', "the network allows"),
         ('"MFU": 0.41', '"MFU": 0.2', "is a bad plan"),
         ('32_768, "micro-batches": 1', '4096, "micro-batches": 8', '"GiB": 25.5', '"GiB": 8.6', "the network allows"),
         ("0.7 * tokens", "0.9 * tokens", "too bold"),
@@ -845,7 +890,9 @@ RIGHT = {
     return loss.unsqueeze(1)"""
     ],
     "broadcast_backward": ["return sum(grad.to(device) for grad in grads if grad is not None)"],
-    "sync_batch_norm": [(ONE_VAR, TWO_PASSES)],
+    "sync_batch_norm": [
+        (ONE_VAR, TWO_PASSES),
+    ],
     "critical_batch": ["import mgpu_lib.evidence\nreturn mgpu_lib.evidence.critical_batch(steps)[0]"],
     "epoch_loss": [
         """
@@ -858,7 +905,16 @@ RIGHT = {
         losses.append(loss.detach())
     return torch.stack(losses).mean().item()"""
     ],
-    "rescale": [("max(beta2**k, 0.9)", "max(1 - k * (1 - beta2), 0.9)")],
+    "rescale": [
+        ("max(beta2**k, 0.9)", "max(1 - k * (1 - beta2), 0.9)"),
+        """
+    for group in optimizer.param_groups:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        half_life = 1 / k  # of the old one, in steps
+        group.update(lr=lr * k**0.5, betas=(beta1, max(0.9, beta2 ** (1 / half_life))))
+        group["weight_decay"] = k * lr * group["weight_decay"] / group["lr"]
+        group.pop("initial_lr", None)""",
+    ],
     "mended_script": [(f"data, {REPLICAS}", "data)")],
     "bucketed": [
         ("        flat /= dist.get_world_size()\n", "", "all_reduce(flat,", "all_reduce(flat, dist.ReduceOp.AVG,")

@@ -6,6 +6,7 @@ counted in the file PLAN.json.done. The moments are given by the program's progr
 
 import json
 import os
+import random
 import runpy
 import signal
 import sys
@@ -13,13 +14,27 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+MOMENTS = "step", "half", "fsync", "replace", "replaced"  # half: some bytes of a checkpoint are written
+
 
 class Kill(NamedTuple):
-    moment: str  # "step", or of a checkpoint "half", when some bytes are written, "fsync", "replace" or "replaced"
+    moment: str  # one of MOMENTS
     count: int  # the how manieth of these in the process
     rank: int  # on which rank the moment is looked for
     victim: str = "rank"  # or "agent"
+    share: float = 0.5  # of the bytes, for "half"
     how: str = "SIGKILL"  # or another signal; "error": the rank raises one
+
+
+def drawn(seed, kills, ranks, victim="rank"):
+    """As many kills, drawn from a seed. Checkpoints are written by rank 0; steps are everybody's."""
+    generator, plan = random.Random(seed), []
+    for _ in range(kills):
+        moment = generator.choice(("step", "step", *MOMENTS))
+        rank = generator.randrange(ranks) if moment == "step" else 0
+        count = generator.randint(1, 7) if moment == "step" else generator.randint(1, 2)
+        plan.append(Kill(moment, count, rank, victim, generator.random()))
+    return plan
 
 
 def happened(plan):
@@ -52,10 +67,10 @@ def prepare(plan):
         if moment == kill.moment and seen == kill.count:
             die()
 
-    watch(counted)
+    watch(counted, kill)
 
 
-def watch(counted):
+def watch(counted, kill):
     """Call `counted` at each moment that the script comes to."""
     import torch
 
@@ -80,7 +95,7 @@ def watch(counted):
 
     def counted_open(path, mode="r", *args, **kwargs):
         file = opened(path, mode, *args, **kwargs)
-        return Halves(file, counted) if path.name.endswith(".pt.new") else file
+        return Halves(file, counted, kill.share) if path.name.endswith(".pt.new") else file
 
     for optimizer in (torch.optim.SGD, torch.optim.AdamW):
         optimizer.step = counting(optimizer.step)
@@ -90,11 +105,11 @@ def watch(counted):
 class Halves:
     """A file that is written in two parts, with a moment between them."""
 
-    def __init__(self, file, counted):
-        self.file, self.counted = file, counted
+    def __init__(self, file, counted, share):
+        self.file, self.counted, self.share = file, counted, share
 
     def write(self, content):
-        middle = len(content) // 2
+        middle = int(len(content) * self.share)
         self.file.write(content[:middle])
         self.file.flush()
         self.counted("half")

@@ -132,12 +132,14 @@ def lines(folder, name="run.csv"):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def stop_after(run, folder, count, signum=signal.SIGTERM):
-    """Send a signal to the run's first process once the metrics have `count` lines; its exit status."""
-    assert happens(lambda: len(lines(folder)) >= count or run.process.poll() is not None, LIMIT)
-    assert run.process.poll() is None, run.said
-    run.process.send_signal(signum)
-    return run.ended()
+def stop_after(runs, folder, count, signum=signal.SIGTERM):
+    """Send a signal to each run's first process once the metrics have `count` lines; their exit statuses."""
+    processes = [run.process for run in runs]
+    assert happens(lambda: len(lines(folder)) >= count or any(p.poll() is not None for p in processes), LIMIT)
+    for run in runs:
+        assert run.process.poll() is None, run.said
+        run.process.send_signal(signum)
+    return [run.ended() for run in runs]
 
 
 def checkpoint(folder, name="run.pt"):

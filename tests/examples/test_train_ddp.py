@@ -3,14 +3,15 @@
 import os
 import platform
 import re
-import shutil
 import signal
 import sys
 
+import killing
 import pytest
 import ranks
 import running
 import torch
+from ranks import happens
 
 from examples import train_ddp, train_fsdp
 
@@ -73,57 +74,27 @@ def test_every_epoch_has_all_images_in_another_order_and_every_batch_is_moved_in
 # A run that is resumed
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a run of five steps."""
-    folder = tmp_path_factory.mktemp("finished")
-    running.done([*PLAIN, *SHORT], folder)
-    return folder
-
-
-@pytest.fixture
-def folder(finished, tmp_path):
-    """A copy of it, for a test to spoil."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    return tmp_path
-
-
-def check_refusal(said, words, folder, finished):
-    """One sentence, with no traceback but torchrun's own; and the checkpoint is as before."""
-    assert said.count(words) == 1 and 'train_ddp.py", line' not in said, said
-    assert (folder / "run.pt").read_bytes() == (finished / "run.pt").read_bytes()
+@pytest.mark.slow
+def test_a_run_can_be_lengthened_but_not_changed(tmp_path):
+    running.done([*PLAIN, *SHORT], tmp_path)
+    said = running.done([*PLAIN, *SHORT, "--epochs", "2"], tmp_path)
+    assert "resuming run.pt after step 5" in said and len(running.lines(tmp_path)) == 11
+    before = (tmp_path / "run.pt").read_bytes()
+    said = running.done([*PLAIN, *SHORT, "--epochs", "3", "--lr", "0.1"], tmp_path, status=1)
+    assert "run.pt was trained with lr = 0.05, not 0.1: name another file" in said and "Traceback" not in said
+    assert (tmp_path / "run.pt").read_bytes() == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--batch-size 25", "--batch-size 25 can't be split over 2 ranks and 1 passes"),
-        ("--data nowhere", "nowhere/FashionMNIST/raw/train-images-idx3-ubyte is missing. To download it: python"),
-        ("--epochs 3 --lr 0.1", "run.pt was trained with lr = 0.05, not 0.1: name another file"),
-        ("--checkpoint torn.pt", "torn.pt can't be read as a checkpoint ("),
-        ("--checkpoint new.pt --every 4", "run.csv has 5 steps, but their checkpoint is missing: name another file"),
+        (["--batch-size", "25"], "--batch-size 25 can't be split over 2 ranks and 1 passes"),
+        (["--data", "nowhere"], "nowhere/FashionMNIST/raw/train-images-idx3-ubyte is missing. To download it: python"),
     ],
 )
-def test_mistakes_are_named_once_and_all_ranks_leave(options, words, folder, finished):
-    whole = (folder / "run.pt").read_bytes()
-    (folder / "torn.pt").write_bytes(whole[: len(whole) // 2])
-    said = running.done(torchrun(*SHORT, *options.split()), folder, status=1)
-    check_refusal(said, words, folder, finished)
-    assert running.lines(folder) == running.lines(finished)
-
-
-@pytest.mark.slow
-def test_a_run_can_be_lengthened(folder):
-    said = running.done([*PLAIN, *SHORT, "--epochs", "2"], folder)
-    assert "resuming run.pt after step 5" in said and len(running.lines(folder)) == 11
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_it_saved_a_checkpoint_begins_anew(folder):
-    """Unlike metrics of more steps than such a run can have."""
-    running.done([*PLAIN, *SHORT, "--checkpoint", "new.pt", "--every", "5"], folder)
-    assert len(running.lines(folder)) == 6
+def test_mistakes_are_named_once(options, words, tmp_path):
+    assert running.done(torchrun(*SHORT, *options), tmp_path, status=1).count(words) == 1
 
 
 ALONE = """
@@ -145,7 +116,24 @@ def test_a_mistake_on_one_machine_is_named_by_another_one_though_it_is_slow(name
     assert "nowhere" in said and said.count("is missing") == 1 and f'{name}.py", line' not in said, said
 
 
+@pytest.mark.slow
+def test_a_torn_checkpoint_is_named_once_and_all_ranks_leave(tmp_path):
+    running.done([*PLAIN, *SHORT], tmp_path)
+    whole = (tmp_path / "run.pt").read_bytes()
+    (tmp_path / "run.pt").write_bytes(whole[: len(whole) // 2])
+    said = running.done(torchrun(*SHORT, "--epochs", "2"), tmp_path, status=1)
+    assert said.count("run.pt can't be read as a checkpoint (") == 1 and 'train_ddp.py", line' not in said, said
+
+
 # Signals and failures
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of a LONG run by two ranks that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    running.done(torchrun(*LONG), folder)
+    return folder
 
 
 @pytest.mark.slow
@@ -153,18 +141,50 @@ def test_torchrun_passes_sigterm_on(tmp_path):
     """Nothing is forked: torchrun and its ranks are as a reader starts them."""
     command = sys.executable, *torchrun(*LONG)[1:]
     with running.started(command, tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 4) == 1  # torchrun's own, whatever its ranks do
+        assert running.stop_after([run], tmp_path, 4) == [1]  # torchrun's own, whatever its ranks do
         assert run.said.count("stopped by SIGTERM after step") == 1 and run.vanished()
     assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 201
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [(0, 1), (1,)])
+def test_sigterm_on_two_machines_or_one_is_followed_by_a_run_that_resumes_to_the_same_bit(
+    stopped, undisturbed, tmp_path
+):
+    command = running.SCRIPT, *LONG
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert running.stop_after([runs[i] for i in stopped], tmp_path, 60) == [1] * len(stopped)
+        said = "stopped by SIGTERM after step"
+        assert happens(lambda: sum(run.said.count(said) for run in runs) == 1, running.LIMIT)
+        # If one is left, its torchrun would wait some minutes for the other. Here it is killed.
+        assert len(stopped) == 1 or all(run.vanished() for run in runs)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] < 201
+    with running.on_two_machines(tmp_path, *command) as runs:
+        assert [run.ended() for run in runs] == [0, 0]
+    assert running.same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_for_one_rank_stops_all_of_them(tmp_path):
+    running.done(torchrun(*LONG, script=running.planned(tmp_path, killing.Kill("step", 3, 1, how="SIGTERM"))), tmp_path)
+    assert len(running.lines(tmp_path)) == 1 + running.checkpoint(tmp_path)["step"] == 4
 
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_process(tmp_path):
     command = torchrun(*LONG, "--every", "2")
     with running.started(command, tmp_path) as run:
-        assert running.stop_after(run, tmp_path, 6, signal.SIGINT) != 0
+        assert running.stop_after([run], tmp_path, 6, signal.SIGINT) != [0]
         assert run.vanished(), run.family()
         assert running.checkpoint(tmp_path)["step"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "virtual"), [(0, ("-m", "virtual_gpus")), (1, ())], ids=["virtual", "gloo"])
+def test_an_error_on_one_rank_ends_the_others(rank, virtual, tmp_path):
+    script = *virtual, *running.planned(tmp_path, killing.Kill("step", 3, rank, how="error"))
+    said = running.done(torchrun(*LONG, script=script), tmp_path, status=1)
+    assert "RuntimeError: an error on one rank" in said and len(running.lines(tmp_path)) <= 4
 
 
 @pytest.mark.parametrize("script", [train_ddp, train_fsdp])
@@ -204,28 +224,51 @@ def test_a_network_of_nan_or_inf_stops_all_ranks_and_the_last_checkpoint_stays(o
 # Disks
 
 
+@pytest.fixture
+def good(tmp_path):
+    """A folder with a checkpoint, and the bytes of that."""
+    running.done([*PLAIN, *SHORT], tmp_path)
+    return tmp_path, (tmp_path / "run.pt").read_bytes()
+
+
+def check_refusal(said, good, reason, file="the checkpoint run.pt after step 10"):
+    folder, content = good
+    assert said.count(f"can't write {file} (") == 1 and reason in said, said
+    assert 'train_ddp.py", line' not in said, said  # no traceback, but torchrun's own
+    assert (folder / "run.pt").read_bytes() == content
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["No space left on device"] * os.path.exists("/dev/full") + ["Is a directory"])
-def test_a_disk_that_does_not_take_a_checkpoint_is_named_and_the_last_one_stays(reason, folder, finished):
+def test_a_disk_that_does_not_take_a_checkpoint_is_named_and_the_last_one_stays(reason, good):
     """It is full: what was begun goes; or the file can't even be opened."""
-    new = folder / "run.pt.new"
+    new = good[0] / "run.pt.new"
     new.mkdir() if "directory" in reason else new.symlink_to("/dev/full")
-    said = running.done(torchrun(*SHORT, "--epochs", "2"), folder, status=1)
-    check_refusal(said, "can't write the checkpoint run.pt after step 10 (", folder, finished)
-    assert reason in said and os.path.lexists(new) == new.is_dir()
+    check_refusal(running.done(torchrun(*SHORT, "--epochs", "2"), good[0], status=1), good, reason)
+    assert os.path.lexists(new) == new.is_dir()
 
 
 @pytest.mark.slow
-def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(folder, finished):
+def test_metrics_of_more_steps_than_a_run_without_a_checkpoint_can_have_are_kept(good):
+    (good[0] / "run.pt").unlink()
+    before = running.lines(good[0])
+    said = running.done(torchrun(*SHORT, "--every", "4"), good[0], status=1)
+    assert said.count("run.csv has 5 steps, but their checkpoint is missing: name another file") == 1, said
+    assert running.lines(good[0]) == before and not (good[0] / "run.pt").exists()
+    running.done([*PLAIN, *SHORT, "--every", "5"], good[0])  # it may have been killed before it saved step 5
+    assert len(running.lines(good[0])) == len(before)
+
+
+@pytest.mark.slow
+def test_metrics_without_room_are_named_and_the_last_checkpoint_stays(good):
     """Both ranks leave before they would save a checkpoint whose metrics have a gap."""
-    metrics = folder / "run.csv"
+    metrics = good[0] / "run.csv"
     before = metrics.read_text().removesuffix("\n").ljust(100 * 1024 - 10) + "\n"
     metrics.write_text(before)
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "limited"]
     arguments = [*SHORT, "--epochs", "2", "--every", "1"]
-    said = running.done([*limited, sys.executable, ranks.FORKING, *torchrun(*arguments)[1:]], folder, status=1)
-    check_refusal(said, "can't write the metrics run.csv (", folder, finished)
-    assert "File too large" in said
+    command = *limited, sys.executable, ranks.FORKING, *torchrun(*arguments)[1:]
+    check_refusal(running.done(command, good[0], status=1), good, "File too large", "the metrics run.csv")
     assert metrics.read_text().startswith(before) and len(metrics.read_text()) == 100 * 1024  # half a line
-    running.done(torchrun(*arguments), folder)
-    assert [line.split(",")[0] for line in running.lines(folder)] == ["step", *map(str, range(1, 11))]
+    running.done(torchrun(*arguments), good[0])
+    assert [line.split(",")[0] for line in running.lines(good[0])] == ["step", *map(str, range(1, 11))]

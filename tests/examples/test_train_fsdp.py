@@ -61,7 +61,7 @@ def loss_of_the_test(state):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "options"),
-    [(2, "--recompute"), (3, "--accumulate 2"), (2, "--accumulate 3 --keep-gradients")],
+    [(1, "--accumulate 3"), (2, "--recompute"), (3, "--accumulate 2"), (2, "--accumulate 3 --keep-gradients")],
 )
 def test_ranks_compute_what_one_device_computes(count, options, tmp_path):
     running.done([running.FORK, SCRIPT, *TINY, "--steps", "0", "--export", "first.pt"], tmp_path)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from figure_samples import US, kernel, packed_times, timeline
+from figure_samples import US, kernel, timeline
 
 import mgpu_lib as mgpu
 from experiments import ddp_step
@@ -16,10 +16,30 @@ def recorded():
     return study("ddp_step")
 
 
+def times(text):
+    """What `packed` wrote: [(start, end, covered)] in µs."""
+    found, last = [], 0
+    for word in [] if text == "-" else text.split(","):
+        gap, length, *covered = (int(digits or "0", 36) for digits in word.split("."))
+        last += gap + length
+        found.append((last - length, last, *(covered or [length])))
+    return found
+
+
 def test_the_grid_is_whole(recorded):
     assert list(recorded["cells"]) == list(ddp_step.configurations())
     for name, cells in recorded["cells"].items():
         assert len(cells) == (len(recorded["buckets"]) if name.count("/") > 1 else 1)
+
+
+def test_every_gradient_travels_once(recorded):
+    for name, (net, _) in ddp_step.networks().items():
+        params = [p.numel() * 4 for p in net.parameters()]
+        lists = [list(map(int, sizes.split())) for sizes in recorded["bytes"][name]]
+        assert sorted(lists[0]) == sorted(params), "a bucket for each parameter"
+        assert lists[-1] == [sum(params)], "one for all of them"
+        assert {sum(sizes) for sizes in lists} == {sum(params)}
+        assert [len(sizes) for sizes in lists] == sorted((len(sizes) for sizes in lists), reverse=True)
 
 
 def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
@@ -30,6 +50,14 @@ def test_a_gpu_that_neither_computes_nor_communicates_waits_for_the_host():
     idle = int(ddp_step.cell(step).split()[3]) / 1000
     assert idle > 0.1
     assert step.timeline.waiting_for_host(0) / step.seconds == pytest.approx(idle, abs=0.02)
+
+
+def test_buckets_that_differ_between_links_are_refused():
+    found = {"net/fast": {"bytes": [""]}, "net/fast/PCIe tree/2": {"bytes": ["4 4"]}}
+    assert ddp_step.sizes(found) == {"net": ["4 4"]}
+    found["net/fast/PCIe tree/8"] = {"bytes": ["8"]}
+    with pytest.raises(ValueError, match="net/fast/PCIe tree/8 has other buckets"):
+        ddp_step.sizes(found)
 
 
 def test_a_cell_says_what_runs_when_and_what_is_hidden():
@@ -46,7 +74,7 @@ def test_a_cell_says_what_runs_when_and_what_is_hidden():
     step = SimpleNamespace(timeline=timeline(*(e._replace(called=0.0) for e in events)), seconds=200 * US)
     ticks, kernels, exposed, idle, hidden, *words = ddp_step.cell(step).split(" ")
     assert (ticks, kernels, exposed, idle, hidden) == ("20000", "745", "200", "55", "500")
-    assert list(map(packed_times, words)) == [
+    assert list(map(times, words)) == [
         [(10, 50, 39)],
         [(50, 120, 70)],
         [(160, 200, 40)],

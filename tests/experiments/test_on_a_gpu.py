@@ -9,6 +9,7 @@ import torch
 import mgpu_lib as mgpu
 from experiments import on_a_gpu
 from mgpu_lib import recorded
+from virtual_gpus.clock import rates
 
 
 @pytest.fixture
@@ -23,6 +24,16 @@ def only(monkeypatch, part, *keys):
     """Take only these cases of a part."""
     cases, row = on_a_gpu.PARTS[part]
     monkeypatch.setitem(on_a_gpu.PARTS, part, (lambda: {key: cases()[key] for key in keys}, row))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_a_call_costs_the_host(tmp_path):
+    assert on_a_gpu.measure("host", tmp_path)
+    rows = json.loads((tmp_path / "modelled_host.json").read_text())["rows"]
+    assert rows.keys() == on_a_gpu.host_cases().keys()
+    for name in on_a_gpu.SMALL:
+        called, engine = (rows[f"{name}/{way}"]["median"] for way in ("called", "by the engine"))
+        assert called >= 0.9 * rates.HOST[name][0] and engine >= 0.9 * rates.HOST[name][1], name
 
 
 @pytest.mark.usefixtures("gpu")

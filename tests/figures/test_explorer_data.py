@@ -26,6 +26,11 @@ def data(grid):
     return explorer_data.explorer_data(grid)
 
 
+@pytest.fixture(scope="module")
+def loop(grid):
+    return explorer_data.explorer_data(grid, nets=("lenet",), budgets=("epochs",), strategy="manual")
+
+
 def test_a_grid_that_is_none_is_refused(grid):
     with pytest.raises(ValueError, match="KeyError: 'train_loss'"):
         broken = copy.deepcopy(grid)
@@ -59,3 +64,17 @@ def test_cells_hold_what_was_recorded(grid, data):
                 if len(finals) == 3:
                     means[lr] = statistics.mean(finals)
             assert means[explorer_data.best(net, budget, b)[1]] == pytest.approx(max(means.values()))
+
+
+def test_times_are_those_of_predict(data, loop):
+    for strategy, there in (("ddp", data), ("manual", loop)):
+        net = there["nets"]["LeNet"]
+        for b, k in ((256, 4), (4096, 2)):
+            steps, epochs = net["times"][net["batch_sizes"].index(b)]
+            step = explorer_data.step_seconds("lenet", b, k, strategy)
+            rest = explorer_data.step_seconds("lenet", IMAGES % b, k, strategy)
+            column = there["counts"].index(k)
+            assert steps[column] == pytest.approx(step / 1e-8, abs=1)
+            assert epochs[column] * 1e-8 == pytest.approx(IMAGES // b * step + rest, rel=1e-4)
+        one, *more = net["times"][0][0]
+        assert all(ticks == one for ticks in more), "of one image, one GPU can work"

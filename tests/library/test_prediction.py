@@ -1,6 +1,7 @@
 """mgpu.predict: dry runs of training steps, compared with the same steps run on virtual GPUs that hold values."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,13 @@ from torch.nn import functional as F
 
 import mgpu_lib as mgpu
 from mgpu_lib.prediction import bare
+from virtual_gpus.clock.costs import ring_seconds
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    with torch.device("meta"):
+        return torchvision.models.resnet50()
 
 
 def images(n, size=224):
@@ -60,6 +68,20 @@ def test_ddp_s_first_rank_has_the_largest_shard_and_alone_it_is_the_plain_step()
         assert flops[0] == flops[1] > 0 and (k > 1 or made.seconds == pytest.approx(alone.seconds, rel=1e-6))
 
 
+@pytest.mark.slow
+def test_ddp_hides_its_all_reduce_behind_backward(resnet50):
+    def seconds(**options):
+        return mgpu.predict(resnet50, images(256), n_gpus=4, **options).seconds
+
+    alone = mgpu.predict(resnet50, images(64)).seconds
+    ddp = mgpu.predict(resnet50, images(256), n_gpus=4, strategy="ddp")
+    ring = ring_seconds(sum(p.nbytes for p in resnet50.parameters()), 4, mgpu.virtual_gpus(4).link)
+    assert alone < ddp.seconds < alone + 0.8 * ring + 0.03 * alone
+    assert all(share > 0.5 for share in ddp.timeline.overlap().values())
+    assert ddp.seconds < seconds(strategy="manual") and ddp.seconds < seconds(strategy="data_parallel")
+    assert seconds(strategy="ddp", link="pcie") > ddp.seconds
+
+
 def test_ddp_needs_a_process_group_of_its_own():
     with mgpu.virtual_gpus(1):
         torch.distributed.init_process_group("nccl", rank=0, world_size=1, store=torch.distributed.HashStore())
@@ -69,22 +91,35 @@ def test_ddp_needs_a_process_group_of_its_own():
 
 
 def test_precisions_and_a_faster_host():
-    """What a program does that says nothing: TF32 in convolutions where the GPU has it, and nowhere else."""
-    resnet = torchvision.models.resnet18()
-    convolutions, products = (resnet, images(64)), (nn.Linear(4096, 4096), torch.empty(4096, 4096, device="meta"))
-
-    def seconds(program, gpu, precision, **options):
-        return mgpu.predict(*program, gpu, precision=precision, **options).seconds
-
-    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    kinds = "fp32", "default", "tf32", "amp", "bf16"
-    full, default, tf32, amp, bf16 = (seconds(convolutions, "A100-40", precision) for precision in kinds)
-    assert full > default >= tf32 > amp and bf16 == pytest.approx(amp, rel=0.01)
-    assert flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    for program, gpu in ((convolutions, "T4"), (products, "A100-40")):
-        assert seconds(program, gpu, "default") == seconds(program, gpu, "fp32")
-    slow, fast = (seconds((resnet, images(1)), "A100-40", "amp", host=host) for host in (1, 1 / 3))
+    net = torchvision.models.resnet18()
+    predicted = partial(mgpu.predict, net, gpu="A100-40")
+    full, tf32, amp = (predicted(images(64), precision=p).seconds for p in ("fp32", "tf32", "amp"))
+    assert full > tf32 > amp
+    slow, fast = (predicted(images(1), precision="amp", host=host).seconds for host in (1, 1 / 3))
     assert fast < 0.7 * slow, "where the host sets the pace"
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    mgpu.predict(small(), torch.empty(2, 1, 28, 28), gpu="A100-40", precision="tf32")
+    assert flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+
+def test_default_is_what_a_program_does_that_says_nothing():
+    """TF32 in convolutions where the GPU has it, and nowhere else."""
+    convolutions = torchvision.models.resnet18(), images(64)
+    products = torch.nn.Linear(4096, 4096), torch.empty(4096, 4096, device="meta")
+
+    def seconds(program, gpu, precision):
+        return mgpu.predict(*program, gpu=gpu, precision=precision).seconds
+
+    assert seconds(convolutions, "T4", "default") == seconds(convolutions, "T4", "fp32")
+    tf32, default, fp32 = (seconds(convolutions, "A100-40", p) for p in ("tf32", "default", "fp32"))
+    assert tf32 <= default < fp32
+    assert seconds(products, "A100-40", "default") == seconds(products, "A100-40", "fp32")
+
+
+def test_autocast_to_bfloat16():
+    net = torchvision.models.resnet18()
+    half, brain = (mgpu.predict(net, images(64), "A100-40", precision=p).seconds for p in ("amp", "bf16"))
+    assert brain == pytest.approx(half, rel=0.01)
 
 
 def test_inference_takes_less_time_and_memory():
@@ -96,30 +131,59 @@ def test_inference_takes_less_time_and_memory():
     assert net.training
 
 
-def test_neither_the_model_nor_virtual_gpus_that_are_on_are_touched():
-    with mgpu.virtual_gpus(2) as machine:
-        net, X = small().to("cuda:1"), torch.rand(4, 1, 28, 28).to("cuda:1")
-        values = {name: t.clone() for name, t in net.state_dict().items()}
-        before = machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated
-        mgpu.predict(net, X, gpu="T4", n_gpus=2)
-        assert before == (machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated)
-        assert mgpu.current_machine() is machine
-        assert all(torch.equal(values[name], t) for name, t in net.state_dict().items())
-        assert all(p.grad is None and p.get_device() == 1 for p in net.parameters())
+def test_the_model_is_neither_changed_nor_read():
+    net = small()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    mgpu.predict(net, torch.rand(4, 1, 28, 28), n_gpus=2)
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+    assert all(p.grad is None and p.device.type == "cpu" for p in net.parameters())
     shared = nn.Linear(3, 3)
     copy = bare(nn.Sequential(shared, shared))
     assert copy[0] is copy[1] and all(p.is_meta for p in copy.parameters())
+
+
+def test_predicting_while_virtual_gpus_are_on_leaves_them_alone():
+    with mgpu.virtual_gpus(2) as machine:
+        net, X = small().to("cuda:1"), torch.rand(4, 1, 28, 28).to("cuda:1")
+        before = machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated
+        mgpu.predict(net, X, gpu="T4")
+        assert before == (machine.elapsed(), dict(machine.traffic), machine.ledgers[1].allocated)
+        assert mgpu.current_machine() is machine
+
+
+def test_buckets_travel_within_a_node_and_between_nodes():
+    """Each bucket is one collective, which takes longer over the network; the numbers that travel are the same."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.ReLU())]  # of 4 MiB each
+    net, found = nn.Sequential(*layers, nn.Linear(1024, 10)), {}
+
+    def sums(bucket, k):
+        X, network = torch.empty(4 * k, 1024, device="meta"), "InfiniBand HDR" if k > 8 else None
+        made = mgpu.predict(net, X, "A100-80", k, "ddp", link="DGX A100", network=network, bucket_cap_mb=bucket)
+        return [e for e in made.timeline.on(0) if "all" in e.name and e.kind == "collective"]
+
+    for bucket in (4, 25, None):
+        found[bucket], between = sums(bucket, 8), sums(bucket, 16)
+        sent = [e.nbytes for e in found[bucket]]
+        assert sent == [e.nbytes for e in between] and sum(sent) == sum(p.nbytes for p in net.parameters()), "each once"
+        assert all(near.end - near.start < far.end - far.start for near, far in zip(found[bucket], between))
+    assert len(found[4]) > len(found[25]) == len(found[None]) - 1, "the first MiB travels alone"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"gpu": "V1000"}, "no GPU named 'V1000'. Did you mean 'V100'"),
+        ({"link": "infiniband"}, "no link named"),
+        ({"gpu": "T4", "link": "nvlink"}, "has no NVLink"),
+        ({"n_gpus": 0}, "at least 1"),
+        ({"n_gpus": 2.0}, "whole number"),
         ({"n_gpus": 5}, "n_gpus=5 for a batch of 4"),
         ({"strategy": "fsdp"}, "'manual', 'data_parallel', 'ddp'"),
         ({"precision": "fp8"}, "'fp32', 'tf32', 'default', 'amp', 'bf16'"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0: the MiB of a bucket must be a number above 0"),
+        ({"bucket_cap_mb": "25"}, "bucket_cap_mb='25'"),
         ({"network": "InfiniBand HDR"}, "needs a machine type"),
+        ({"gpu": "V100", "precision": "tf32"}, "no tensor cores for it"),
         ({"gpu": "T4", "precision": "bf16"}, "the T4 has no tensor cores for it"),
     ],
 )

@@ -177,6 +177,7 @@ def offloaded(X, pin):
 
 COPIES = {
     "to": lambda X, host, wait: host.to("cuda:0", non_blocking=not wait),
+    "cuda": lambda X, host, wait: host.cuda(non_blocking=not wait),
     "copy_": lambda X, host, wait: X.copy_(host, non_blocking=not wait),
     "_foreach_copy_": lambda X, host, wait: torch._foreach_copy_([X], [host], non_blocking=not wait),
     "copy_, back": lambda X, host, wait: host.copy_(X, non_blocking=not wait),
@@ -262,14 +263,19 @@ def test_events_order_streams_and_measure(dry):
         first.elapsed_time(last)
     last.synchronize()
     assert last.query() and dry.elapsed() >= free(dry.devices[0])
-    busy(dry.devices[0], 512)
-    while not torch.cuda.current_stream().query():
-        pass  # which takes time, too
     mm = events(dry, "mm")[0]
     assert first.elapsed_time(last) == pytest.approx(1e3 * (mm.end - 0), rel=0.05)
     other = torch.cuda.Stream("cuda:0")
     other.wait_stream(torch.cuda.current_stream())
     assert other.query() and side.query()
+
+
+def test_waiting_for_an_event_by_asking_ends(dry):
+    busy(dry.devices[0], 512)
+    last = torch.cuda.current_stream().record_event()
+    while not last.query():
+        pass
+    assert dry.elapsed() >= free(dry.devices[0])
 
 
 def test_a_faster_host_takes_its_part_of_the_time_for_every_call():

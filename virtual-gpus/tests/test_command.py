@@ -106,17 +106,21 @@ def test_help_and_tables_come_without_pytorch():
         (["--gpus", "0", "small.py"], "argument --gpus: 0: use a whole number, at least 1"),
         (["missing.py"], "there is no file or command 'missing.py'"),
         (["--link", "nvlink", "--gpu", "T4", "small.py"], "the T4 has no NVLink"),
+        (["--link", "string", "small.py"], "no link named 'string'"),
         (["--host", "-1", "small.py"], "argument --host: -1: use a number above 0"),
         (["--account"], "which program? Name a script"),
         (["--trace", "nowhere/trace.json", "small.py"], "there is no folder"),
         (["plan", "-n", "2", "--html", ".", "small.py"], ". can't be written"),
         (["--dry-run", "--gpus", "64", "small.py"], "--dry-run is a command now: virtual-gpus plan -n 64"),
         (["run", "small.py"], "-n: how many processes"),
+        (["plan", "small.py"], "-n: how many processes"),
+        (["plan", "-n", "16", "--gpu", "T4", "small.py"], "comes with no network: --network one of InfiniBand"),
         (["run", "-n", "16", "--machine", "dgx-a100", "small.py"], "a DGX A100 has 8. More take a network"),
         (["run", "-n", "2", "--machine", "dgx-a100", "--gpu", "t4", "small.py"], "--link 'DGX A100': its GPUs have"),
         (["plan", "-n", "12", "--per-node", "8", "small.py"], "-n 12 with --per-node 8: 1.50 nodes"),
         (["plan", "-n", "64", "--rank", "99", "small.py"], "--rank 99: with -n 64 it is one of 0 to 63"),
         (["plan", "--sweep", "colour=red", "small.py"], "colour=red: use NAME=VALUE"),
+        (["plan", "--sweep", "n=2,0", "small.py"], "0: use a whole number"),
         (["plan", "--sweep", "n=2,4", "--html", "page.html", "small.py"], "--trace and --html are of one plan"),
         (["topo", "--machine", "dgx"], "Did you mean 'DGX-1V' or 'DGX A100'"),
     ],
@@ -500,6 +504,8 @@ DECIDING = TRAINING.replace(
 def test_what_a_program_decides_by_is_told_and_listed(folder, capsys):
     (folder / "train.py").write_text(DECIDING)
     line = DECIDING[: DECIDING.index("if X.sum()")].count("\n") + 1
+    assert main.main(["plan", "-n", "4", "train.py"]) == FAILED
+    assert f"or say what to take it for: --assume train.py:{line}=true" in capsys.readouterr().err
     assert main.main(["plan", "-n", "4", "--assume", f"train.py:{line}=true", "train.py"]) == 0
     finite = f"no number is infinite or NaN: tested at train.py, line {line}"
     assert f";\n  train.py:{line} = true;\n  {finite}\n" in capsys.readouterr().out

@@ -105,9 +105,10 @@ def test_it_needs_torch_alone_and_what_processes_inherit_comes_along(python, tmp
 
 
 @pytest.mark.slow
-def test_the_plugin(python, tmp_path):
-    """In two processes of pytest-xdist, where that is there."""
-    options = ["-n", "2"] if find_spec("xdist") else []
+@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2"]])
+def test_the_plugin(python, tmp_path, options):
+    if "-n" in options and find_spec("xdist") is None:
+        pytest.skip("no pytest-xdist")
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [python, "-m", "pytest", "--strict-markers", "-W", "error", "-rA", "--tb=short", *options, tmp_path]
     done = subprocess.run(

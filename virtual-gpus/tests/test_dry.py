@@ -1,5 +1,6 @@
 """dry_run: programs of many processes without those processes. Times and memory are those of real processes."""
 
+import functools
 import gc
 import io
 import json
@@ -20,6 +21,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from virtual_gpus import current, dry_run, virtual_gpus
@@ -34,7 +36,7 @@ def linear(width=64, batch=32):
     """A program that trains one layer with DistributedDataParallel."""
 
     def program():
-        net = nn.parallel.DistributedDataParallel(nn.Linear(width, width, device="cuda"))
+        net = nn.parallel.DistributedDataParallel(nn.Linear(width, width).cuda())
         optimizer, X = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), torch.zeros(batch, width, device="cuda")
 
         def step():
@@ -45,16 +47,6 @@ def linear(width=64, batch=32):
         return step
 
     return program
-
-
-def planned(set_up, n_gpus=2, **options):
-    """The Prediction of a small program that begins with set_up()."""
-
-    def program():
-        set_up()
-        return linear()()
-
-    return dry_run(program, n_gpus, **options)
 
 
 @pytest.fixture(scope="module")
@@ -130,22 +122,38 @@ def test_what_a_prediction_says():
     assert "modelled, A100-80" in repr(made) and "MFU" in repr(made)
 
 
+class Product(torch.autograd.Function):
+    """Inside it no gradients are on, as in a backward pass."""
+
+    @staticmethod
+    def forward(ctx, X, W):
+        ctx.save_for_backward(X, W)
+        return X @ W.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        X, W = ctx.saved_tensors
+        return grad @ W, grad.t() @ X
+
+
+@pytest.mark.parametrize("multiply", [F.linear, Product.apply])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_is_computed_once_more_does_not_count(reentrant):
+def test_what_is_computed_once_more_does_not_count(multiply, reentrant):
     def program():
         X, V, W = (torch.zeros(64, 64, device="cuda", requires_grad=True) for _ in range(3))
 
         def step():
-            checkpoint(lambda X: (X @ V).relu() @ W, X, use_reentrant=reentrant).sum().backward()
+            checkpoint(lambda X: multiply(multiply(X, V).relu(), W), X, use_reentrant=reentrant).sum().backward()
             X.grad = V.grad = W.grad = None
 
         return step
 
     made, product = dry_run(program, 1), 2 * 64**3
     phases = {e.phase for e in made.timeline if e.kind == "matmul"}
-    assert phases == {"" if reentrant else "forward", "recomputation", "backward"}  # "": where no gradients are on
+    first = "forward" if (multiply, reentrant) == (F.linear, False) else ""  # "": where no gradients are on
+    assert phases == {first, "recomputation", "backward"}
     assert made.flops == 6 * product
-    again = 2 if reentrant else 1  # otherwise it stops as soon as all is there that backward needs
+    again = 1 if not reentrant and multiply is F.linear else 2  # it stops as soon as all is there that backward needs
     assert sum(e.flops for e in made.timeline) == made.flops + again * product
 
 
@@ -161,24 +169,26 @@ def test_the_network_counts_between_nodes():
 def test_what_a_group_s_root_broadcasts_is_known():
     """Of ranks 2 and 3 the first says it; the group's rank 0 is the program's rank 2."""
 
-    def set_up():
-        x = torch.tensor([7], device="cuda")
+    def program():
+        x, net = torch.tensor([7], device="cuda"), nn.Linear(2, 2).cuda()
         dist.broadcast(x, src=2, group=dist.new_group([2, 3]))
         assert x.item() == 7
+        return lambda: net(torch.ones(1, 2, device="cuda"))
 
-    planned(set_up, 4, rank=2)
+    assert dry_run(program, 4, rank=2).seconds > 0
 
 
 @pytest.mark.parametrize("stages, lengths", [(1, [3, 3]), (2, [3, 4])])
 def test_lengths_that_are_gathered_are_known(stages, lengths):
     """With one stage rank 0 is run for all; with two that send to each other, both."""
 
-    def set_up():
+    def program():
         rank = dist.get_rank()
         torch.cuda.set_device(rank)
+        net = nn.Linear(2, 2).cuda()
         n, found = torch.tensor([3 + rank], device="cuda"), [torch.zeros(1, dtype=torch.int64).cuda() for _ in range(2)]
         if stages == 2:
-            (dist.send if rank == 0 else dist.recv)(torch.zeros(2, device="cuda"), 1 - rank)
+            dist.send(net.bias, 1) if rank == 0 else dist.recv(net.bias, 0)
         dist.all_gather(found, n)
         dist.all_gather_into_tensor(joined := n.new_empty(2), n)
         uneven = [torch.zeros(1 + r, dtype=torch.int64, device="cuda") for r in range(2)]  # rank 1 may have others
@@ -186,8 +196,9 @@ def test_lengths_that_are_gathered_are_known(stages, lengths):
         assert f"{uneven[0].tolist()} {uneven[1].tolist()}" == ("[1] [?, ?]" if stages == 1 else "[1] [1, 1]")
         n += 1  # what was gathered stays
         assert [int(length) for length in found] == joined.tolist() == lengths
+        return lambda: net(torch.ones(max(lengths), 2, device="cuda"))
 
-    planned(set_up)
+    assert dry_run(program, 2).seconds > 0
 
 
 def test_what_is_gathered_in_a_cuda_graph_goes_when_the_program_lets_go_of_it():
@@ -207,7 +218,7 @@ def test_numbers_travel_with_messages():
     """Rank 1 hears a number that rank 0 knows, and takes one that nobody knows for unknown."""
     heard = {}
 
-    def set_up():
+    def program():
         rank = dist.get_rank()
         torch.cuda.set_device(rank)
         known, unknown = (torch.tensor(7 * (rank == 0), device="cuda") for _ in range(2))
@@ -216,18 +227,20 @@ def test_numbers_travel_with_messages():
             dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
         heard[rank] = known.item()
         assert f"{unknown.item()} {unknown.cpu()}" == "? ?"
+        return linear()()
 
-    planned(set_up)
+    dry_run(program, 2)
     assert heard == {0: 7, 1: 7}
 
 
 def test_tensors_move_to_where_none_has_values():
-    def set_up():
+    def program():
         x = torch.ones(4, 2, device="cuda", requires_grad=True).to("meta", torch.bfloat16)
         assert (x.device.type, x.shape, x.dtype, x.requires_grad) == ("meta", (4, 2), torch.bfloat16, True)
         assert next(nn.Linear(2, 2).cuda().to("meta").parameters()).is_meta
+        return linear()()
 
-    planned(set_up)
+    dry_run(program, 2)
 
 
 @pytest.mark.parametrize("makes", ["new_group", "mesh", "split_group"])
@@ -296,7 +309,6 @@ def beside(communicate, n=8, link=None, network=None, rank=0):
     made_up = sum(event.end - event.start for event in events if event.kind == "contention")
     runs = [event for event in events if event.kind == "collective"]
     *products, alone = [event for event in events if event.kind == "matmul"]
-    assert all(before.end <= after.start for before, after in pairwise(products))
     both = sum(max(0.0, min(r.end, p.end) - max(r.start, p.start)) for r in runs for p in products)
     return made_up + sum(p.end - p.start for p in products) - 50 * (alone.end - alone.start), both
 
@@ -327,12 +339,11 @@ def messages(X):
         (begun_in_another_stream, {}, 24 / 132),
         (begun, {"link": "pcie"}, 0),  # which takes nobody knows how much
         (messages, {}, 0),  # nor is it known of them
-        (lambda X: dist.all_reduce(X), {}, None),  # the stream waits for it
     ],
 )
 def test_kernels_are_slowed_beside_a_collective(communicate, options, part):
     lost, both = beside(communicate, **options)
-    assert (both > 1e-3) == (part is not None) and lost == pytest.approx((part or 0) * both, rel=0.01, abs=1e-9)
+    assert both > 1e-3 and lost == pytest.approx(part * both, rel=0.01, abs=1e-9)
 
 
 def test_kernels_that_were_launched_before_are_slowed_too():
@@ -362,6 +373,31 @@ def test_kernels_that_were_launched_before_are_slowed_too():
     assert (took[0], took[-1]) == pytest.approx((alone * 132 / 108, alone), rel=1e-4)
 
 
+def test_kernels_without_a_collective_beside_them_take_their_time():
+    assert beside(lambda X: None) == pytest.approx((0, 0))
+    lost, both = beside(lambda X: dist.all_reduce(X))  # the stream waits for the collective
+    assert (lost, both) == pytest.approx((0, 0))
+
+
+def test_what_slowed_kernels_compute_is_sent_later():
+    def program(ways):
+        X, Y = torch.zeros(2**28, device="cuda"), torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+        def step():
+            works = [dist.all_reduce(X, async_op=True) for _ in range(ways)]
+            for _ in range(50):
+                Y @ Y
+            works.append(dist.all_reduce(X, async_op=True))
+            for work in works:
+                work.wait()
+
+        return step
+
+    runs = [dry_run(functools.partial(program, ways), 8, "H100").timeline for ways in (0, 1)]
+    alone, after = ([e for e in run.on(0) if e.kind == "collective"][-1].start - run.start for run in runs)
+    assert after - alone > 5e-4
+
+
 def test_a_collective_is_beside_kernels_from_when_its_own_stream_has_come_to_it():
     """It waits for the others on the multiprocessors that it takes. Rank 0 hears of them only by the collective."""
 
@@ -379,24 +415,37 @@ def test_a_collective_is_beside_kernels_from_when_its_own_stream_has_come_to_it(
 
 
 def test_the_environment_is_that_of_torchrun(monkeypatch):
-    """Also for a program that asks who started it: it would otherwise be planned for one GPU, without a word."""
     monkeypatch.setenv("RANK", "7")
     found = {}
 
-    def set_up():
-        assert dist.is_torchelastic_launched()
-        store, rank, size = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
+    def program():
         found.update({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")})
         found.update(rank=dist.get_rank(), size=dist.get_world_size(), gpus=torch.cuda.device_count())
+        return linear()()
 
-    planned(set_up, 32, rank=13)
+    dry_run(program, 32, rank=13)
     assert found == {
         **{"RANK": "13", "LOCAL_RANK": "5", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8"},
         **{"rank": 13, "size": 32, "gpus": 8},
     }
     assert os.environ["RANK"] == "7" and "LOCAL_WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_a_program_that_asks_whether_torchrun_started_it_has_as_many_ranks_as_it_would_have(gpus):
+    """It would otherwise be planned for one GPU, without a word."""
+    sizes = []
+
+    def program():
+        store, rank, size = dist.HashStore(), 0, 1
+        if dist.is_torchelastic_launched():
+            store, rank, size = next(dist.rendezvous("env://"))
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
+        sizes.append(dist.get_world_size())
+        return linear()()
+
+    assert dry_run(program, gpus).seconds > 0 and sizes == [gpus]
 
 
 @pytest.mark.parametrize(
@@ -412,37 +461,44 @@ def test_a_program_may_make_its_process_group_and_no_dry_run_touches_the_network
         monkeypatch.setitem(names, "TCPStore", refuse)
     where = {"rank": 3, "world_size": 16} if arguments[1:2] == ("tcp://10.1.2.3:99",) else {}
 
-    def set_up():
+    def program():
         assert dist.is_initialized()
         dist.init_process_group(*arguments, **where)
         assert (dist.get_rank(), dist.get_world_size()) == (3, 16)
         sub = dist.new_group([0, 3, 5])
         dist.all_reduce(torch.zeros(3, device="cuda"), group=sub)
         dist.barrier()
+        return linear()()
 
-    planned(set_up, 16, rank=3)
+    assert dry_run(program, 16, rank=3).seconds > 0
 
 
 def test_what_is_read_from_disk_stays_real(tmp_path):
     torch.save(torch.arange(6.0), tmp_path / "data.pt")
     found = []
-    planned(lambda: found.append(torch.load(tmp_path / "data.pt").sum().item()))
-    assert found == [15.0]
+
+    def program():
+        data = torch.load(tmp_path / "data.pt")
+        found.append(data.sum().item())
+        net = nn.Linear(6, 1).cuda()
+        return lambda: net(data.cuda()).sum().backward()
+
+    assert dry_run(program, 2).seconds > 0 and found == [15.0]
 
 
 def test_collectives_of_tensors_on_the_cpu_are_refused():
-    def set_up():
+    def program():
         dist.init_process_group("cpu:gloo,cuda:nccl")
         dist.all_reduce(torch.zeros(2))
 
     with pytest.raises(RuntimeError, match="rank 0: a collective operation on tensors of the CPU, with gloo"):
-        planned(set_up)
+        dry_run(program, 4)
 
 
 def test_objects_are_those_of_the_ranks_that_are_run():
     said = {}
 
-    def set_up():
+    def program():
         everything, own = [None] * 4, {"rank": dist.get_rank()}
         dist.all_gather_object(everything, own)
         words = [own, "more"] if dist.get_rank() == 1 else [None, None]
@@ -453,12 +509,13 @@ def test_objects_are_those_of_the_ranks_that_are_run():
         dist.gather_object(own, gathered, dst=1)
         said.update(everything=everything, words=words, here=here, gathered=gathered)
         own["rank"] = -1
+        return linear()()
 
-    planned(set_up, 4, rank=1)
+    dry_run(program, 4, rank=1)
     assert said["everything"] == said["gathered"] == [{"rank": 1}] * 4
     assert said["words"] == [{"rank": 1}, "more"] and said["here"] == ["b"]
     with pytest.raises(RuntimeError, match=r"rank 0 waits for objects of rank 1.*use rank=1"):
-        planned(set_up, 4)
+        dry_run(program, 4)
 
 
 def test_ranks_that_send_to_each_other_are_run():
@@ -512,9 +569,10 @@ def test_a_pipeline_s_stages_wait_for_each_other():
 
 DECISIONS = [
     *(lambda loss: [1][loss.item() > 2], lambda loss: bool(loss.item()), lambda loss: [1, 2][int(loss.item())]),
-    *(lambda loss: min(1.0, loss.item()), lambda loss: {loss.item(): 1}, lambda loss: float(-loss.item())),
-    *(lambda loss: bool(loss > 2), float, lambda loss: [1, 2][loss.long()], lambda loss: bool(loss.cpu() > 2)),
-    *(lambda loss: torch.zeros(4)[loss.long().item() :], lambda loss: torch.zeros(loss.long().item())),
+    *(lambda loss: min(1.0, loss.item()), lambda loss: 1 if loss.item() == 0 else 2, lambda loss: {loss.item(): 1}),
+    *(lambda loss: float(-loss.item()), lambda loss: bool(loss > 2), float, lambda loss: [1, 2][loss.long()]),
+    *(lambda loss: bool(loss.cpu() > 2), lambda loss: torch.zeros(4)[loss.long().item() :]),
+    *(lambda loss: torch.zeros(loss.long().item()), lambda loss: torch.zeros(4).view(2, loss.cpu().long().item())),
     *(lambda loss: int(torch.tensor([loss.item()])), lambda loss: 1 if math.exp(loss.item()) < 3 else 2),
 ]
 NEED_VALUES = [
@@ -540,7 +598,7 @@ def test_flags_that_come_from_python_are_known():
     """Ranks vote on whether to stop; a small tensor that nothing unknown was written to keeps its numbers."""
     found = {}
 
-    def set_up():
+    def program():
         stop = torch.tensor([0, 3], device="cuda")
         dist.all_reduce(stop, op=dist.ReduceOp.MAX)
         count = torch.ones((), dtype=torch.int64, device="cuda")
@@ -554,8 +612,9 @@ def test_flags_that_come_from_python_are_known():
         drawn = torch.zeros(2, dtype=torch.int64, device="cuda").random_()
         moved += drawn
         assert [str(number) for number in (*drawn.tolist(), *moved.cpu().tolist())] == ["?"] * 4
+        return linear()()
 
-    planned(set_up, 64)
+    dry_run(program, 64)
     assert found == {"stop": [0, 3], "count": 65, "moved": [5, 7], "view": [7]}
 
 
@@ -699,7 +758,7 @@ class Stop(BaseException):
     pass
 
 
-@pytest.mark.parametrize(("several", "ends"), [(False, Stop), (True, None), (True, ValueError)])
+@pytest.mark.parametrize(("several", "ends"), [(False, None), (False, Stop), (True, None), (True, ValueError)])
 def test_all_is_as_it_was(several, ends):
     before = state()
 
@@ -748,9 +807,10 @@ def test_virtual_gpus_that_are_on_stay_as_they_are():
 def test_numbers_of_other_classes_of_tensors_can_be_read_and_are_unknown():
     read = []
 
-    def set_up():
-        mesh, x = dist.init_device_mesh("cuda", (2,)), torch.randn(1, device="cuda")
+    def program():
+        mesh, x = dist.init_device_mesh("cuda", (8,)), torch.randn(1, device="cuda")
         read.extend([all_reduce(x, "sum", mesh).item(), DTensor.from_local(x, mesh, [Replicate()]).item()])
+        return linear()()
 
-    planned(set_up)
+    dry_run(program, 8)
     assert [str(number) for number in read] == ["?", "?"]

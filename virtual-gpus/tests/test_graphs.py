@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-from graphed import adam, assert_equal, capture, check_steps
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -28,12 +27,37 @@ def batches(n):
     return [(torch.randn(16, 40).double().cuda(), torch.randn(16, 10).double().cuda()) for _ in range(n)]
 
 
+def capture(function, warm_up=2, **options):
+    """(a graph of function(), what that returned), after some calls in a stream beside."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, **options):
+        out = function()
+    return graph, out
+
+
+def adam(net, **options):
+    return torch.optim.Adam(net.parameters(), lr=1e-2, capturable=True, **options)
+
+
 def fused(net):
     return torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2, device="cuda"), fused=True, capturable=True)
 
 
 def momentum(net):
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def state_of(net, optimizer):
+    return [*net.state_dict().values(), *(t for state in optimizer.state.values() for t in state.values())]
+
+
+def assert_equal(one, other):
+    assert all(map(torch.equal, one, other)) and len(one) == len(other)
 
 
 def test_a_replay_leaves_the_current_gpu_as_it_was(gpus):
@@ -46,7 +70,38 @@ def test_a_replay_leaves_the_current_gpu_as_it_was(gpus):
 @pytest.mark.parametrize("make_optimizer", [adam, fused, momentum])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_whole_step_replayed_gives_what_it_gives_eagerly(gpus, make_optimizer, dtype):
-    check_steps(network, make_optimizer, batches(6), dtype=dtype)
+    results = []
+    for graphed in (False, True):
+        net = network()
+        optimizer, data = make_optimizer(net), batches(6)
+        static_input, static_target = (t.clone() for t in data[0])
+
+        def step(net=net, optimizer=optimizer, x=static_input, y=static_target):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
+                loss = F.mse_loss(net(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if graphed:
+            graph, loss = capture(step)
+            assert loss.isnan()  # nothing is computed before the first replay
+        else:
+            step(), step()
+        losses = []
+        for x, y in data:
+            static_input.copy_(x)
+            static_target.copy_(y)
+            if graphed:
+                graph.replay()
+            else:
+                loss = step()
+            losses.append(loss.item())
+        grads = [p.grad for p in net.parameters()]
+        results.append((losses, [*state_of(net, optimizer), *grads]))
+    assert results[0][0] == results[1][0] and len(set(losses)) == 6
+    assert_equal(results[0][1], results[1][1])
 
 
 def test_a_part_of_a_network_is_graphed(gpus):
@@ -73,6 +128,15 @@ def test_a_part_of_a_network_is_graphed(gpus):
         results.append((losses, [p for group in optimizer.param_groups for p in group["params"]]))
     assert results[0][0] == results[1][0]
     assert_equal(results[0][1], results[1][1])
+
+
+def test_graphed_callables_in_evaluation_run_as_they_are(gpus):
+    net = network()
+    x = torch.randn(16, 40).double().cuda()
+    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(net), (x,))
+    graphed.eval()
+    net.load_state_dict(graphed.state_dict())
+    assert torch.equal(graphed(x), net.eval()(x))
 
 
 def test_accumulated_gradients(gpus):
@@ -222,6 +286,8 @@ def stepped(optimizer, x):
 
 WAITS = {  # what CUDA itself refuses, whose capture is over then
     "item": lambda x: x.sum().item(),
+    "a decision": lambda x: 1 if x.sum() > 0 else 0,
+    "print": lambda x: str(x),
     "nonzero": lambda x: x.nonzero(),
     "a mask": lambda x: x[x > 0],
     "the device": lambda x: torch.cuda.synchronize(),
@@ -251,11 +317,13 @@ NOT_CAPTURED = {
         "set_current_seed can be called during stream capture only",
     ),
     "a state": (lambda x: torch.cuda.get_rng_state(), "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph"),
+    "the seed": (lambda x: torch.cuda.initial_seed(), "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph"),
     "a new seed": (lambda x: torch.cuda.seed(), "Cannot call CUDAGeneratorImpl::seed during CUDA graph"),
     "a recomputation with the forward pass's random numbers": (
         lambda x: checkpoint(torch.sin, x, use_reentrant=False),
         "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph",
     ),
+    "a seed": (lambda x: torch.cuda.manual_seed(1), "set_current_seed can be called during stream capture only"),
     "a copy of an object": (lambda x: copy.deepcopy(x), "made in another way"),
     "another graph": (lambda x: other_graph.replay(), "capture its operations anew"),
     "sparse gradients": (lambda x: sparse_step(), "can't capture"),
@@ -315,14 +383,18 @@ def test_a_graph_and_its_states(gpus):
         y = x + 2
     graph.replay()
     assert y.tolist() == [3, 3] and graph.pool() == graph.pool()
-    with torch.cuda.graph(kept := torch.cuda.CUDAGraph(keep_graph=True)):
-        x += 1
-    kept.replay()  # instantiates it
-    assert x.tolist() == [2, 2]
     with pytest.warns(UserWarning, match="The CUDA Graph is empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         pass
     with pytest.raises(RuntimeError, match="can't be imitated"):
-        kept.raw_cuda_graph()
+        torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph()
+
+
+def test_a_graph_that_is_kept_is_instantiated_by_its_first_replay(gpus):
+    x = torch.ones(2, device="cuda")
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph(keep_graph=True)):
+        x += 1
+    graph.replay()
+    assert x.tolist() == [2, 2]
 
 
 @pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this PyTorch has no torch.accelerator.Graph")

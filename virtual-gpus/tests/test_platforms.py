@@ -27,10 +27,10 @@ def train(net, device):
         optimizer.step()
 
 def rank(number, store):
-    dist.init_process_group("nccl", f"file://{store}", rank=number, world_size=1)
-    x = torch.ones(3, device="cuda")
+    dist.init_process_group("nccl", f"file://{store}", rank=number, world_size=2)
+    x = torch.full((3,), number + 1.0, device=f"cuda:{number}")
     dist.all_reduce(x)
-    assert x.tolist() == [1.0] * 3
+    assert x.tolist() == [3.0] * 3
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -44,7 +44,7 @@ if __name__ == "__main__":
         from virtual_gpus import virtual_gpus
         with virtual_gpus(2):
             train(nn.Linear(8, 1, device="cuda"), "cuda")
-            mp.spawn(rank, (sys.argv[1],), 1)
+            mp.spawn(rank, (sys.argv[1],), 2)
         from virtual_gpus.cli.main import main
         main(["plan", "-n", "2", __file__])
     print("done")

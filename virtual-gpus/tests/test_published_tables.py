@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -67,13 +66,6 @@ def test_what_is_kept_for_trials_is_in_no_table():
     for row in published.rows():
         if "DeepLearningExamples" in row["url"]:
             assert row["model"].startswith("resnext101_32x4d") and "resnext101-32x4d" in row["url"]
-
-
-def test_no_fit_can_read_the_rows_of_the_trial():
-    """None of the other programs names its file, or imports it."""
-    programs = {path.name: path.read_text() for path in FOLDER.glob("*.py") if path.stem != "trial"}
-    words = r"trial\.json|^(?:from|import) .*\btrial\b"
-    assert not [name for name, text in programs.items() if re.search(words, text, re.M)] and len(programs) > 10
 
 
 def choice_of_collectives():

@@ -1,7 +1,4 @@
-"""Memory comes back: whatever way a tensor on a virtual GPU was made, it goes when nobody holds it any more.
-
-Of each program that oracle.py compares with the CPU that is checked there, too. These are ways of another kind.
-"""
+"""Memory comes back: whatever way a tensor on a virtual GPU was made, it goes when nobody holds it any more."""
 
 import contextlib
 import copy
@@ -32,6 +29,17 @@ class Sub(Tensor):
     """A class of tensors, as users write them."""
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad * ctx.saved_tensors[0].sign()
+
+
 def fresh(*shape, device="cuda"):
     return torch.rand(*(shape or (64, 64)), device=device)
 
@@ -55,18 +63,15 @@ def reload(value, **options):
     torch.load(saved(value), **options)
 
 
-def train(net):
+def trained(net, optimizer=torch.optim.SGD, **options):
     net(fresh()).sum().backward()
-    torch.optim.Adam(net.parameters()).step()
+    made = optimizer(net.parameters(), lr=0.1, **options)
+    made.step()
+    return made
 
 
 def queued(value):
     return ForkingPickler.loads(bytes(ForkingPickler.dumps(value)))
-
-
-def views():
-    x = fresh()
-    return [x, x[1:], x.t()]
 
 
 def resized():
@@ -90,10 +95,11 @@ def pinned():
 
 
 def loaded_in_batches():
-    for device in "cpu", "cuda":
-        data = TensorDataset(fresh(8, 4, device=device), torch.arange(8))
-        for X, y in DataLoader(data, batch_size=4, pin_memory=device == "cpu"):
-            X.cuda(), y.cuda()
+    data = TensorDataset(fresh(8, 4, device="cpu"), torch.arange(8))
+    for X, y in DataLoader(data, batch_size=4, pin_memory=True):
+        X.cuda(), y.cuda()
+    for _ in DataLoader(TensorDataset(fresh(8, 4)), batch_size=4):
+        pass
 
 
 def noted():
@@ -102,17 +108,37 @@ def noted():
     copy.deepcopy(x), copy.copy(x)
 
 
-def moved():
+def hooked():
+    seen, net, x = [], network(), wanting()
+    x.register_hook(seen.append)
+    net[0].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    net[0].register_forward_hook(lambda module, args, out: 2 * out)
+    net[0].register_full_backward_hook(lambda module, into, out: None)
+    net(x).sum().backward()
+
+
+def packed():
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        loss = network()(wanting()).sum()
+    loss.backward()
+
+
+def recomputed(reentrant):
+    recomputing.checkpoint(network(), wanting(), use_reentrant=reentrant).sum().backward()
+
+
+def moved(*places):
     net = network()
-    train(net)
-    for place in ("cpu", "cuda", "cuda:1", torch.float16, "cuda:0"):
+    trained(net)
+    for place in places:
         net.to(place)
 
 
 def exchanged():
     x = nn.Parameter(fresh())
-    for device in ("cuda", "cpu", "cuda:1"):
-        x.data = fresh(device=device)
+    x.data = fresh()
+    x.data = fresh(device="cpu")
+    x.data = fresh(device="cuda:1")
     torch.utils.swap_tensors(x, nn.Parameter(fresh()))
 
 
@@ -126,6 +152,20 @@ def scaled():
     scaler.update()
 
 
+def restored():
+    net = network()
+    optimizer = trained(net, torch.optim.Adam)
+    state = torch.load(saved({"net": net.state_dict(), "optimizer": optimizer.state_dict()}))
+    net.load_state_dict(state["net"])
+    optimizer.load_state_dict(state["optimizer"])
+
+
+def functional():
+    net = network()
+    torch.func.functional_call(net, {name: p.clone() for name, p in net.named_parameters()}, fresh())
+    torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum()), (None, 0))(fresh(64), fresh())
+
+
 def by_hand():
     replicas = replicate(network(), [0, 1])
     parts = comm.scatter(fresh(8, 64), [0, 1])
@@ -133,18 +173,24 @@ def by_hand():
     comm.reduce_add_coalesced([[fresh()], [fresh(device="cuda:1")]])
 
 
-def refused():
-    x = wanting()
+def out_of_memory():
+    x = fresh()
     with contextlib.suppress(torch.OutOfMemoryError):
         x.expand(1 << 30, 64, 64).contiguous()
-    for other in (fresh(device="cuda:1"), fresh(7, 7)):
-        with contextlib.suppress(RuntimeError):
-            (2 * x) @ other
+
+
+def refused():
+    x = wanting()
+    with contextlib.suppress(RuntimeError):
+        (2 * x) @ fresh(device="cuda:1")
+    with contextlib.suppress(RuntimeError):
+        (2 * x) @ fresh(7, 7)
 
 
 def objects():
     said = [fresh(), {"x": fresh()}]
-    dist.all_gather_object([None], said)
+    gathered = [None]
+    dist.all_gather_object(gathered, said)
     dist.broadcast_object_list(said)
 
 
@@ -152,7 +198,7 @@ def sharded():
     net = network()
     for layer in (*net, net):
         fsdp.fully_shard(layer)
-    train(net)
+    trained(net, torch.optim.Adam, foreach=True)
 
 
 def distributed_tensors():
@@ -169,42 +215,65 @@ def kept_in_a_folder(folder):
 
 def mapped(folder):
     torch.save(fresh(), folder / "x.pt")
-    for place in (None, "cuda:1"):
-        torch.load(folder / "x.pt", mmap=True, map_location=place)
+    torch.load(folder / "x.pt", mmap=True)
+    torch.load(folder / "x.pt", mmap=True, map_location="cuda:1")
 
 
 WAYS = {
-    "from the CPU, over both GPUs, and back": lambda: fresh(device="cpu").cuda().to("cuda:1").to("cuda:0").cpu(),
+    "a function that makes one": lambda: torch.zeros(64, device="cuda"),
+    "from the CPU and back": lambda: fresh(device="cpu").cuda().cpu(),
+    "another GPU and back": lambda: fresh().to("cuda:1").to("cuda:0"),
     "a stream": streamed,
     "pinned memory": pinned,
     "a DataLoader": loaded_in_batches,
+    "parts": lambda: torch.cat(fresh().split(16))[torch.tensor([0, 1])].t()[1:].expand(2, 63, 2),
+    "resize_": lambda: fresh(10).resize_(1000).resize_(10),
+    "set_": lambda: torch.empty(0, device="cuda").set_(fresh()),
+    "out=": lambda: torch.add(fresh(), 1, out=torch.empty(0, device="cuda")),
     "a storage": lambda: fresh().untyped_storage(),
     "storages of no size and back": resized,
+    "complex numbers": lambda: torch.view_as_real(torch.fft.fft(fresh()).conj().resolve_conj()),
+    "a deep copy of views": lambda: copy.deepcopy((lambda x: [x, x[1:], x.t()])(fresh())),
     "attributes": noted,
     "a class": lambda: (fresh().as_subclass(Sub) * 2).sum(),
+    "pickle": lambda: pickle.loads(pickle.dumps(fresh())),
+    "pickle, a parameter": lambda: pickle.loads(pickle.dumps(nn.Parameter(fresh()))),
     "pickle, a class": lambda: pickle.loads(pickle.dumps(fresh().as_subclass(Sub))),
     "a queue": lambda: queued([fresh(), nn.Parameter(fresh()), fresh().as_subclass(Sub)]),
+    "load": lambda: reload(fresh()),
     "load, a dictionary": lambda: reload(fresh(), map_location={"cuda:0": "cuda:1"}),
     "load, a function": lambda: reload(fresh(), map_location=lambda storage, place: storage.cuda(1)),
     "load, from the CPU": lambda: reload(fresh(device="cpu"), map_location="cuda"),
+    "load, any object": lambda: reload(fresh(), weights_only=False),
     "load, the old format": lambda: torch.load(saved(fresh(), _use_new_zipfile_serialization=False)),
     "load, a type without typed storages": lambda: reload(torch.zeros(4, dtype=torch.uint16, device="cuda")),
-    "load, views": lambda: reload(views()),
-    "load, any object": lambda: reload([network(), fresh().as_subclass(Sub)], weights_only=False),
+    "load, views": lambda: reload((lambda x: [x, x[1:], x.t()])(fresh())),
+    "load, a class": lambda: reload(fresh().as_subclass(Sub), weights_only=False),
+    "load, a network": lambda: reload(network(), weights_only=False),
+    "load, the state of a training": restored,
     "load, a mapped file": mapped,
+    "backward": lambda: network()(wanting()).sum().backward(),
     "a graph that nobody goes back": lambda: network()(wanting()).sum(),
     "a graph that is kept": lambda: network()(wanting()).sum().backward(retain_graph=True),
+    "a Function": lambda: Twice.apply(wanting()).sum().backward(),
+    "hooks": hooked,
+    "saved on the CPU": packed,
+    "recomputation": lambda: recomputed(reentrant=False),
+    "recomputation, reentrant": lambda: recomputed(reentrant=True),
+    "a recurrent network": lambda: nn.LSTM(64, 64).cuda()(fresh(5, 3, 64))[0].sum().backward(),
+    "functional calls": functional,
     "inference": lambda: torch.inference_mode()(network())(fresh()),
-    "recomputation": lambda: recomputing.checkpoint(network(), wanting(), use_reentrant=True).sum().backward(),
-    "a network that moves": moved,
+    "a network that moves": lambda: moved("cpu", "cuda", "cuda:1", torch.float16, "cuda:0"),
     "data of another device": exchanged,
+    "a fused one": lambda: trained(network(), torch.optim.AdamW, fused=True),
     "automatic mixed precision": scaled,
     "DataParallel": lambda: nn.DataParallel(network())(wanting(8, 64)).sum().backward(),
     "its parts": by_hand,
-    "errors": refused,
+    "out of memory": out_of_memory,
+    "an error": refused,
     "an asynchronous collective": lambda: dist.all_gather_into_tensor(fresh(), fresh(), async_op=True).wait(),
     "objects of all ranks": objects,
-    "DistributedDataParallel": lambda: train(DistributedDataParallel(network())),
+    "DistributedDataParallel": lambda: trained(DistributedDataParallel(network())),
     "fully_shard": sharded,
     "DTensor": distributed_tensors,
     "a checkpoint of all ranks": kept_in_a_folder,
@@ -276,7 +345,7 @@ def resident():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
 @pytest.mark.parametrize("way", [reload, lambda x: reload(x.cpu(), map_location="cuda"), queued, copy.deepcopy])
 def test_the_computers_memory_comes_back(gpus, way):
-    x = torch.ones(32 * MiB, dtype=torch.uint8, device="cuda")
+    x = torch.ones(64 * MiB, dtype=torch.uint8, device="cuda")
     way(x)
     before = resident()
     for _ in range(5):

@@ -1,7 +1,6 @@
 """Operations of torch.distributed, by NCCL and by gloo, with tensors on GPUs.
 
-What gloo has for tensors on the CPU, too, gives what it gives there; of the rest each rank works out what should come
-out.
+What gloo has, too, gives what gloo gives with tensors on the CPU; of the rest each rank works out what should come out.
 """
 
 import itertools
@@ -20,10 +19,10 @@ GROUPS = {}  # of NCCL, by the number of their ranks
 
 
 def each_group(function):
-    """A check: all n ranks of a group call `function` with (group, rank, n), in groups of one, three and all ranks."""
+    """A check, whose `function` of (group, rank, n) all n ranks of a group call, of groups of one rank to all."""
 
     def of_all_groups(rank, n):
-        for size in (1, 3, n):
+        for size in range(1, n + 1):
             if size not in GROUPS:
                 GROUPS[size] = dist.new_group(list(range(size))) if size < n else dist.group.WORLD
             if rank < size:
@@ -40,27 +39,19 @@ def values(rank, *shape):
     return numbers.double()
 
 
-def results(operations, group, rank, n, device):
-    """What the ranks of a group get by some of the operations below, tensors (on a `device`) and objects."""
+def results(group, rank, n, device):
+    """The tensors that each operation writes which gloo has for tensors on a GPU; here they are on a `device`."""
     found, calls = [], itertools.count()
 
     def x(*shape, dtype=torch.float64):
         generator = torch.Generator().manual_seed(100 * rank + next(calls))
         return torch.randint(1, 4, shape, generator=generator).to(device, dtype)
 
-    def result(*results):
-        found.extend(each.clone() if isinstance(each, torch.Tensor) else each for each in results)
-
-    for operation in operations:
-        operation(x, result, group, rank, n)
-    return found
-
-
-def tensors(x, result, group, rank, n):
-    """What gloo has for tensors on a GPU, too."""
-
     def several(*shape):
         return [x(*shape) for _ in range(n)]
+
+    def result(*tensors):
+        found.extend(tensor.clone() for tensor in tensors)
 
     for dtype in NUMBERS:
         for op in ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX:
@@ -95,58 +86,12 @@ def tensors(x, result, group, rank, n):
     dist.all_to_all_single(y := x(2 * n), x(2 * n), group=group)
     dist.all_to_all_single(z := x(sum(received)), x(sum(sent)), received, sent, group=group)
     result(y, z)
+    return found
 
 
-def messages(x, result, group, rank, n):
-    """Two in flight from rank 0 to rank 1; and all around the ring."""
-    y, z, sent, got = x(3), x(3), x(2, 3), x(2, 3)
-    if n == 1:
-        return
-    if rank < 2:
-        begin, peer = [(dist.isend, {"group_dst": 1}), (dist.irecv, {"group_src": 0})][rank]
-        for work in [begin(tensor, group=group, **peer) for tensor in (y, z)]:
-            work.wait()
-    ends = (dist.isend, sent, (rank + 1) % n), (dist.irecv, got, (rank - 1) % n)
-    for work in dist.batch_isend_irecv([P2POp(op, tensor, group=group, group_peer=peer) for op, tensor, peer in ends]):
-        work.wait()
-    result(y, z, got)
-
-
-def objects(x, result, group, rank, n):
-    everybody, at_root, got = [None] * n, [None] * n if rank == 0 else None, ["nothing"]
-    dist.all_gather_object(everybody, {"rank": rank, "list": [rank] * rank}, group=group)
-    dist.gather_object(rank, at_root, group=group, group_dst=0)
-    said, out = ["hello", rank] if rank == 0 else [None, None], [None]
-    dist.broadcast_object_list(said, group=group, group_src=0)
-    dist.scatter_object_list(out, [f"for {r}" for r in range(n)] if rank == 0 else None, group=group, group_src=0)
-    if rank == 0 < n - 1:
-        dist.send_object_list([{"from": 0}], group=group, group_dst=n - 1)
-    elif 0 < rank == n - 1:
-        dist.recv_object_list(got, group=group, group_src=0)
-    result(everybody, at_root, said, out, got)
-
-
-def functional_collectives(x, result, group, rank, n):
-    """And gradients, which go back the way that values came, and add up."""
-    for collective in (
-        lambda y: functional.all_gather_tensor_autograd(y, 0, group),
-        lambda y: functional.reduce_scatter_tensor_autograd(y, "sum", 0, group),
-        lambda y: functional.all_to_all_single_autograd(y, [1] * n, [1] * n, group),
-    ):
-        y = x(n, 2).requires_grad_()
-        z = collective(y)
-        (z * (rank + 1)).sum().backward()
-        result(z.detach() + 0, y.grad)
-    result(functional.all_reduce(x(3), "sum", group) + 0, functional.broadcast(x(3), n - 1, group) + 0)
-
-
-def check_results(operations, group, oracle, *place):
-    ways = (group, *place, "cuda"), (oracle, *place, "cpu")
-    for found, expected in zip(*(results(operations, *way) for way in ways), strict=True):
-        if isinstance(expected, torch.Tensor):
-            same(found, expected, 0)
-        else:
-            assert found == expected
+def check_results(group, oracle, rank, n):
+    for found, expected in zip(*(results(*way) for way in ((group, rank, n, "cuda"), (oracle, rank, n, "cpu")))):
+        same(found, expected, 0)
 
 
 @check
@@ -154,10 +99,9 @@ def values_are_those_of_gloo_on_the_cpu(rank, n):
     for size in 1, 3, n:
         group, oracle = (dist.new_group(list(range(size)), backend=backend) for backend in ("nccl", "gloo"))
         if rank < size:
-            operations = tensors, messages, objects, functional_collectives
-            check_results(operations, group, oracle, rank, size)
+            check_results(group, oracle, rank, size)
     for backend in "gloo", "cpu:gloo,cuda:gloo":
-        check_results([tensors], dist.new_group(backend=backend), oracle, rank, n)
+        check_results(dist.new_group(backend=backend), oracle, rank, n)
 
 
 @each_group
@@ -194,6 +138,15 @@ def uneven_parts(group, rank, n):
     same(torch.cat(out), torch.cat([torch.full((rank + 2 * r,), 10.0 * r + rank) for r in range(n)]))
 
 
+@check
+def refused(rank, n):
+    for x, op, error in (
+        (torch.ones(2, dtype=torch.int64).cuda(), ReduceOp.BAND, "Cannot use ReduceOp.BAND with NCCL"),
+        (torch.ones(2, dtype=torch.bool).cuda(), ReduceOp.AVG, "Cannot use ReduceOp.AVG"),
+    ):
+        raises(ValueError, error, dist.all_reduce, x, op)
+
+
 @each_group
 def asynchronous(group, rank, n):
     first, second = values(rank, 4).cuda(), values(rank, 6).cuda()
@@ -203,6 +156,26 @@ def asynchronous(group, rank, n):
         assert work.is_completed() and work.is_success()
     same(first, sum(values(r, 4) for r in range(n)))
     same(second, sum(values(r, 6) for r in range(n)))
+    future = dist.all_reduce(first, group=group, async_op=True).get_future()
+    same(future.then(lambda future: future.value()[0] / n).wait(), sum(values(r, 4) for r in range(n)))
+
+
+@each_group
+def messages(group, rank, n):
+    """Two in flight from rank 0 to rank 1; and all around the ring."""
+    if n == 1:
+        return
+    x, got = values(rank, 2, 3).cuda(), torch.empty(2, 3, dtype=torch.float64, device="cuda")
+    if rank < 2:
+        begin, peer = [(dist.isend, {"group_dst": 1}), (dist.irecv, {"group_src": 0})][rank]
+        for work in [begin(row, group=group, **peer) for row in (got if rank else x)]:
+            work.wait()
+    assert rank != 1 or torch.equal(got.cpu(), values(0, 2, 3))
+    after, before = (rank + 1) % n, (rank - 1) % n
+    ring = [P2POp(dist.isend, x, group=group, group_peer=after), P2POp(dist.irecv, got, group=group, group_peer=before)]
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+    same(got, values(before, 2, 3))
 
 
 @each_group
@@ -216,6 +189,43 @@ def coalesced(group, rank, n):
             manager.wait()
     for x in xs:
         same(x, n * sum(values(r, len(x)) for r in range(n)))
+
+
+@each_group
+def objects(group, rank, n):
+    everybody, at_root = [None] * n, [None] * n if rank == 0 else None
+    dist.all_gather_object(everybody, {"rank": rank, "list": [rank] * rank}, group=group)
+    dist.gather_object(rank, at_root, group=group, group_dst=0)
+    assert everybody == [{"rank": r, "list": [r] * r} for r in range(n)] and at_root in (None, list(range(n)))
+    said, out, got = ["hello", rank] if rank == 0 else [None, None], [None], ["nothing"]
+    dist.broadcast_object_list(said, group=group, group_src=0)
+    dist.scatter_object_list(out, [f"for {r}" for r in range(n)] if rank == 0 else None, group=group, group_src=0)
+    assert said == ["hello", 0] and out == [f"for {rank}"]
+    if rank == 0 < n - 1:
+        dist.send_object_list([{"from": 0}], group=group, group_dst=n - 1)
+    elif 0 < rank == n - 1:
+        dist.recv_object_list(got, group=group, group_src=0)
+    assert got == [{"from": 0} if 0 < rank == n - 1 else "nothing"]
+
+
+@each_group
+def functional_collectives(group, rank, n):
+    """And gradients, which go back the way that values came, and add up."""
+    whole = torch.stack([values(r, n, 2) for r in range(n)])  # (source, target, numbers)
+    mine, factors = whole[:, rank], torch.arange(1.0, n + 1, dtype=torch.float64)[:, None]
+    for collective, expected, gradient in (
+        (lambda x: functional.all_gather_tensor_autograd(x, 0, group), whole.flatten(0, 1), factors.sum()),
+        (lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, group), mine.sum(0, True), factors),
+        (lambda x: functional.all_to_all_single_autograd(x, [1] * n, [1] * n, group), mine, factors),
+        (lambda x: functional.all_reduce(x, "avg", group), whole.mean(0), None),
+        (lambda x: functional.broadcast(x, n - 1, group), whole[-1], None),
+    ):
+        x = whole[rank].cuda().requires_grad_(gradient is not None)
+        y = collective(x)
+        same(y.detach() + 0, expected)
+        if gradient is not None:
+            (y * (rank + 1)).sum().backward()
+            same(x.grad, gradient.expand(n, 2))
 
 
 @each_group
@@ -266,15 +276,13 @@ def the_host_waits_for_gloo(rank, n):
 
 
 @check
-def refused(rank, n):
-    group, x, gaps = dist.new_group(backend="gloo"), torch.ones(3, device="cuda"), torch.ones(4, 4, device="cuda")[:, 1]
+def what_gloo_does_not_do_is_refused(rank, n):
+    group, x = dist.new_group(backend="gloo"), torch.ones(3, device="cuda")
     raises(RuntimeError, "gloo has no send for tensors on a GPU", dist.send, x, (rank + 1) % n, group)
     raises(RuntimeError, "gloo has no alltoall for tensors on a GPU", dist.all_to_all, [x] * n, [x] * n, group)
-    raises(ValueError, "without gaps", dist.all_reduce, gaps, group=group)
+    raises(ValueError, "without gaps", dist.all_reduce, torch.ones(4, 4, device="cuda")[:, 1], group=group)
     only_cpu = dist.new_group(backend="cpu:gloo")
     raises(RuntimeError, "No backend type associated with device type cuda", dist.all_reduce, x, group=only_cpu)
-    raises(ValueError, "Cannot use ReduceOp.BAND with NCCL", dist.all_reduce, x.long(), ReduceOp.BAND)
-    raises(ValueError, "Cannot use ReduceOp.AVG", dist.all_reduce, x.bool(), ReduceOp.AVG)
 
 
 @check

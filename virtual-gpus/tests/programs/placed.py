@@ -127,24 +127,22 @@ def dtensor_factories(rank, n):
 
 
 class Attention(nn.Module):
-    """Causal attention with four heads, or as many as the weights are for that a rank has."""
+    """Causal attention with four heads, whose number follows from the weights that a rank has."""
 
-    def __init__(self, width):
+    def __init__(self):
         super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.head = width // 4
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, X):
-        layers = self.query, self.key, self.value
-        q, k, v = (layer(X).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in layers)
+        q, k, v = (layer(X).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.query, self.key, self.value))
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    def __init__(self, width):
+    def __init__(self):
         super().__init__()
-        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width), nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(8), Attention(), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, X):
         X = X + self.attention(self.norm1(X))
@@ -152,12 +150,12 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width=8, dtype=torch.float64):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.blocks = nn.Embedding(12, width), nn.Sequential(Block(width), Block(width))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 12, bias=False)
-        self.to(dtype)
+        self.embed, self.blocks = nn.Embedding(12, 8), nn.Sequential(Block(), Block())
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
+        self.double()
 
     def forward(self, tokens):
         return self.head(self.norm(self.blocks(self.embed(tokens))))

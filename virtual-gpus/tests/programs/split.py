@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from placed import ATTENTION, Transformer, loss_of
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -23,12 +22,46 @@ from torch.nn import functional as F
 
 from virtual_gpus import current
 
-WIDTH, TOKENS = 96, 40
+WIDTH, TOKENS, VOCAB = 96, 40, 101
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
+class Layer(nn.Module):
+    """Causal attention with 4 heads of 24 numbers, 2 of which have keys and values, and a gated feed-forward network;
+    or with a part of the heads and of the hidden numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(WIDTH, 256, bias=False) for _ in range(2))
+        self.down, self.norms = nn.Linear(256, WIDTH, bias=False), nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+
+    def forward(self, X):  # (sequences, tokens, WIDTH)
+        Y = self.norms[0](X)
+        heads = [layer(Y).unflatten(2, (-1, 24)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        X = X + self.out(attended.transpose(1, 2).flatten(2))
+        Y = self.norms[1](X)
+        return X + self.down(F.silu(self.gate(Y)) * self.up(Y))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
+        self.layers, self.norm = nn.ModuleList(Layer() for _ in range(3)), nn.RMSNorm(WIDTH)
+
+    def forward(self, tokens):
+        X = self.embedding(tokens)
+        for layer in self.layers:
+            X = layer(X)
+        return self.head(self.norm(X))
+
+
 def network():
-    return Transformer(WIDTH, torch.float32)
+    torch.manual_seed(0)
+    return Transformer()
 
 
 def training(net, optimizer):
@@ -36,7 +69,8 @@ def training(net, optimizer):
     tokens = torch.zeros(2, TOKENS, dtype=torch.long, device="cuda")
 
     def step():
-        loss_of(net(tokens).float(), tokens).backward()
+        loss = F.cross_entropy(net(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -51,17 +85,17 @@ def ddp():
 
 def fsdp(recompute=False, **options):
     net, mesh = network(), dist.init_device_mesh("cuda", (dist.get_world_size(),))
-    for i, layer in enumerate(net.blocks):
-        net.blocks[i] = fully_shard(checkpoint_wrapper(layer) if recompute else layer, mesh=mesh, **options)
+    for i, layer in enumerate(net.layers):
+        net.layers[i] = fully_shard(checkpoint_wrapper(layer) if recompute else layer, mesh=mesh, **options)
     fully_shard(net, mesh=mesh, **options)
     return training(net, torch.optim.AdamW(net.parameters(), 1e-3))
 
 
 def tensor_parallel():
     net, mesh = network().cuda(), dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
-    ways = {"up": ColwiseParallel()} | {name: RowwiseParallel() for name in ("attention.out", "down")}
-    for layer in net.blocks:
-        parallelize_module(layer, mesh["tp"], ATTENTION | ways)
+    ways = {name: ColwiseParallel() for name in ("query", "key", "value", "gate", "up")}
+    for layer in net.layers:
+        parallelize_module(layer, mesh["tp"], ways | {name: RowwiseParallel() for name in ("out", "down")})
         fully_shard(layer, mesh=mesh["dp"])
     fully_shard(net, mesh=mesh["dp"])
     return training(net, torch.optim.SGD(net.parameters(), 0.1, foreach=False))
@@ -69,8 +103,9 @@ def tensor_parallel():
 
 def pipeline(schedule=Schedule1F1B, chunks=1, width=WIDTH, batch=64):
     rank, n = dist.get_rank(), dist.get_world_size()
-    with torch.device("cuda"):
-        mine = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(chunks)]
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(n * chunks)]
+    mine = [layers[rank + i * n].cuda() for i in range(chunks)]
     stages = [PipelineStage(part, rank + i * n, n * chunks, torch.device("cuda")) for i, part in enumerate(mine)]
     run = schedule(stages[0] if chunks == 1 else stages, 8, loss_fn=F.l1_loss)
     optimizer = torch.optim.SGD([p for part in mine for p in part.parameters()], 0.1)
