@@ -2,6 +2,7 @@
 nothing of the library, processes of `run`, tables and JSON of `plan`."""
 
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import ranks
@@ -133,9 +135,10 @@ def test_a_mistake_gets_words_about_options_and_a_line_of_usage(folder, argument
 
 
 def parsed(folder, command, *arguments):
-    parser = main.PARSERS[command]()
-    parser.set_defaults(**main.project_defaults(parser))
-    return parser.parse_args([*arguments, "small.py"])
+    """The options with which the command runs."""
+    module = importlib.import_module(f"virtual_gpus.cli.{main.COMMANDS[command]}")
+    with mock.patch.object(module, "run", lambda options: options):
+        return main.main([*command.split(), *arguments, str(folder / "small.py")])
 
 
 def test_names_may_be_written_in_any_case(folder):

@@ -402,6 +402,15 @@ def test_autocast_lowers_recurrent_networks(gpus, kind):
             assert {t.dtype for t in run()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("kind, name", [(nn.LSTMCell, "lstm_cell"), (nn.GRUCell, "gru_cell")])
+def test_autocast_lowers_a_cell_that_is_called_as_a_function(gpus, kind, name):
+    net, x, h = kind(3, 4).cuda(), torch.randn(2, 3, device="cuda"), torch.randn(2, 4, device="cuda")
+    state = (h, h) if kind is nn.LSTMCell else h
+    with torch.autocast("cuda"):
+        called = getattr(torch, name)(x, state, *net.parameters())
+        torch.testing.assert_close(called, net(x, state), atol=0, rtol=0)
+
+
 PROMOTED = {
     "addcmul": lambda a, b: torch.addcmul(a, b, a),
     "dot": lambda a, b: torch.dot(a[0], b[0]),

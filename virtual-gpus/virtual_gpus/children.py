@@ -27,13 +27,13 @@ class LaunchConfig(NamedTuple):
     trace: str | None = None  # the file that gets the timelines
     account: bool = False  # whether they say in words what the GPUs did
     run: str = ""  # tells this run from others
-    found: bool = True  # see Machine
+    reads_environment: bool = True  # see Machine
 
     def make(self) -> Machine:
         """The machine, which is off; ValueError if there can't be such a one."""
         gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 4)) if self.gpus is None else self.gpus
         machine = Machine(gpus, **self.machine)
-        machine.found = self.found
+        machine.reads_environment = self.reads_environment
         return machine
 
 

@@ -63,8 +63,8 @@ class VirtualGPU:
         meta_cache.key_of; of a kernel it is that of its operation.
         """
         machine = self.machine
-        if machine.refuses is not None and not (machine.asserted and getattr(func, "is_view", False)):
-            raise machine.refuses()
+        if machine.unusable is not None and not (machine.asserted and getattr(func, "is_view", False)):
+            raise machine.unusable()
         key = key or key_of(func, args, kwargs)
         if machine.capture is not None and (capture := self.capturing()) is not None:
             return capture.run(self, func, args, kwargs, key)
@@ -203,9 +203,9 @@ def record_copy(
         machine = (target or source).machine
         if machine.capture is not None:
             check_copy(source, target, memory, non_blocking)
-        if machine.refuses is not None:
-            raise machine.refuses()
-        machine.report()
+        if machine.unusable is not None:
+            raise machine.unusable()
+        machine.raise_assert()
         if not non_blocking and (source is None or target is None):
             check_waiting(machine)
         machine.traffic[name_of(source), name_of(target)] += nbytes

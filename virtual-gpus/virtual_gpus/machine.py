@@ -69,8 +69,8 @@ class Machine:
     backing           the torch.device that the values are on
     installed, gpus   its VirtualGPUs, and those of them that a program sees, in its order; `devices` and `ledgers` have
                       one entry for each of `gpus`
-    found             False: CUDA_VISIBLE_DEVICES is for the real GPUs, and whoever makes a machine has all of its GPUs.
-                      True: a program comes upon it as upon a computer's own, so the variable says which GPUs it sees
+    reads_environment whether CUDA_VISIBLE_DEVICES says which GPUs a program sees. False: the variable is for real GPUs,
+                      and whoever makes a machine has all of its GPUs
     traffic           bytes copied so far, a Traffic; `counting()` has those of a block of code
     clock             the modelled times of the host and of every stream, see `clock.Clock`; `elapsed()` and `timeline`
                       read it. `clock.tf32` = (convolutions, matrix products) overrides PyTorch's TF32 switches
@@ -110,12 +110,12 @@ class Machine:
         self.capture: Any = None  # the graphs.Capture that goes on
         self.default_device = None  # what torch.set_default_tensor_type has made of it
         self.used = False  # whether a GPU has been asked for: until then, as with CUDA, a process may fork
-        self.found = False
+        self.reads_environment = False
         self.visible, self.cuda_started = None, False  # CUDA_VISIBLE_DEVICES, and whether CUDA has read it for good
         self.forked = False  # whether this process is a copy, made by os.fork(), of one that has used the machine
         self.asserted: str | None = None  # what a kernel has found wrong, which the host may not know yet
         # makes the error of every further use, after that or in a fork
-        self.refuses: Callable[[], BaseException] | None = None
+        self.unusable: Callable[[], BaseException] | None = None
         self.sync_debug = 0  # torch.cuda.set_sync_debug_mode: 1 warns where the host waits, 2 is an error there
         self.installed: list[VirtualGPU] = []
         self.seen: list[VirtualGPU] = []  # those of `installed` that the program sees
@@ -133,7 +133,7 @@ class Machine:
     @property
     def gpus(self) -> list[VirtualGPU]:
         """The GPUs that a program sees, cuda:0 first: what CUDA_VISIBLE_DEVICES says counts until CUDA has started."""
-        if self.found and not self.cuda_started:
+        if self.reads_environment and not self.cuda_started:
             self.visible = os.environ.get(VISIBLE)
             numbers = range(len(self.installed)) if self.visible is None else parse_visible_devices()
             if any(isinstance(number, str) for number in numbers):
@@ -172,8 +172,8 @@ class Machine:
     def gpu(self, index: int) -> VirtualGPU:
         """GPU `index`, a VirtualGPU; torch.AcceleratorError, as PyTorch raises it, if there is no such GPU."""
         gpu = self.look_up(index)
-        if self.refuses is not None:
-            raise self.refuses()
+        if self.unusable is not None:
+            raise self.unusable()
         return gpu
 
     def look_up(self, index: int) -> VirtualGPU:
@@ -185,8 +185,8 @@ class Machine:
                 f"CUDA error: invalid device ordinal\nThere are {len(self.seen)} (virtual) GPUs, cuda:0 to "
                 f"cuda:{len(self.seen) - 1}; cuda:{index} is not one of them.{self.hidden()}"
             )
-        if self.refuses is not None and self.asserted is None:
-            raise self.refuses()
+        if self.unusable is not None and self.asserted is None:
+            raise self.unusable()
         return self.seen[index]
 
     def use(self) -> None:
@@ -201,11 +201,11 @@ class Machine:
             return ""
         return f"\n{VISIBLE}={self.visible!r} shows {len(self.seen)} of {len(self.installed)}."
 
-    def report(self) -> None:
+    def raise_assert(self) -> None:
         """The host waits for a GPU: torch.AcceleratorError, now and at every further use, if a kernel has asserted."""
         if self.asserted is not None:
-            self.refuses = functools.partial(device_side_assert, self.asserted)
-            raise self.refuses()
+            self.unusable = functools.partial(device_side_assert, self.asserted)
+            raise self.unusable()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Traffic]:
@@ -265,7 +265,7 @@ class Machine:
         if current() is not self:
             raise RuntimeError(f"{current()} was started after {self}: stop it first")
         RUNNING.pop()
-        self.asserted, self.refuses = None, bad_fork if self.forked else None
+        self.asserted, self.unusable = None, bad_fork if self.forked else None
         history.forget_history(self.installed)
         if not RUNNING:
             patches.remove()
@@ -281,7 +281,7 @@ class Machine:
 def mark_fork() -> None:
     for machine in RUNNING:
         machine.forked = machine.used
-        machine.refuses = bad_fork if machine.used else None
+        machine.unusable = bad_fork if machine.used else None
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

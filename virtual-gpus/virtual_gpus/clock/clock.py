@@ -117,7 +117,7 @@ class Clock:
         """The host waits until these `streams` of `gpu` are done, and `latency` seconds more."""
         if gpu.machine.capture is not None:
             gpu.machine.capture.check_waiting(streams)
-        gpu.machine.report()
+        gpu.machine.raise_assert()
         until = max((stream.done_at for stream in streams), default=0.0)
         self.wait(gpu, max(until, self.host().time(gpu.index)) + latency)
 

@@ -239,7 +239,7 @@ class CudaEvent:
     def synchronize(self) -> None:
         self.check_capture()
         if self.stream is not None:
-            self.stream.gpu.machine.report()
+            self.stream.gpu.machine.raise_assert()
             self.stream.gpu.clock.wait(self.stream.gpu, self.time)
 
     def elapsed_time(self, end_event: "CudaEvent") -> float:
@@ -262,7 +262,7 @@ def done(gpu: "VirtualGPU", time: float) -> bool:
     """Whether `time` is over for the host; asking takes a moment of its own."""
     if gpu.machine.capture is not None:
         gpu.machine.capture.check_asking()
-    gpu.machine.report()
+    gpu.machine.raise_assert()
     host = gpu.clock.host()
     host.advance(QUERY, gpu.index)
     return host.time(gpu.index) >= time

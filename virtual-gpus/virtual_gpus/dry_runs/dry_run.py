@@ -109,7 +109,7 @@ class Converged(BaseException):
 
 
 def predict_script(run: Callable, progress: Progress) -> bool | None:
-    progress.machine.found = True
+    progress.machine.reads_environment = True
     optimizers = []  # that have taken a step
 
     def stepped(optimizer, args, kwargs):

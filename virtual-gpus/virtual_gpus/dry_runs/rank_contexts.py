@@ -54,7 +54,7 @@ def ranks_in_this_process(
 def end_ranks(rendezvous: Rendezvous, machines: dict[int, Machine]) -> None:
     """After Ctrl-C one of them may be running: it ends with the next operation on its GPU."""
     for machine in machines.values():
-        machine.refuses = Cancelled
+        machine.unusable = Cancelled
     rendezvous.scheduler.close()
 
 

@@ -56,14 +56,14 @@ def record_assert(machine: "Machine", func: Callable, args: Sequence, kwargs: di
     name = getattr(func, "overloadpacket", func).__name__
     machine.asserted = f"{name} at {program_line()}, {str(error).splitlines()[0].rstrip('.')}"
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
-        machine.report()
+        machine.raise_assert()
     if hasattr(func, "_schema") and func._schema.is_mutable:
         return kwargs.get("out", args[0])
     try:
         meta_args, meta_kwargs = tree_map_only(Tensor, lambda x: Base.to(x, "meta"), (tuple(args), kwargs))
         made = func(*meta_args, **meta_kwargs)
     except (RuntimeError, NotImplementedError):  # its shape depends on values
-        machine.report()
+        machine.raise_assert()
     device = next(tensors_in((args, kwargs))).device
     zeros = [Base.new_zeros(torch.empty(0, device=device), t.shape, dtype=t.dtype) for t in tensors_in([made])]
     return zeros[0] if isinstance(made, Tensor) else tuple(zeros)

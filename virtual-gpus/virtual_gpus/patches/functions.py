@@ -77,6 +77,7 @@ def flatten_parameters(original, self):
 
 
 @replaces(VF, "lstm_cell gru_cell")
+@replaces(torch, "lstm_cell gru_cell")
 def cell(original, input, hidden, *weights):
     if torch.is_autocast_enabled("cuda"):  # which itself lowers, and keeps, the weights
         input, hidden = (cast(a, torch.get_autocast_dtype("cuda")) for a in (input, hidden))

@@ -23,9 +23,9 @@ def _Popen(original, process):
     """Under the start method "spawn". GPUs that a program finds are named in its environment; those that it has made
     itself are named for this process."""
     machine = current()
-    if machine.found:
+    if machine.reads_environment:
         return original(process)
-    with naming_gpus({"gpus": len(machine.installed), "machine": machine.options, "found": False}):
+    with naming_gpus({"gpus": len(machine.installed), "machine": machine.options, "reads_environment": False}):
         return original(process)
 
 
