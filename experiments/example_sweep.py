@@ -4,8 +4,8 @@
 
 writes mgpu_lib/recorded/example_sweep.json. The sweep trains 200 steps with each of five rates; a rate above the old
 one begins at the old one, and rises during the first epoch. The longer trainings are those of `experiments.example`,
-with the rate that the sweep finds best, and ten seeds: with three, a difference of four points was undecided. Five seeds
-have half of that rate, which was level after four epochs.
+with the rate that the sweep finds best, and ten seeds: with three, a difference of four points was undecided. Half of
+that rate, which was level after four epochs, has five.
 """
 
 import itertools
