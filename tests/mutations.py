@@ -118,8 +118,8 @@ the example's epochs have one order
     + sampler.set_epoch(0)
 any tensor of one number may come from the CPU
     virtual-gpus/virtual_gpus/tensors/arguments.py: virtual/refusals virtual/tensors virtual/ops
-    - all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.misplaced)
-    + all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in self.misplaced)
+    - all(type(t) is Tensor and t.dim() == 0 and t.is_cpu for t in self.elsewhere)
+    + all(type(t) is Tensor and t.numel() == 1 and t.is_cpu for t in self.elsewhere)
 a storage that is resized keeps its old memory, too
     virtual-gpus/virtual_gpus/memory/ledger.py: virtual/machine virtual/tensors library/from_scratch
     - self.ledger.allocate(nbytes)
