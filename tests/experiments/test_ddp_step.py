@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from figure_samples import US, kernel, timeline
+from figure_samples import US, kernel, packed_times, timeline
 
 import mgpu_lib as mgpu
 from experiments import ddp_step
@@ -14,16 +14,6 @@ from mgpu_lib.recorded import study
 @pytest.fixture(scope="module")
 def recorded():
     return study("ddp_step")
-
-
-def times(text):
-    """What `packed` wrote: [(start, end, covered)] in µs."""
-    found, last = [], 0
-    for word in [] if text == "-" else text.split(","):
-        gap, length, *covered = (int(digits or "0", 36) for digits in word.split("."))
-        last += gap + length
-        found.append((last - length, last, *(covered or [length])))
-    return found
 
 
 def test_the_grid_is_whole(recorded):
@@ -74,7 +64,7 @@ def test_a_cell_says_what_runs_when_and_what_is_hidden():
     step = SimpleNamespace(timeline=timeline(*(e._replace(called=0.0) for e in events)), seconds=200 * US)
     ticks, kernels, exposed, idle, hidden, *words = ddp_step.cell(step).split(" ")
     assert (ticks, kernels, exposed, idle, hidden) == ("20000", "745", "200", "55", "500")
-    assert list(map(times, words)) == [
+    assert list(map(packed_times, words)) == [
         [(10, 50, 39)],
         [(50, 120, 70)],
         [(160, 200, 40)],
